@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    alone, best_of_three, bounded, is_optimised, now_ms, percentile, say, wait_until, Config, Daemon, Inbox,
-    Raw, RawProperties, Site,
+    alone, best_of_three, bounded, is_optimised, now_ms, percentile, processor_share, say, wait_until,
+    Config, Daemon, Inbox, Raw, RawProperties, Site,
 };
 
 /// Length of windows, all of which end together: ms.
@@ -192,7 +192,7 @@ fn items_that_leave_alone_keep_the_order_of_their_windows_with_little_memory() {
     let (customers, each) = of_size((100, 1_000), (40, 1_000));
     publish(&site, &daemon, (customers, 0, each));
     let mut last = BTreeMap::new();
-    for received in shop.take(customers * each, Duration::from_secs(60)) {
+    for received in shop.take(customers * each, Duration::from_secs(300)) {
         received.is_not_early();
         let id = received.id();
         let (customer, n) = id.split_once('-').expect("an id of ours");
@@ -240,8 +240,8 @@ mod alone {
     /// Customers that publish in turns: so few that all three items of one come within a window.
     const IN_TURNS: usize = 20_000;
 
-    /// All have left within so long after their end: ms.
-    const OUT_MS: u64 = 5_000;
+    /// All have left within so long after their end, on a machine that does nothing else: ms.
+    const OUT_MS: f64 = 5_000.0;
     /// Another application meanwhile, at the 99th percentile: us.
     const LATE_US: i64 = 500_000;
 
@@ -252,6 +252,7 @@ mod alone {
     }
 
     fn end_together(name: &str, window_ms: u64) -> Result<(), String> {
+        let share = processor_share();
         let site = Site::new(name);
         let shop = site.inbox("shop");
         let daemon = site.start(&together(little(&site), window_ms));
@@ -276,7 +277,7 @@ mod alone {
             percentile(&late, 50.0)
         );
         say(&told);
-        if out_ms < OUT_MS && most < LATE_US {
+        if (out_ms as f64) < OUT_MS / share && most < LATE_US {
             Ok(())
         } else {
             Err(told)

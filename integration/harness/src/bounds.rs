@@ -181,3 +181,21 @@ fn look() {
         std::process::exit(FAILED);
     }
 }
+
+/// What part of the time a thread that wants to run gets from the machine at present, above 0 and at most 1: a bound in
+/// wall time for work divides by it.
+///
+/// # Panics
+/// The system does not tell how long a thread has run.
+pub fn processor_share() -> f64 {
+    let ran_ns = || -> u64 {
+        let told = std::fs::read_to_string("/proc/thread-self/schedstat").expect("what the thread has had");
+        told.split_whitespace().next().and_then(|ns| ns.parse().ok()).expect("nanoseconds")
+    };
+    let (begun, before) = (Instant::now(), ran_ns());
+    while begun.elapsed() < Duration::from_millis(500) {
+        std::hint::spin_loop();
+    }
+    let share = (ran_ns() - before) as f64 / begun.elapsed().as_nanos() as f64;
+    share.clamp(0.05, 1.0)
+}

@@ -30,7 +30,7 @@ mod util;
 
 pub use asker::{correlation_of, Asker};
 pub use authority::{Authority, Signed};
-pub use bounds::{alone, best_of_three, bounded};
+pub use bounds::{alone, best_of_three, bounded, processor_share};
 pub use broker::{external_uri, Node};
 pub use browser::Browser;
 pub use client::{Client, Ended, Inbox, Verdict};
