@@ -20,6 +20,9 @@ use super::types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+/// Pauses that one call ends: all may be to end at one moment.
+const PAUSES_ENDED: usize = 1_000;
+
 /// An item that has not ended: in memory, or in the store alone.
 #[derive(Debug)]
 pub(super) enum LiveItem {
@@ -342,13 +345,16 @@ impl Core {
         good
     }
 
-    /// Pauses that have ended by themselves, and those after failures.
-    pub(super) fn end_pauses(&mut self, now: Now) {
+    /// Pauses that have ended by themselves, as many as one call has time for, and those after failures.
+    /// Whether that was all.
+    pub(super) fn end_pauses(&mut self, now: Now) -> bool {
         self.dispatch.end_backoffs(&mut self.stock, now);
-        while let Some(queue) = self.stock.queues.pause_ended(now.wall) {
+        for _ in 0..PAUSES_ENDED {
+            let Some(queue) = self.stock.queues.pause_ended(now.wall) else { return true };
             self.stock.queues.at(queue).set_paused(None);
             self.resume(queue);
         }
+        self.stock.queues.pause_ended(now.wall).is_none()
     }
 
     /// A queue is drained again that was not.

@@ -320,7 +320,7 @@ impl Engine {
             self.advance_scans(now);
         }
         self.pass_time(now);
-        self.core.end_pauses(now);
+        self.course.more |= !self.core.end_pauses(now);
         // Else what has failed without it being known would be overtaken.
         let sent = self.settings.thresholds.sent;
         self.course.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);

@@ -14,12 +14,10 @@ use super::fields;
 use super::fingerprint::{is_of_broker, Fingerprint};
 use super::letter::RETRIED;
 use super::properties::{put_headers, Basic};
-use super::request::{item, too_deep, Message, ShownHeader, Terms};
-use crate::config::rfc3339::Rounding;
+use super::request::{item, too_deep, Message, Terms};
 use crate::config::terms::{batch_header, MAX_NAME};
 use crate::config::{Readings, Redeliver};
 use crate::engine::types::{BatchId, Dead, DuplicateRule, NewItem, Reason, Tried};
-use lapin::types::AMQPValue;
 
 /// What is added to a body of the largest size when it becomes an entry of a batch: names, ids, and a third
 /// for base64.
@@ -56,10 +54,11 @@ impl Message<'_> {
         Some(&*self.readings.of(application).redeliver).filter(|redeliver| redeliver.min > 0)
     }
 
-    /// Whether this header goes with an item of this application: brokers' notes and counts of tries do not,
+    /// Tells which headers go with an item of this application: brokers' notes and counts of tries do not,
     /// where what comes back is counted here.
-    pub(super) fn keeps(&self, application: &str, name: &str) -> bool {
-        self.redeliver(application).is_none() || name != batch_header::RETRY && !is_of_broker(name)
+    pub(super) fn kept_headers(&self, application: &str) -> impl Fn(&str) -> bool + Copy {
+        let counted = self.redeliver(application).is_some();
+        move |name: &str| !counted || name != batch_header::RETRY && !is_of_broker(name)
     }
 
     /// `None`: it has not come back, or is like any other request.
@@ -129,12 +128,11 @@ impl Message<'_> {
         let comeback = self.try_again(redeliver);
         let customer = self.customer()?.map(Into::into);
         let wished = if self.fields.died { None } else { self.own_time(&application)? };
-        let (name, value) = (fields::DELIVER_BEFORE, self.fields.deliver_before);
-        let expiry = fields::expiry(name, fields::given(name, value, Rounding::Down)?, ShownHeader(value))?;
+        let expiry = self.expiry()?;
         let id = batch.to_string();
         let basic = Basic { message_id: Some(&id), kind: Some(BATCH_TYPE), ..self.basic };
-        let keep = |name: &str, _: &AMQPValue| self.keeps(&application, name);
-        let properties = basic.write(|out| put_headers(out, self.properties, keep));
+        let keep = self.kept_headers(&application);
+        let properties = basic.write(|out| put_headers(out, self.properties, |name, _| keep(name)));
         let properties = properties.map_err(|_| too_deep())?;
         self.check_size(properties.len())?;
         // The same try is the same, whatever its consumer has put on it.

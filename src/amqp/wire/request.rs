@@ -143,13 +143,11 @@ impl<'a> Message<'a> {
             Some(_) if self.fields.died => None,
             Some(_) | None => self.own_time(&application)?,
         };
-        let name = fields::DELIVER_BEFORE;
-        let value = self.fields.deliver_before;
-        let expiry = fields::expiry(name, fields::given(name, value, Rounding::Down)?, ShownHeader(value))?;
+        let expiry = self.expiry()?;
         let name = fields::ON_DUPLICATE;
         let rule = fields::text(name, self.fields.on_duplicate, MAX_NAME)?;
         let on_duplicate = fields::duplicate_rule(name, rule.as_deref())?;
-        let keep = |name: &str| self.keeps(&application, name);
+        let keep = self.kept_headers(&application);
         let properties = self.checked_properties(|name, _| keep(name))?;
         let fingerprint = match self.basic.message_id {
             None => 0,
@@ -237,6 +235,13 @@ impl<'a> Message<'a> {
         stamped.map_or(Made::Unknown, |seconds| Made::At(seconds.cast_unsigned().saturating_mul(1_000)))
     }
 
+    /// When it expires, UTC ms.
+    pub(super) fn expiry(&self) -> Result<Option<u64>, Dead> {
+        let (name, value) = (fields::DELIVER_BEFORE, self.fields.deliver_before);
+        fields::expiry(name, fields::given(name, value, Rounding::Down)?, ShownHeader(value))
+    }
+
+    /// Its own time, UTC ms.
     pub(super) fn own_time(&self, application: &str) -> Result<Option<u64>, Dead> {
         let found = &self.fields;
         let mut own = self.own_times(application);
@@ -404,7 +409,7 @@ fn plain_size(value: &AMQPValue) -> Option<usize> {
 }
 
 /// Formats a header's value only when a sentence needs it.
-pub(super) struct ShownHeader<'a>(pub Option<&'a AMQPValue>);
+struct ShownHeader<'a>(Option<&'a AMQPValue>);
 
 impl std::fmt::Display for ShownHeader<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -245,3 +245,25 @@ fn what_comes_back_from_batches_when_the_clock_is_set_back_leaves_memory() {
     assert_eq!(ends(&w).0, all);
     w.store.check_empty();
 }
+
+/// One call ends a part of them, and the next ones the rest, at once.
+#[test]
+fn pauses_that_end_at_one_moment_do_not_end_in_one_call() {
+    const MANY: usize = 2_500;
+    let mut w = World::new(Settings { max_applications: 10_000, ..settings() });
+    let end = T0 + 60_000;
+    let names: Vec<String> = (0..MANY).map(|n| format!("app{n}")).collect();
+    for name in &names {
+        w.ask(Command::Pause(name.as_str().into(), Some(Moment::At(end))));
+    }
+    w.send(names.iter().map(|name| at(T0, item(name, "", name))).collect());
+    w.drain_jobs();
+    let wait = end - w.now.wall;
+    w.advance(wait);
+    assert!(w.engine.is_behind(), "more is to be done");
+    let told = w.engine.snapshot(w.now).applications;
+    assert!(told.iter().any(|app| app.paused) && told.iter().any(|app| !app.paused), "a part of them");
+    w.run(1_000);
+    assert_eq!(w.delivered.len(), MANY);
+    w.store.check_empty();
+}
