@@ -8,6 +8,7 @@ mod elsewhere;
 mod http;
 mod race;
 mod reschedule;
+mod selected;
 mod states;
 
 use std::time::Duration;

@@ -167,6 +167,15 @@ fn applications(told: &Told<'_>) {
     assert_eq!(told.get(APPLICATION, "/api/v1/applications/nowhere", 200)["parked"], 1);
     told.get(APPLICATION, "/api/v1/applications/none", 404);
     told.get(APPLICATION, "/api/v1/applications/%ff", 400);
+    let (items, path) = (format!("{APPLICATION}/items"), "/api/v1/applications/nowhere/items");
+    assert_eq!(told.get(&items, &format!("{path}?all=true"), 200)["parked"], 1);
+    assert_eq!(
+        told.get(&items, &format!("{path}?customer_prefix=x&due_after=0"), 200)["next_due"],
+        Value::Null
+    );
+    let none = format!("{path}?received_before=2020-01-01T00:00:00Z");
+    assert_eq!(told.ask("DELETE", &items, &none, 200)["count"], 0);
+    told.ask("DELETE", &items, path, 400);
     let flush = format!("{APPLICATION}/flush");
     assert_eq!(told.ask("POST", &flush, "/api/v1/applications/none/flush", 200)["count"], 0);
     for verb in ["retry", "pause", "resume"] {

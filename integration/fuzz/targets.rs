@@ -83,7 +83,9 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             Command::Pause(application, _) | Command::Resume(application) => {
                 assert!((1..=200).contains(&application.len()));
             }
-            Command::Count(_)
+            Command::CancelSelected(_)
+            | Command::CountSelected(_)
+            | Command::Count(_)
             | Command::List(_)
             | Command::Outlook(_)
             | Command::FlushAll(_)

@@ -118,6 +118,32 @@ fn items_and_customers_are_taken_back_and_flushed() {
     was_well_behaved(&browser, &daemon);
 }
 
+/// What is chosen in the dialog is counted before it is cancelled, and nothing else is.
+#[test]
+fn items_of_an_application_are_cancelled_by_what_they_have_in_common() {
+    let site = Site::new("pageselected");
+    let Some((daemon, browser)) = shown(&site) else { return };
+    press_in_row(&browser, "applications", "shop", "Cancel…");
+    browser.wait(&says("#ask-count", "12 items: 12 waiting"));
+    browser.type_into("#cancel-prefix", "nobody");
+    browser.key('\u{e004}');
+    browser.wait(&says("#ask-count", "there are none"));
+    assert_eq!(browser.run("return document.getElementById('ask-yes').disabled"), true);
+    browser.run(
+        "const prefix = document.getElementById('cancel-prefix'); \
+         prefix.value = 'ann'; prefix.dispatchEvent(new Event('change'))",
+    );
+    asked(&browser, "Cancel items of shop?", "8 items: 8 waiting", "Cancel 8 items");
+    browser.wait(&says("#outcomes", "Cancelled: 8 items"));
+    assert_eq!(daemon.ask("GET", "/api/v1/customers/shop/anna").1["waiting"], 0);
+    assert_eq!(daemon.ask("GET", "/api/v1/customers/mail/anna").1["waiting"], 1, "of another application");
+    press_in_row(&browser, "applications", "shop", "Cancel…");
+    asked(&browser, "Cancel items of shop?", "4 items: 4 waiting", "Cancel 4 items");
+    browser.wait(&says("#outcomes", "Cancelled: 4 items"));
+    assert_eq!((audited(&daemon, "cancel_selected"), audited(&daemon, "count_selected")), (2, 0));
+    was_well_behaved(&browser, &daemon);
+}
+
 #[test]
 fn what_is_parked_is_tried_and_given_up() {
     let site = Site::new("pageparked");

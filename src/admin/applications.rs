@@ -59,6 +59,7 @@ pub(super) fn router() -> Router<ApiState> {
         .route("/api/v1/applications/{application}/flush", post(flush))
         .route("/api/v1/applications/{application}/retry", post(retry))
         .route("/api/v1/applications/{application}/parked", delete(drop_parked))
+        .route("/api/v1/applications/{application}/items", get(count_selected).delete(cancel_selected))
         .route("/api/v1/parked", get(parked))
 }
 
@@ -119,6 +120,22 @@ async fn flush(State(shared): State<ApiState>, Extension(caller): Extension<Call
 
 async fn retry(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
     shared.change(caller, named(&uri, parse::application).map(CommandRequest::Retry)).await
+}
+
+async fn count_selected(State(shared): State<ApiState>, uri: Uri) -> Response {
+    let read = |of| parse::selection(of, uri.query());
+    let selection = parse::application(uri.path()).and_then(read);
+    shared.look(selection.map(CommandRequest::CountSelected)).await
+}
+
+async fn cancel_selected(
+    State(shared): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Response {
+    let read = |of| parse::selection(of, uri.query());
+    let selection = parse::application(uri.path()).and_then(read);
+    shared.change(caller, selection.map(CommandRequest::CancelSelected)).await
 }
 
 async fn drop_parked(

@@ -123,6 +123,8 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         Command::Reschedule(item, _) => ("reschedule", of(&item.application, Some(&item.id), None)),
         Command::Lookup(item) => ("lookup", of(&item.application, Some(&item.id), None)),
         Command::CancelAll(c) => ("cancel_customer", of(&c.application, None, Some(&c.customer))),
+        Command::CancelSelected(s) => ("cancel_selected", of(&s.application, None, s.customer.as_deref())),
+        Command::CountSelected(s) => ("count_selected", of(&s.application, None, s.customer.as_deref())),
         Command::Flush(c) => ("flush", of(&c.application, None, Some(&c.customer))),
         Command::FlushAll(application) => ("flush_application", of(application, None, None)),
         Command::Count(c) => ("count", of(&c.application, None, Some(&c.customer))),

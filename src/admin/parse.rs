@@ -7,7 +7,7 @@
 use super::command::ItemOf;
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Outlook};
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Outlook, Selection};
 use crate::letters::{
     LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
     MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
@@ -134,6 +134,42 @@ pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
         set(&mut filter, &name, &value)?;
     }
     Ok(filter)
+}
+
+/// Items of an application to count or to cancel: `customer`, `customer_prefix`, `due_after`, `due_before`,
+/// `received_before`; or `all=true`.
+///
+/// # Errors
+/// As [`filter`]; and nothing is named, nor all; or both are.
+pub fn selection(application: Box<str>, query: Option<&str>) -> Result<Selection, BadRequest> {
+    const KNOWN: [&str; 6] =
+        ["all", "customer", "customer_prefix", "due_after", "due_before", "received_before"];
+    let parameters = parameters(query, &KNOWN)?;
+    let all = flag(&parameters, "all")?;
+    let mut selection = Selection::all(application);
+    for (name, value) in parameters.iter().filter(|(name, _)| name != "all") {
+        if all {
+            return Err(fault("all", &format!("it is there beside `{name}`: only one can hold")));
+        }
+        let at = || moment(value).map_err(|text| fault(name, text));
+        match name.as_str() {
+            "due_after" => selection.due_from = at()?,
+            "due_before" => selection.due_until = at()?,
+            "received_before" => selection.received_until = at()?,
+            _ => {
+                bounded(value, name, MAX_NAME)?;
+                if name == "customer" {
+                    selection.customer = Some(value.as_str().into());
+                } else {
+                    selection.customer_prefix = value.as_str().into();
+                }
+            }
+        }
+    }
+    if !all && selection == Selection::all(selection.application.clone()) {
+        return Err(fault("all", "say which items are meant, or `all=true`"));
+    }
+    Ok(selection)
 }
 
 /// The new time of an item: `at`, a moment, or `delay`, in ms; one of them.

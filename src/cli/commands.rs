@@ -4,7 +4,7 @@
 use super::args::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RescheduleArgs,
 };
-use super::client::{is_unknown, path, Client};
+use super::client::{is_unknown, path, query, Client};
 use super::output::{plain, Failure, Out};
 use super::{millis, moment};
 use serde_json::Value;
@@ -27,14 +27,52 @@ const RESCHEDULED: Wording = Wording { done: "rescheduled", ..CANCELLED };
 /// # Errors
 /// Failed when the daemon cannot be asked; partial when something was not cancelled.
 pub(super) fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Result<(), Failure> {
-    let path = match (&args.id, &args.customer) {
-        (Some(id), None) => path(&["items", &args.application, id]),
-        (None, Some(customer)) => path(&["customers", &args.application, customer, "items"]),
-        (Some(_), Some(_)) | (None, None) => {
-            return Err(Failure::Usage("either ID or --customer must be there".to_owned()))
+    if let Some(id) = &args.id {
+        let path = path(&["items", &args.application, id]);
+        return conclude(&client.ask(Method::DELETE, &path)?, CANCELLED, output);
+    }
+    let chosen = chosen(args);
+    let path = match (&args.customer, &chosen[..]) {
+        (Some(customer), [_]) if !args.dry_run => path(&["customers", &args.application, customer, "items"]),
+        (_, []) => {
+            return Err(Failure::Usage(
+                "either ID, --all or what is to be cancelled must be there".to_owned(),
+            ))
         }
+        (_, chosen) => path(&["applications", &args.application, "items"]) + &query(chosen),
     };
+    if args.dry_run {
+        return would_cancel(&client.ask(Method::GET, &path)?, output);
+    }
     conclude(&client.ask(Method::DELETE, &path)?, CANCELLED, output)
+}
+
+/// What `cancel` is told of many items, as the daemon reads it.
+fn chosen(args: &CancelArgs) -> Vec<(&'static str, String)> {
+    let time = |time: Option<u64>| time.map(|time| time.to_string());
+    let all = [
+        ("all", args.all.then(|| "true".to_owned())),
+        ("customer", args.customer.clone()),
+        ("customer_prefix", args.customer_prefix.clone()),
+        ("due_after", time(args.due_after)),
+        ("due_before", time(args.due_before)),
+        ("received_before", time(args.received_before)),
+    ];
+    all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Prints what a cancel would be about.
+fn would_cancel(counts: &Value, output: Output) -> Result<(), Failure> {
+    let mut out = Out::lock();
+    if output == Output::Json {
+        return out.json(counts);
+    }
+    let [waiting, in_flight, parked] =
+        ["waiting", "in_flight", "parked"].map(|stage| counts[stage].as_u64().unwrap_or(0));
+    out.line(format_args!(
+        "it would be {}: {waiting} waiting, {in_flight} in flight, {parked} parked",
+        items(waiting + in_flight + parked)
+    ))
 }
 
 /// Runs `lookup`.
@@ -253,7 +291,7 @@ mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::{CommandRequest, CommandResponse, ItemOf, Query, Status};
-    use crate::engine::types::{CustomerOf, Moment};
+    use crate::engine::types::{CustomerOf, Moment, Selection};
     use serde_json::json;
     use std::sync::{Arc, Mutex};
 
@@ -355,7 +393,17 @@ mod tests {
 
     fn cancel_args(id: Option<&str>, customer: Option<&str>) -> CancelArgs {
         let text = |text: Option<&str>| text.map(str::to_owned);
-        CancelArgs { application: "a/b".to_owned(), id: text(id), customer: text(customer) }
+        CancelArgs {
+            application: "a/b".to_owned(),
+            id: text(id),
+            customer: text(customer),
+            all: false,
+            customer_prefix: None,
+            due_after: None,
+            due_before: None,
+            received_before: None,
+            dry_run: false,
+        }
     }
 
     #[test]
@@ -364,6 +412,10 @@ mod tests {
         let ended = |outcome: Result<(), Failure>| outcome.unwrap_err().exit_code();
         assert_eq!(ended(cancel(&client, &cancel_args(Some(".."), None), Output::Table)), 3);
         assert_eq!(ended(cancel(&client, &cancel_args(None, Some("c d?#")), Output::Table)), 3);
+        let some = CancelArgs { due_before: Some(5_000_000_000_000), ..cancel_args(None, Some("c d?#")) };
+        assert_eq!(ended(cancel(&client, &some, Output::Table)), 3);
+        let all = CancelArgs { all: true, ..cancel_args(None, None) };
+        assert_eq!(ended(cancel(&client, &all, Output::Table)), 3);
         let sms = ApplicationArgs { application: "%sms".to_owned() };
         assert_eq!(ended(retry(&client, &sms, Output::Table)), 3);
         let mut held = PauseArgs { application: "%sms".to_owned(), for_time: None, until: None };
@@ -385,6 +437,12 @@ mod tests {
         let want = [
             CommandRequest::Cancel(ItemOf { application: "a/b".into(), id: "..".into() }),
             CommandRequest::CancelAll(CustomerOf { application: "a/b".into(), customer: "c d?#".into() }),
+            CommandRequest::CancelSelected(Selection {
+                customer: Some("c d?#".into()),
+                due_until: 5_000_000_000_000,
+                ..Selection::all("a/b".into())
+            }),
+            CommandRequest::CancelSelected(Selection::all("a/b".into())),
             CommandRequest::Retry("%sms".into()),
             CommandRequest::Pause("%sms".into(), None),
             CommandRequest::Pause("%sms".into(), Some(Moment::After(90_000))),

@@ -69,7 +69,7 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
             let counts = json!({
                 "waiting": waiting, "in_flight": in_flight, "parked": parked, "next_due": next_due
             });
-            of_customer(reply.command.as_deref(), counts)
+            of_counted(reply.command.as_deref(), counts)
         }
         (Answer::Flushed(count), _) => json!({ "result": "flushed", "count": count }),
         (Answer::Rescheduled { due, before }, _) => {
@@ -206,9 +206,15 @@ fn timeline(told: &Timeline) -> Value {
 }
 
 /// Counts, with the names of those who were counted.
-fn of_customer(command: Option<&Command>, counts: Value) -> Value {
-    let Some(Command::Count(CustomerOf { application, customer })) = command else { return counts };
-    with(json!({ "application": application, "customer": customer }), counts)
+fn of_counted(command: Option<&Command>, counts: Value) -> Value {
+    let names = match command {
+        Some(Command::Count(CustomerOf { application, customer })) => {
+            json!({ "application": application, "customer": customer })
+        }
+        Some(Command::CountSelected(selection)) => json!({ "application": selection.application }),
+        _ => return counts,
+    };
+    with(names, counts)
 }
 
 /// The keys of both; each is an object.

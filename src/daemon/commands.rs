@@ -47,7 +47,10 @@ impl PendingQueries {
         self.last += 1;
         let looks = matches!(
             request,
-            CommandRequest::List(_) | CommandRequest::Count(_) | CommandRequest::Outlook(_)
+            CommandRequest::List(_)
+                | CommandRequest::Count(_)
+                | CommandRequest::CountSelected(_)
+                | CommandRequest::Outlook(_)
         );
         self.waiting.insert(self.last, PendingQuery { sender, looks });
         Some((Asker::Local(self.last), command(request, store_identity)))

@@ -44,7 +44,9 @@ pub(super) fn execute(
         Command::Resume(application) => Executed::Answer(resume(core, application)),
         Command::Retry(application) => Executed::Answer(retry(core, application)),
         Command::CancelAll(_)
+        | Command::CancelSelected(_)
         | Command::Count(_)
+        | Command::CountSelected(_)
         | Command::List(_)
         | Command::Outlook(_)
         | Command::FlushAll(_)

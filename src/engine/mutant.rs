@@ -138,6 +138,10 @@ pub(super) enum Mutant {
     CancelAllTakesDead,
     /// `parked drop` takes items that are not due, of an application that is not parked.
     DropParkedTakesAll,
+    /// A cancel of a selection takes all that memory has of its application.
+    SelectedInMemoryAll,
+    /// A cancel or count of a selection takes all that the store alone has.
+    SelectedFarAll,
     /// An application is full at a third of `max_waiting`.
     FullTooSoon,
     /// An application takes one item more than `max_waiting`.
@@ -456,6 +460,8 @@ mod tests {
             Mutant::CancelAllTakesLater,
             Mutant::CancelAllTakesDead,
             Mutant::DropParkedTakesAll,
+            Mutant::SelectedInMemoryAll,
+            Mutant::SelectedFarAll,
             Mutant::FullTooSoon,
             Mutant::FullTooLate,
             Mutant::DropOldestDropsNewest,

@@ -67,6 +67,52 @@ pub struct CustomerOf {
     pub customer: Box<str>,
 }
 
+/// Items of one application, chosen by what is known of them. Times are UTC ms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Name of the application.
+    pub application: Box<str>,
+    /// Of this customer alone.
+    pub customer: Option<Box<str>>,
+    /// Of customers whose names begin so; empty: also those of nobody.
+    pub customer_prefix: Box<str>,
+    /// First due wanted.
+    pub due_from: u64,
+    /// First due not wanted; `u64::MAX`: all.
+    pub due_until: u64,
+    /// First receipt not wanted; `u64::MAX`: all.
+    pub received_until: u64,
+}
+
+impl Selection {
+    /// All that an application has.
+    pub fn all(application: Box<str>) -> Self {
+        Selection {
+            application,
+            customer: None,
+            customer_prefix: Box::default(),
+            due_from: 0,
+            due_until: u64::MAX,
+            received_until: u64::MAX,
+        }
+    }
+
+    /// Whether an item of its application is one of them.
+    pub fn takes(&self, customer: Option<&str>, due: u64, received: u64) -> bool {
+        let timely = due >= self.due_from
+            && (self.due_until == u64::MAX || due < self.due_until)
+            && (self.received_until == u64::MAX || received < self.received_until);
+        timely && self.takes_customer(customer)
+    }
+
+    /// Whether items of this customer may be among them.
+    pub fn takes_customer(&self, customer: Option<&str>) -> bool {
+        self.customer.as_deref().is_none_or(|name| Some(name) == customer)
+            && (self.customer_prefix.is_empty()
+                || customer.is_some_and(|name| name.starts_with(&*self.customer_prefix)))
+    }
+}
+
 /// Which items a list shows. Times are UTC ms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -150,12 +196,16 @@ pub enum Command<I = Target> {
     Cancel(I),
     /// Take back all items of a customer.
     CancelAll(CustomerOf),
+    /// Take back all items that a selection takes.
+    CancelSelected(Selection),
     /// What has become of an item.
     Lookup(I),
     /// Give an item that waits another time.
     Reschedule(I, Moment),
     /// How many items a customer has.
     Count(CustomerOf),
+    /// How many items a selection takes.
+    CountSelected(Selection),
     /// Close a customer's open window now.
     Flush(CustomerOf),
     /// Close all open windows of an application now.
@@ -182,6 +232,8 @@ impl<I> Command<I> {
             Command::Lookup(item) => Command::Lookup(name(item)),
             Command::Reschedule(item, due) => Command::Reschedule(name(item), due),
             Command::CancelAll(of) => Command::CancelAll(of),
+            Command::CancelSelected(selection) => Command::CancelSelected(selection),
+            Command::CountSelected(selection) => Command::CountSelected(selection),
             Command::Count(of) => Command::Count(of),
             Command::Flush(of) => Command::Flush(of),
             Command::FlushAll(application) => Command::FlushAll(application),

@@ -6,27 +6,29 @@
 //!
 //! From the moment a cancel of a customer is judged, whatever of that customer arrived before it is its own.
 //! Something of another that comes behind it and asks for such an item, or needs it in memory, finds it
-//! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]).
+//! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]). A cancel
+//! of a selection owns what it takes in the same way, and nothing waits for it: it may be all there is.
 
 mod flushing;
 mod gather;
 mod legs;
 mod running;
+mod scope;
 mod timeline;
 
 use super::core::{Core, LiveItem, Whereabouts};
 use super::event::{Load, Stored};
 use super::ids::ItemId;
-use super::items::NumberMap;
+use super::items::{Item, NumberMap};
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::types::{Answer, Asker, Command, CustomerOf, End, Ended, Filter, Identity, Key, Listed, Now};
+use super::types::{Answer, Asker, Command, End, Ended, Filter, Identity, Key, Listed, Now};
 use super::waits::{Waiter, Waits};
 use flushing::Flushing;
 use gather::Gathering;
 use legs::{legs, Leg};
+use scope::{Scope, Traits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use timeline::Counting;
 
 /// How long a command waits for the outcome of items in flight, ms.
@@ -35,9 +37,8 @@ pub(super) const OUTCOME_MS: u64 = 5_000;
 /// What is done to, or asked of, the items.
 #[derive(Debug)]
 enum Kind {
-    CancelAll(CustomerOf),
-    Count(CustomerOf),
-    DropParked(Box<str>),
+    Cancel(Scope),
+    Count(Scope),
     List(Filter),
     Outlook(Box<Counting>),
 }
@@ -126,9 +127,11 @@ impl Scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         let kind = match &command {
-            Command::CancelAll(of) => Kind::CancelAll(of.clone()),
-            Command::Count(of) => Kind::Count(of.clone()),
-            Command::DropParked(application) => Kind::DropParked(application.clone()),
+            Command::CancelAll(of) => Kind::Cancel(Scope::Customer(of.clone())),
+            Command::CancelSelected(selection) => Kind::Cancel(Scope::Selected(selection.clone())),
+            Command::DropParked(application) => Kind::Cancel(Scope::Parked(application.clone())),
+            Command::Count(of) => Kind::Count(Scope::Customer(of.clone())),
+            Command::CountSelected(selection) => Kind::Count(Scope::Selected(selection.clone())),
             Command::List(filter) => Kind::List(filter.clone()),
             Command::Outlook(outlook) => Kind::Outlook(Box::new(Counting::new(core, outlook, now))),
             Command::FlushAll(application) => {
@@ -182,10 +185,10 @@ impl Scans {
     /// The cancel of this customer that has not gone over all items yet.
     pub(super) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
         let found = self.running.iter().find(|(_, scan)| match &scan.kind {
-            Kind::CancelAll(of) => {
+            Kind::Cancel(Scope::Customer(of)) => {
                 *of.application == *application && *of.customer == *customer && !scan.is_through()
             }
-            Kind::Count(_) | Kind::DropParked(_) | Kind::List(_) | Kind::Outlook(_) => false,
+            Kind::Cancel(_) | Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => false,
         });
         found.map(|(number, _)| *number)
     }
@@ -197,7 +200,8 @@ impl Scans {
 
     /// A cancel of a customer has been judged and has not looked at anything.
     pub(super) fn has_cancels_to_begin(&self) -> bool {
-        let begins = |scan: &Running| matches!(scan.kind, Kind::CancelAll(_)) && scan.legs.is_none();
+        let of_customer = |scan: &Running| matches!(scan.kind, Kind::Cancel(Scope::Customer(_)));
+        let begins = |scan: &Running| of_customer(scan) && scan.legs.is_none();
         self.running.last_key_value().is_some_and(|(_, scan)| begins(scan))
     }
 
@@ -359,23 +363,23 @@ impl Scans {
         if self.running.is_empty() {
             return found;
         }
-        let (application, customer, seq) = match live {
+        let (owner, customer) = match live {
             LiveItem::Resident(id) => {
                 if core.is_undecided(*id) {
                     return found;
                 }
                 let item = &core.stock.items()[*id];
                 let (application, customer) = core.stock.row(item).address();
-                (application, customer, item.key().seq)
+                (self.owner_of(near(item, &application, customer.as_deref()), item.key().seq), customer)
             }
             LiveItem::Far(stored) if stored.outcome_unknown && !mutated(Mutant::ClaimTakesUnknown) => {
                 return found
             }
             LiveItem::Far(stored) => {
-                (Arc::clone(&stored.application), stored.customer.clone(), stored.key.seq)
+                (self.owner_of(Traits::of(stored), stored.key.seq), stored.customer.clone())
             }
         };
-        let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) else { return found };
+        let Some(scan) = owner else { return found };
         let end = end_of_cancel(&scan.asker);
         scan.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
         let ended = match live {
@@ -405,8 +409,8 @@ impl Scans {
             return false;
         }
         let (application, customer) = core.stock.row(item).address();
-        let seq = item.key().seq;
-        while let Some(scan) = self.owner_of(&application, customer.as_deref(), seq) {
+        let (traits, seq) = (near(item, &application, customer.as_deref()), item.key().seq);
+        while let Some(scan) = self.owner_of(traits, seq) {
             if !at_once || !scan.is_through() {
                 return true;
             }
@@ -424,7 +428,8 @@ impl Scans {
         let Some(id) = core.stock.items().by_identity(identity) else { return false };
         let item = &core.stock.items()[id];
         let (application, customer) = core.stock.row(item).address();
-        let owns = |scan: &Running| scan.owns(&application, customer.as_deref(), item.key().seq);
+        let traits = near(item, &application, customer.as_deref());
+        let owns = |scan: &Running| scan.owns(traits, item.key().seq);
         self.running.values().any(|scan| owns(scan) && !scan.is_through())
     }
 
@@ -434,7 +439,7 @@ impl Scans {
         for scan in self.running.values_mut() {
             scan.gather_restored(core, restored);
         }
-        let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::CancelAll(_)));
+        let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::Cancel(_)));
         if !cancels || mutated(Mutant::RestoredUnclaimed) {
             return;
         }
@@ -445,8 +450,8 @@ impl Scans {
         }
     }
 
-    fn owner_of(&mut self, application: &str, customer: Option<&str>, seq: u64) -> Option<&mut Running> {
-        self.running.values_mut().find(|scan| scan.owns(application, customer, seq))
+    fn owner_of(&mut self, traits: Traits<'_>, seq: u64) -> Option<&mut Running> {
+        self.running.values_mut().find(|scan| scan.owns(traits, seq))
     }
 
     /// Nobody waits for the answers to these any more. What changes something goes on to its end.
@@ -455,7 +460,7 @@ impl Scans {
             (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::Outlook(_)) => {
                 numbers.contains(number) || mutated(Mutant::LeavesWithAll)
             }
-            (Asker::Local(_), Kind::CancelAll(_) | Kind::DropParked(_)) | (Asker::Remote { .. }, _) => false,
+            (Asker::Local(_), Kind::Cancel(_)) | (Asker::Remote { .. }, _) => false,
         };
         self.running.values_mut().filter(|scan| has_left(scan)).for_each(|scan| scan.left = true);
     }
@@ -480,17 +485,23 @@ impl Scans {
     /// Items in the store alone got another place, perhaps behind a scan's back: it goes back to them.
     pub(super) fn go_back(&mut self, application: &str, to: Key) {
         for scan in self.running.values_mut() {
-            let Some(leg) = scan.legs.as_mut().and_then(|legs| legs.front_mut()) else { continue };
-            let concerned = match (&scan.kind, &leg.along) {
-                (Kind::CancelAll(of), _) => *of.application == *application,
-                (Kind::DropParked(name), _) => **name == *application,
-                (Kind::Count(_) | Kind::List(_) | Kind::Outlook(_), _) => false,
+            if scan.legs.as_ref().is_none_or(VecDeque::is_empty) {
+                continue;
+            }
+            let concerned = match &scan.kind {
+                Kind::Cancel(scope) => scope.application() == application,
+                Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => false,
             };
             if concerned {
                 scan.known_until = Some(scan.known_until.map_or(to, |known| known.min(to)));
             }
         }
     }
+}
+
+/// Of an item in memory, whose names are given.
+fn near<'a>(item: &Item, application: &'a str, customer: Option<&'a str>) -> Traits<'a> {
+    Traits { application, customer, due: item.due(), received: item.received() }
 }
 
 /// How what is taken back by whoever asks has ended.

@@ -6,7 +6,7 @@
 
 pub use super::request::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Moment,
-    Outlook, Reply, ReplyTo, Target, Timeline,
+    Outlook, Reply, ReplyTo, Selection, Target, Timeline,
 };
 pub use super::settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};
 pub use super::thresholds::Thresholds;

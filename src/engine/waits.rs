@@ -32,6 +32,7 @@ impl<'a> Waiter<'a> {
                 &target.application
             }
             Command::CancelAll(of) | Command::Count(of) | Command::Flush(of) => &of.application,
+            Command::CancelSelected(selection) | Command::CountSelected(selection) => &selection.application,
             Command::Pause(application, _)
             | Command::Resume(application)
             | Command::Retry(application)

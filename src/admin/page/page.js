@@ -646,9 +646,10 @@ function applicationRow() {
     const ahead = nextDue.get(a.name);
     showTime(next, a.oldest_due_at ?? (isDead || !ahead ? null : Math.max(ahead, now())));
     fill(error, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
-    fill(actions, `${a.paused}${a.windows > 0}`, () => isDead ? [] : [a.paused ?
+    fill(actions, `${a.paused}${a.windows > 0}${a.total > 0}`, () => isDead ? [] : [a.paused ?
       button("Resume…", () => orderApplication(a.name, "resume")) : button("Pause…", () => orderApplication(a.name, "pause")),
-      ...(a.windows > 0 ? [button("Flush…", () => orderApplication(a.name, "flush"))] : [])]);
+      ...(a.windows > 0 ? [button("Flush…", () => orderApplication(a.name, "flush"))] : []),
+      ...(a.total > 0 ? [button("Cancel…", () => cancelSelected(a.name), "danger")] : [])]);
   };
   return row;
 }
@@ -853,17 +854,15 @@ let asking = 0;
 
 /**
  * Asks before something is done. `counted` tells the number concerned, and perhaps another word for the button;
- * without it nothing can be done. What comes late from a dialog that is closed concerns no later one.
+ * without it nothing can be done, and it is counted anew when one of `inputs` changes. What comes late from a dialog that is
+ * closed, or of what was chosen before, concerns no later one.
  */
-async function confirmed(title, text, counted, verb, danger) {
-  const mine = ++asking;
+async function confirmed(title, text, counted, verb, danger, inputs) {
+  let mine = ++asking;
   const dialog = by("ask"), yes = by("ask-yes"), no = by("ask-no");
   by("ask-title").replaceChildren(...title);
   by("ask-text").replaceChildren(...text);
   yes.className = danger ? "danger" : "primary";
-  yes.disabled = true;
-  say(yes, verb);
-  say(by("ask-count"), "Counting…");
   const decided = new Promise((resolve) => {
     const decide = (answer) => () => {
       resolve(answer);
@@ -875,16 +874,28 @@ async function confirmed(title, text, counted, verb, danger) {
   });
   dialog.showModal();
   no.focus();
-  counted().then(([told, word]) => {
+  const tally = () => {
+    const now = mine;
+    yes.disabled = true;
+    say(yes, verb);
+    say(by("ask-count"), "Counting…");
+    counted().then(([told, word]) => {
+      if (now !== asking) return;
+      say(by("ask-count"), told);
+      if (word) say(yes, word);
+      yes.disabled = false;
+    }).catch((error) => {
+      if (now !== asking) return;
+      if (error instanceof Unauthorized) dialog.close();
+      say(by("ask-count"), `It could not be counted: ${fault(error)}.`);
+    });
+  };
+  inputs.forEach((input) => input.onchange = () => {
     if (mine !== asking) return;
-    say(by("ask-count"), told);
-    if (word) say(yes, word);
-    yes.disabled = false;
-  }).catch((error) => {
-    if (mine !== asking) return;
-    if (error instanceof Unauthorized) dialog.close();
-    say(by("ask-count"), `It could not be counted: ${fault(error)}.`);
+    mine = ++asking;
+    tally();
   });
+  tally();
   return decided;
 }
 
@@ -897,7 +908,7 @@ function outcome(good, ...children) {
 }
 
 /** Asks, does it, says how it ended, and looks again; whether it was tried. */
-async function carryOut({ title, text, counted, verb, danger = false, method, where, told, about,
+async function carryOut({ title, text, counted, verb, danger = false, inputs = [], method, where, told, about,
   act = (target) => ask(method, target, COMMAND_WITHIN_MS) }) {
   let target;
   try {
@@ -906,7 +917,7 @@ async function carryOut({ title, text, counted, verb, danger = false, method, wh
     outcome(false, error.message);
     return false;
   }
-  if (!await confirmed(title, text, counted, verb, danger)) return false;
+  if (!await confirmed(title, text, counted, verb, danger, inputs)) return false;
   try {
     outcome(true, told(await act(target)), ...about);
   } catch (error) {
@@ -975,6 +986,33 @@ function dropParked(name) {
   return carryOut({ title: ["Drop what is parked of", ...of(name), "?"],
     text: [note("They are cancelled for good, without dead letters. What waits for its time stays.")], counted,
     verb: "Drop", danger: true, method: "DELETE", where: () => path("applications", name, "parked"), told: cancelled, about: of(name) });
+}
+
+function cancelSelected(name) {
+  const prefix = make("input", { type: "text", id: "cancel-prefix", maxlength: "200" });
+  const [after, before, received] = ["after", "before", "received"].map((id) => make("input", { type: "datetime-local", step: "1", id: `cancel-${id}` }));
+  const inputs = [prefix, after, before, received];
+  const moment = (input) => {
+    if (input.validity.badInput) throw new Refused("a time is not complete");
+    return input.value ? new Date(input.value).getTime() : "";
+  };
+  const chosen = () => {
+    const some = { customer_prefix: prefix.value, due_after: moment(after), due_before: moment(before), received_before: moment(received) };
+    return Object.values(some).some((value) => value !== "") ? some : { all: "true" };
+  };
+  const counted = async () => {
+    const counts = await ask("GET", path("applications", name, "items") + query(chosen()), COMMAND_WITHIN_MS);
+    const all = sumOf(counts);
+    if (all === 0) throw new Refused("there are none");
+    return [`${things(all, "item")}: ${count(counts.waiting)} waiting, ${count(counts.in_flight)} in flight, ${count(counts.parked)} parked.`,
+      `Cancel ${things(all, "item")}`];
+  };
+  const line = (text, input) => make("label", { class: "line" }, `${text} `, input);
+  return carryOut({ title: ["Cancel items of", ...of(name), "?"],
+    text: [note("They will not be sent. What arrives from now on is not touched. With nothing chosen, all items of the application."),
+      line("of customers that begin with", prefix), line("due at or after", after), line("due before", before), line("received before", received)],
+    counted, inputs, verb: "Cancel", danger: true, where: () => path("applications", name, "items"), told: cancelled, about: of(name),
+    act: (target) => ask("DELETE", target + query(chosen()), COMMAND_WITHIN_MS) });
 }
 
 function cancelItem(application, id) {

@@ -1,7 +1,7 @@
 //! Commands and applications, over the wire.
 
 use super::*;
-use crate::engine::types::{CustomerOf, Filter, ListedStage, Outlook};
+use crate::engine::types::{CustomerOf, Filter, ListedStage, Outlook, Selection};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
 
@@ -62,6 +62,14 @@ fn every_path_is_a_command() {
         limit: 5,
         ..Filter::default()
     };
+    let all = || Selection::all("a b".into());
+    let some = || Selection { customer_prefix: "c/".into(), due_from: 5_000_000_000_000, ..all() };
+    let some_of = Selection {
+        customer: Some("c d".into()),
+        due_until: 5_000_000_000_000,
+        received_until: 5_000_000_000_001,
+        ..all()
+    };
     let outlook = Outlook { application: Some("a".into()), each_ms: 1_800_000, stretches: 48 };
     for (method, path, want) in [
         ("GET", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Lookup(item())),
@@ -85,6 +93,19 @@ fn every_path_is_a_command() {
         ),
         ("POST", "/api/v1/applications/a%20b/resume", CommandRequest::Resume(app())),
         ("POST", "/api/v1/applications/a%20b/retry", CommandRequest::Retry(app())),
+        ("GET", "/api/v1/applications/a%20b/items?all=true", CommandRequest::CountSelected(all())),
+        ("DELETE", "/api/v1/applications/a%20b/items?all=true", CommandRequest::CancelSelected(all())),
+        (
+            "GET",
+            "/api/v1/applications/a%20b/items?customer_prefix=c%2F&due_after=5000000000000",
+            CommandRequest::CountSelected(some()),
+        ),
+        (
+            "DELETE",
+            "/api/v1/applications/a%20b/items?customer=c+d&due_before=5000000000000\
+             &received_before=5000000000001",
+            CommandRequest::CancelSelected(some_of),
+        ),
         ("DELETE", "/api/v1/applications/a%20b/parked", CommandRequest::DropParked(app())),
     ] {
         let answer = it.request(method, path, &[], b"");
@@ -128,6 +149,14 @@ fn what_is_not_understood_reaches_nobody() {
         ("DELETE", "/api/v1/items/a/", "an application, customer or id"),
         ("DELETE", "/api/v1/items//1", "application: "),
         ("DELETE", "/api/v1/customers/a//items", "customer: "),
+        ("DELETE", "/api/v1/applications/a/items", "all: "),
+        ("DELETE", "/api/v1/applications/a/items?all=false", "all: "),
+        ("DELETE", "/api/v1/applications/a/items?due_before=", "all: "),
+        ("DELETE", "/api/v1/applications/a/items?all=true&customer=c", "all: "),
+        ("DELETE", "/api/v1/applications/a/items?all=yes", "all: "),
+        ("DELETE", "/api/v1/applications/a/items?due_before=soon", "due_before: "),
+        ("DELETE", "/api/v1/applications/a/items?state=parked", "state: "),
+        ("GET", "/api/v1/applications/a/items", "all: "),
         ("DELETE", "/api/v1/customers/a/c/items?state=parked", "state: "),
         ("DELETE", "/api/v1/applications/%C3%28/parked", "application: "),
         ("POST", "/api/v1/applications/a/pause?for=5m", "for: "),

@@ -21,12 +21,34 @@ pub(crate) struct CancelArgs {
     #[arg(value_parser = name)]
     pub application: String,
     /// Id of the item
-    #[arg(value_parser = id, required_unless_present = "customer", conflicts_with = "customer")]
+    #[arg(value_parser = id, required_unless_present_any = WANTED, conflicts_with_all = WANTED)]
     pub id: Option<String>,
     /// All items of this customer instead
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
+    /// All items of the application instead
+    #[arg(long, conflicts_with_all = &WANTED[1..])]
+    pub all: bool,
+    /// Items of customers whose names begin so
+    #[arg(long, value_name = "P", value_parser = name, conflicts_with = "customer")]
+    pub customer_prefix: Option<String>,
+    /// Items that are due then or later: RFC 3339 with offset, or UTC milliseconds
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub due_after: Option<u64>,
+    /// Items that are due before then
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub due_before: Option<u64>,
+    /// Items that came before then
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub received_before: Option<u64>,
+    /// Cancel nothing, and say how many items it would be
+    #[arg(long, conflicts_with = "id")]
+    pub dry_run: bool,
 }
+
+/// What `cancel` may be told of many items.
+const WANTED: [&str; 6] =
+    ["all", "customer", "customer_prefix", "due_after", "due_before", "received_before"];
 
 /// Arguments of `reschedule`.
 #[derive(Args, Debug)]
@@ -208,6 +230,20 @@ mod tests {
     }
 
     #[test]
+    fn a_cancel_names_many_items_by_what_they_have_in_common() {
+        let CliCommand::Cancel(args) = parse("tidegate cancel mail --all --dry-run") else {
+            panic!("no cancel")
+        };
+        assert_eq!((args.all, args.dry_run, args.id), (true, true, None));
+        let line = "tidegate cancel mail --customer-prefix eu- --due-after 1800000000000 \
+                    --due-before 2027-01-15T09:00:00+01:00 --received-before 1800000000001";
+        let CliCommand::Cancel(args) = parse(line) else { panic!("no cancel") };
+        assert_eq!((args.customer_prefix.as_deref(), args.all), (Some("eu-"), false));
+        assert_eq!((args.due_after, args.due_before), (Some(1_800_000_000_000), Some(1_800_000_000_000)));
+        assert_eq!((args.received_before, args.dry_run), (Some(1_800_000_000_001), false));
+    }
+
+    #[test]
     fn a_list_takes_every_filter() {
         let line =
             "tidegate list --application a --customer c --state in_flight --from 2027-01-15T09:00:00+01:00 \
@@ -256,6 +292,13 @@ mod tests {
             "tidegate cancel",
             "tidegate cancel mail",
             "tidegate cancel mail 17 --customer c",
+            "tidegate cancel mail 17 --all",
+            "tidegate cancel mail 17 --dry-run",
+            "tidegate cancel mail --dry-run",
+            "tidegate cancel mail --all --customer c",
+            "tidegate cancel mail --all --due-before 1800000000000",
+            "tidegate cancel mail --customer c --customer-prefix c",
+            "tidegate cancel mail --due-before soon",
             &format!("tidegate cancel {long_name} 17"),
             &format!("tidegate cancel mail {long_id}"),
             "tidegate lookup mail",

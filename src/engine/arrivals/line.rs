@@ -68,9 +68,14 @@ impl Arrival {
                 item.identity.is_some() && target.identities().contains(&item.identity)
             }
             Command::CancelAll(of) => self.customer() == Some((&*of.application, &*of.customer)),
+            Command::CancelSelected(selection) => {
+                item.application == selection.application
+                    && selection.takes_customer(item.customer.as_deref())
+            }
             Command::Lookup(_)
             | Command::Reschedule(..)
             | Command::Count(_)
+            | Command::CountSelected(_)
             | Command::Flush(_)
             | Command::FlushAll(_)
             | Command::Pause(..)

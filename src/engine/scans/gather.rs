@@ -1,5 +1,6 @@
 //! Which items in memory a command is about: found out in steps, since they may be all that there are.
 
+use super::scope::Scope;
 use super::{Kind, Running};
 use crate::engine::core::{listed, Core};
 use crate::engine::ids::{CustomerId, ItemId, QueueId};
@@ -60,7 +61,8 @@ impl Running {
     /// Items have come into memory. A count that is still there has passed their place in the list, and what
     /// it will go over of the store begins behind them.
     pub(super) fn gather_restored(&mut self, core: &Core, restored: &[ItemId]) {
-        let Kind::Count(of) = &self.kind else { return };
+        // What a selection takes of the store is met there, in memory or not.
+        let Kind::Count(Scope::Customer(of)) = &self.kind else { return };
         if self.legs.is_some() || mutated(Mutant::RestoredUncounted) {
             return;
         }
@@ -81,8 +83,15 @@ impl Running {
         let stock = &core.stock;
         let seq = |id: ItemId| stock.items()[id].key().seq;
         let found: Vec<u64> = match &mut self.kind {
-            Kind::CancelAll(of) | Kind::Count(of) => return of_customer(core, customer(core, of), 0),
-            Kind::DropParked(application) => {
+            Kind::Cancel(Scope::Customer(of)) | Kind::Count(Scope::Customer(of)) => {
+                return of_customer(core, customer(core, of), 0)
+            }
+            // What is stored is met in the store.
+            Kind::Cancel(scope @ Scope::Selected(_)) | Kind::Count(scope @ Scope::Selected(_)) => {
+                let pending = listed::pending(core).into_iter();
+                pending.filter(|id| scope.takes_near(core, *id)).map(seq).collect()
+            }
+            Kind::Cancel(Scope::Parked(application)) | Kind::Count(Scope::Parked(application)) => {
                 let queue = stock.queues.find(application);
                 let parked = queue
                     .filter(|queue| stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));

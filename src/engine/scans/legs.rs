@@ -1,11 +1,12 @@
 //! What a command goes over in the store, in stretches.
 
+use super::scope::Scope;
 use super::Kind;
 use crate::engine::core::Core;
 use crate::engine::event::Along;
 use crate::engine::ids::QueueId;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{Filter, Key, ListedStage, Now};
+use crate::engine::types::{Filter, Key, ListedStage, Now, Selection};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -34,7 +35,7 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
         return (out, 0);
     }
     match kind {
-        Kind::CancelAll(of) | Kind::Count(of) => {
+        Kind::Cancel(Scope::Customer(of)) | Kind::Count(Scope::Customer(of)) => {
             let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0)
             else {
                 return (out, 1);
@@ -52,7 +53,11 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
             let along = Along::Customer(name, customer);
             out.push_back(Leg { along, from, until: u64::MAX, customer: None, low: from });
         }
-        Kind::DropParked(application) => {
+        Kind::Cancel(Scope::Selected(selection)) | Kind::Count(Scope::Selected(selection)) => {
+            out.extend(selected(core, selection));
+            return (out, 1);
+        }
+        Kind::Cancel(Scope::Parked(application)) | Kind::Count(Scope::Parked(application)) => {
             let queue = stock.queues.find(application);
             let all = mutated(Mutant::DropParkedTakesAll);
             let Some(queue) = queue.filter(|id| stock.queues[*id].is_failing() || all) else {
@@ -68,6 +73,22 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
     }
     let looked_at = out.len();
     (out, looked_at)
+}
+
+/// All of a queue that is due when the selection says. Its rows lie in the order in which they are due.
+fn selected(core: &Core, selection: &Selection) -> Option<Leg> {
+    let queues = &core.stock.queues;
+    let queue = &queues[queues.find(&selection.application)?];
+    let (low, until) = (queue.low(), selection.due_until);
+    let from = low.max(Key::at(selection.due_from));
+    let leg = Leg {
+        along: Along::Queue(Arc::clone(queue.name())),
+        from,
+        until,
+        customer: selection.customer.as_deref().map(Arc::from),
+        low,
+    };
+    (queue.stored() > 0 && (until == u64::MAX || from.due < until)).then_some(leg)
 }
 
 fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<Leg>, usize) {
@@ -103,8 +124,6 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<Leg>, usize) {
 pub(super) fn most_steps(kind: &Kind) -> u32 {
     match kind {
         Kind::List(filter) if filter.application.is_none() => LIST_STEPS_OF_ALL,
-        Kind::List(_) | Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => {
-            LIST_STEPS
-        }
+        Kind::List(_) | Kind::Cancel(_) | Kind::Count(_) | Kind::Outlook(_) => LIST_STEPS,
     }
 }

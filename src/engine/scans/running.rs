@@ -1,6 +1,7 @@
 //! One command on its way over the items.
 
 use super::legs::{most_steps, Leg};
+use super::scope::{Scope, Traits};
 use super::{end_of_cancel, Kind, Running};
 use crate::engine::core::{listed, Core};
 use crate::engine::event::{Along, Load, Scan, Stored};
@@ -20,20 +21,26 @@ impl Running {
         self.impatient && self.is_through()
     }
 
-    /// An item of this customer with this number is its own.
-    pub(super) fn owns(&self, application: &str, customer: Option<&str>, seq: u64) -> bool {
-        let Kind::CancelAll(of) = &self.kind else { return false };
-        let its = *of.application == *application && Some(&*of.customer) == customer;
-        its && seq < self.before && !self.is_given_up()
+    /// An item like this with this number is its own.
+    pub(super) fn owns(&self, traits: Traits<'_>, seq: u64) -> bool {
+        let Kind::Cancel(scope) = &self.kind else { return false };
+        scope.claims(traits) && seq < self.before && !self.is_given_up()
+    }
+
+    /// An item of its application in memory is one that it is about.
+    fn takes_near(&self, core: &Core, id: ItemId) -> bool {
+        match &self.kind {
+            Kind::Cancel(scope) | Kind::Count(scope) => scope.takes_near(core, id),
+            Kind::List(_) | Kind::Outlook(_) => true,
+        }
     }
 
     /// An item was given another time.
     pub(super) fn note_retimed(&mut self, application: &str, key: Key, due: u64) {
         let concerned = match &self.kind {
             // From the moment at which it is judged all that came before it is its own.
-            Kind::CancelAll(_) => false,
-            Kind::Count(of) => *of.application == *application,
-            Kind::DropParked(name) => **name == *application,
+            Kind::Cancel(Scope::Customer(_) | Scope::Selected(_)) => false,
+            Kind::Cancel(scope @ Scope::Parked(_)) | Kind::Count(scope) => scope.application() == application,
             Kind::List(filter) => filter.application.as_ref().is_none_or(|name| **name == *application),
             Kind::Outlook(counting) => counting.is_about(application),
         };
@@ -85,11 +92,14 @@ impl Running {
         }
         let seq = core.stock.items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
+        if !self.takes_near(core, id) {
+            return;
+        }
         match &self.kind {
-            Kind::CancelAll(_) | Kind::DropParked(_) if later => {}
+            Kind::Cancel(_) if later => {}
             // It waits for its new time.
-            Kind::DropParked(_) if self.retimed.contains_key(&seq) => {}
-            Kind::CancelAll(_) | Kind::DropParked(_) => {
+            Kind::Cancel(Scope::Parked(_)) if self.retimed.contains_key(&seq) => {}
+            Kind::Cancel(_) => {
                 if core.is_undecided(id) {
                     core.want_outcomes(true);
                     self.in_flight.insert(core.stock.items()[id].identity());
@@ -116,6 +126,7 @@ impl Running {
     /// An item in the store that is in memory as well.
     pub(super) fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
         let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
+        let takes = self.takes_near(core, id);
         match &self.kind {
             Kind::List(filter) if core.stock.items()[id].letter().is_none() => {
                 let listed = Listed { properties: stored.content, ..listed::near(core, id) };
@@ -124,13 +135,15 @@ impl Running {
                 }
             }
             Kind::Count(_) | Kind::Outlook(_) if !is_new => {}
-            Kind::Count(_) if stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) => {
+            Kind::Count(_)
+                if takes && stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) =>
+            {
                 let listed = listed::near(core, id);
                 self.tally(&listed);
             }
             Kind::Outlook(_) if self.counted_in_memory(stored.key.seq) => {}
             Kind::Count(_) | Kind::List(_) => {}
-            Kind::CancelAll(_) | Kind::DropParked(_) | Kind::Outlook(_) => self.look_at(core, id, now),
+            Kind::Cancel(_) | Kind::Outlook(_) => self.look_at(core, id, now),
         }
     }
 
@@ -145,16 +158,15 @@ impl Running {
         }
         let later = stored.key.seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         match &self.kind {
-            Kind::CancelAll(_) | Kind::DropParked(_) if later || stored.dead.is_some() => {}
-            Kind::DropParked(_) if self.retimed.contains_key(&stored.key.seq) => {}
+            Kind::Cancel(scope) | Kind::Count(scope) if !scope.takes_far(&stored) => {}
+            Kind::Cancel(_) if later || stored.dead.is_some() => {}
+            Kind::Cancel(Scope::Parked(_)) if self.retimed.contains_key(&stored.key.seq) => {}
             // It may have been delivered, as one that is in flight.
-            Kind::CancelAll(_) | Kind::DropParked(_)
-                if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) =>
-            {
+            Kind::Cancel(_) if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) => {
                 core.want_outcomes(true);
                 self.in_flight.insert(stored.identity());
             }
-            Kind::CancelAll(_) | Kind::DropParked(_) => {
+            Kind::Cancel(_) => {
                 self.cancelled += 1;
                 if !mutated(Mutant::CancelAllAnswersOnly) {
                     core.cancel_far(&stored, end_of_cancel(&self.asker), now);
@@ -197,7 +209,7 @@ impl Running {
     /// Where the present leg goes on, or that it is over. A page that holds `most` bytes is full.
     pub(super) fn go_on(&mut self, next: Option<Key>, most: u64) {
         let rewound = match self.kind {
-            Kind::CancelAll(_) | Kind::DropParked(_) => self.known_until.take(),
+            Kind::Cancel(_) => self.known_until.take(),
             Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
         };
         let next = [next, rewound].into_iter().flatten().min();
@@ -215,7 +227,7 @@ impl Running {
                 let limit = filter.limit;
                 self.page.len() >= limit && self.leg_rows >= limit || is_full
             }
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) | Kind::Outlook(_) => false,
+            Kind::Cancel(_) | Kind::Count(_) | Kind::Outlook(_) => false,
         };
         match (next, legs.front_mut()) {
             (Some(next), Some(leg)) if !enough && self.steps < most_steps(&self.kind) => leg.from = next,
@@ -257,7 +269,7 @@ impl Running {
         let most = match &self.kind {
             Kind::List(filter) => filter.limit.clamp(1, step),
             Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(step),
-            Kind::CancelAll(_) | Kind::Count(_) | Kind::DropParked(_) => step,
+            Kind::Cancel(_) | Kind::Count(_) => step,
         };
         Some(Load::Scan(Scan {
             number,
@@ -297,7 +309,7 @@ impl Running {
                 }
             }
             Kind::Outlook(counting) => Answer::Timeline(Box::new(counting.told())),
-            Kind::CancelAll(_) | Kind::DropParked(_) => {
+            Kind::Cancel(_) => {
                 Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
             }
         }

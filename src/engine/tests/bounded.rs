@@ -12,7 +12,7 @@ const TURN_OPS: usize = 40_000;
 const TURN_ROWS: u64 = 80_000;
 
 /// Work of the measured part of a world, and the items that it was for.
-struct Cost {
+pub(super) struct Cost {
     items: u64,
     meter: Meter,
     looked_at: u64,
@@ -25,7 +25,7 @@ impl Cost {
     }
 }
 
-fn roomy() -> Settings {
+pub(super) fn roomy() -> Settings {
     Settings {
         budget: Budget { rows: 5_000, contents: 1 << 20, filters: 1 << 16 },
         customers: 10_000_000,
@@ -41,7 +41,7 @@ fn roomy_with(change: impl FnOnce(&mut AppSettings)) -> Settings {
 }
 
 /// In messages of so many entries, as fast as the store takes them.
-fn fill(w: &mut World, items: impl Iterator<Item = NewItem>) {
+pub(super) fn fill(w: &mut World, items: impl Iterator<Item = NewItem>) {
     let mut items = items.peekable();
     while items.peek().is_some() {
         w.send(items.by_ref().take(1_000).collect());
@@ -52,12 +52,12 @@ fn fill(w: &mut World, items: impl Iterator<Item = NewItem>) {
 }
 
 /// What follows is measured.
-fn begin(w: &mut World) -> u64 {
+pub(super) fn begin(w: &mut World) -> u64 {
     w.meter = Meter::default();
     w.store.looked_at
 }
 
-fn end(w: &World, items: u64, looked_at: u64) -> Cost {
+pub(super) fn end(w: &World, items: u64, looked_at: u64) -> Cost {
     Cost { items, meter: w.meter, looked_at: w.store.looked_at - looked_at }
 }
 
@@ -76,7 +76,7 @@ fn sent(w: &World) -> usize {
     w.delivered.iter().map(|(_, batch)| batch.items.len()).sum()
 }
 
-fn flat(name: &str, sizes: &[u64], shape: impl Fn(u64) -> Cost) {
+pub(super) fn flat(name: &str, sizes: &[u64], shape: impl Fn(u64) -> Cost) {
     let mut first = None;
     for n in sizes {
         let cost = shape(*n);
@@ -96,7 +96,7 @@ fn flat(name: &str, sizes: &[u64], shape: impl Fn(u64) -> Cost) {
     }
 }
 
-const SIZES: [u64; 3] = [1_000, 10_000, 100_000];
+pub(super) const SIZES: [u64; 3] = [1_000, 10_000, 100_000];
 
 #[test]
 fn one_customer_with_a_million_items() {

@@ -20,6 +20,7 @@ mod limits;
 mod measure;
 mod reload;
 mod reschedule;
+mod selected;
 mod silent;
 mod sim;
 mod stale;

@@ -24,6 +24,7 @@ mod races;
 mod restarts;
 mod retimed;
 mod scenes;
+mod selected;
 mod silent;
 mod stops;
 mod told;

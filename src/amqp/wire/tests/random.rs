@@ -310,7 +310,9 @@ proptest! {
                     Command::Reschedule(target, _) => ("reschedule", &target.application, &target.id, 255),
                     Command::Pause(application, _) => ("pause", application, application, 200),
                     Command::Resume(application) => ("resume", application, application, 200),
-                    Command::Count(_)
+                    Command::CancelSelected(_)
+                    | Command::CountSelected(_)
+                    | Command::Count(_)
                     | Command::List(_)
                     | Command::Outlook(_)
                     | Command::FlushAll(_)

@@ -144,12 +144,18 @@ impl Sim {
         let command = match self.pick(30) {
             0..7 => Command::Cancel(self.any_target()),
             7..12 => Command::Lookup(self.any_target()),
+            12..15 if self.plan.selects => {
+                Command::CountSelected(self.any_selection(&application, &customer))
+            }
             12..15 => Command::Count(of),
             15..18 if self.plan.flushes => Command::FlushAll(application.as_str().into()),
             15..18 => Command::Flush(of),
             18..21 => Command::List(self.any_filter(&application, &customer)),
             21 if self.plan.pauses => Command::Pause(application.as_str().into(), self.any_end()),
             22 => Command::Resume(application.as_str().into()),
+            23..25 if self.plan.selects => {
+                Command::CancelSelected(self.any_selection(&application, &customer))
+            }
             23..26 => Command::CancelAll(of),
             26 if self.pick(3) == 0 => Command::DropParked(application.as_str().into()),
             _ => Command::Retry(application.as_str().into()),

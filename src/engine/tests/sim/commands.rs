@@ -71,6 +71,10 @@ impl Asked {
             Command::CancelAll(of) => {
                 new.customer.as_deref() == Some(&*of.customer) && new.application == of.application
             }
+            Command::CancelSelected(selection) => {
+                let later = came.is_some_and(|(call, ..)| call > self.begun_by(model).0);
+                !later && model.may_be_selected(selection, life, self.call)
+            }
             Command::DropParked(application) => {
                 // It is no cancel of a customer, behind which that customer's requests wait.
                 let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model).0);
@@ -123,6 +127,11 @@ impl Model {
             _ => None,
         };
         let cancelled: Vec<CustomerOf> = commands.values().filter_map(cancelled).collect();
+        let selected = |asked: &Asked| match &asked.command {
+            Command::CancelSelected(selection) => Some(selection.application.clone()),
+            _ => None,
+        };
+        let selected: Vec<Box<str>> = commands.values().filter_map(selected).collect();
         let flush = |asked: &Asked| match &asked.command {
             Command::Flush(of) => Some(of.clone()),
             _ => None,
@@ -143,7 +152,7 @@ impl Model {
                 // Of one that is unsure it is not known whether it is open.
                 Command::Flush(of) if self.windows.is_unsure(&of.application, &of.customer) => 0,
                 // Between what is taken back and what comes in by the same commit.
-                Command::Flush(of) if cancelled.contains(of) => 0,
+                Command::Flush(of) if cancelled.contains(of) || selected.contains(&of.application) => 0,
                 // Its end may be before it, another flush, or one for want of room.
                 Command::Flush(of) if self.windows.is_ripe(&of.application, &of.customer) => 0,
                 Command::Flush(of) if flushed.iter().filter(|other| *other == of).count() > 1 => 0,
@@ -169,19 +178,6 @@ impl Model {
                 asked.least = asked.least.min(n);
                 asked.most = asked.most.max(n + replaced);
             }
-        }
-    }
-
-    /// Nothing that came before the question is in an open window of the application.
-    fn judge_flush_all(&mut self, asked: &Asked, name: &str, answer: &Answer) {
-        let Answer::Flushed(_) = answer else { panic!("{answer:?}") };
-        if !self.durable {
-            return;
-        }
-        let open = self.windows.open.keys().filter(|(application, _)| **application == *name);
-        for (_, customer) in open.cloned().collect::<Vec<_>>() {
-            let of = CustomerOf { application: name.into(), customer: customer.as_str().into() };
-            self.flushed(asked, &of, 1);
         }
     }
 
@@ -275,17 +271,21 @@ impl Model {
         let full = self.commands.len() >= self.settings.thresholds.scans;
         match &asked.command {
             Command::CancelAll(_)
+            | Command::CancelSelected(_)
             | Command::Count(_)
+            | Command::CountSelected(_)
             | Command::DropParked(_)
             | Command::List(_)
             | Command::Outlook(_)
                 if full && matches!(answer, Answer::Unavailable(_)) => {}
-            Command::Count(_) | Command::List(_) | Command::Outlook(_)
+            Command::Count(_) | Command::CountSelected(_) | Command::List(_) | Command::Outlook(_)
                 if asked.left && matches!(answer, Answer::Unavailable(_)) => {}
             Command::Cancel(target) => self.judge_cancel(asked, target, answer),
             Command::Lookup(target) => self.judge_lookup(asked, target, answer),
             Command::CancelAll(of) => self.judge_cancel_all(asked, of, answer),
+            Command::CancelSelected(selection) => self.judge_cancel_selected(asked, selection, answer),
             Command::Count(of) => self.judge_count(asked, of, answer),
+            Command::CountSelected(selection) => self.judge_count_selected(asked, selection, answer),
             Command::Flush(of) => {
                 let Answer::Flushed(count) = answer else { panic!("{answer:?}") };
                 if !self.durable {

@@ -43,7 +43,10 @@ impl Model {
         // Several commands over one customer share what they take.
         let others = |other: &&Asked| {
             matches!(&other.command, Command::CancelAll(o) if o == of)
-                || matches!(other.command, Command::Cancel(_) | Command::DropParked(_))
+                || matches!(
+                    other.command,
+                    Command::Cancel(_) | Command::CancelSelected(_) | Command::DropParked(_)
+                )
         };
         // One that went on when the connection that brought it was lost may have been first.
         let shared = self.commands.values().chain(self.orphaned.values()).any(|asked| others(&asked))
@@ -62,6 +65,7 @@ impl Model {
         // For another cancel a request that waits for the same item is decided at once.
         let is_another = |command: &Command| match command {
             Command::CancelAll(other) => other.application == of.application,
+            Command::CancelSelected(selection) => selection.application == of.application,
             Command::Cancel(target) => target.application == of.application,
             _ => false,
         };
@@ -84,6 +88,19 @@ impl Model {
             left.len() as u64 <= *in_flight,
             "left by a cancel of {of:?}: {left:?}, {in_flight} in flight"
         );
+    }
+
+    /// Nothing that came before the question is in an open window of the application.
+    pub(super) fn judge_flush_all(&mut self, asked: &Asked, name: &str, answer: &Answer) {
+        let Answer::Flushed(_) = answer else { panic!("{answer:?}") };
+        if !self.durable {
+            return;
+        }
+        let open = self.windows.open.keys().filter(|(application, _)| **application == *name);
+        for (_, customer) in open.cloned().collect::<Vec<_>>() {
+            let of = CustomerOf { application: name.into(), customer: customer.as_str().into() };
+            self.flushed(asked, &of, 1);
+        }
     }
 
     pub(super) fn flushed(&mut self, asked: &Asked, of: &CustomerOf, count: u64) {

@@ -330,7 +330,13 @@ impl Model {
             let settings = self.settings.of(name);
             let limited = settings.max_waiting > 0 && settings.on_full != OnFull::DropOldest;
             let asked = self.commands.values().any(|a| {
-                matches!(a.command, Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_))
+                matches!(
+                    a.command,
+                    Command::Cancel(_)
+                        | Command::CancelAll(_)
+                        | Command::CancelSelected(_)
+                        | Command::DropParked(_)
+                )
             });
             let over = limited && app.live > settings.max_waiting;
             if over && self.before.is_empty() && self.lives_begun == 1 && !asked {

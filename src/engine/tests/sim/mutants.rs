@@ -43,7 +43,8 @@ const FOUND_BY: &str = "\
     LeavingMakesRoom 10500001853, ProbesBehindLater 4331, WindowInParts 2, AttemptsIgnored 17, \
     BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 75, \
     ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13, \
-    RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36, FlushLeavesOne 32";
+    RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36, FlushLeavesOne 32, \
+    SelectedInMemoryAll 64, SelectedFarAll 64";
 
 thread_local! {
     /// Failures are expected here.

@@ -43,6 +43,8 @@ pub(super) struct Plan {
     pub(super) forgetful: bool,
     /// Whole applications are flushed, and no customer alone.
     pub(super) flushes: bool,
+    /// Items are counted and cancelled by what they have in common.
+    pub(super) selects: bool,
     /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
     pub(super) prefetch: Option<u16>,
 }
@@ -96,6 +98,7 @@ impl Plan {
             retimes: matches!(seed % 20, 0 | 6 | 14 | 15 | 18),
             forgetful: seed % 20 == 1,
             flushes: seed % 20 == 12,
+            selects: matches!(seed % 40, 8 | 24 | 34),
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }

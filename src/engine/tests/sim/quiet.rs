@@ -233,7 +233,8 @@ impl Sim {
 
     /// A cancel of its customer waits for the end of its attempt.
     fn may_be_taken_back(&self, seq: u64) -> bool {
-        let of_all = |asked: &&Asked| matches!(asked.command, Command::CancelAll(_));
+        let of_all =
+            |asked: &&Asked| matches!(asked.command, Command::CancelAll(_) | Command::CancelSelected(_));
         self.model.commands.values().filter(of_all).any(|asked| asked.covers(&self.model, seq))
     }
 
@@ -356,6 +357,7 @@ impl Sim {
                 // It may have met what is in flight only once the store had told of it.
                 Command::Cancel(_)
                 | Command::CancelAll(_)
+                | Command::CancelSelected(_)
                 | Command::DropParked(_)
                 | Command::Reschedule(..) => model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200,
                 // Behind others in the line.

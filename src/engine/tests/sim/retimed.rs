@@ -111,7 +111,11 @@ impl Model {
         let waits = |other: &&Asked| {
             let may_wait = matches!(
                 other.command,
-                Command::Cancel(_) | Command::CancelAll(_) | Command::DropParked(_) | Command::Reschedule(..)
+                Command::Cancel(_)
+                    | Command::CancelAll(_)
+                    | Command::CancelSelected(_)
+                    | Command::DropParked(_)
+                    | Command::Reschedule(..)
             );
             may_wait && other.local && other.answered >= asked.call
         };

@@ -63,6 +63,12 @@ impl Model {
         let known = self.commands.values().chain(self.answered.values()).chain(self.orphaned.values());
         let cancels = |asked: &super::commands::Asked| match &asked.command {
             Command::CancelAll(of) => of.application == new.application && of_id(&of.customer),
+            Command::CancelSelected(selection) => {
+                let takes = |new: &NewItem| selection.takes_customer(new.customer.as_deref());
+                let of_id =
+                    self.asks.iter().any(|other| other.new.identity == new.identity && takes(&other.new));
+                selection.application == new.application && of_id
+            }
             Command::Cancel(target) => Some(target.identity) == new.identity,
             _ => false,
         };
@@ -259,6 +265,9 @@ impl Model {
             Command::Cancel(target) => new.identity == Some(target.identity) || new.identity.is_none(),
             Command::CancelAll(of) => {
                 new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
+            }
+            Command::CancelSelected(selection) => {
+                new.application == selection.application && selection.takes_customer(new.customer.as_deref())
             }
             Command::DropParked(application) => new.application == *application,
             _ => false,

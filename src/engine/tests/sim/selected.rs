@@ -1,0 +1,105 @@
+//! Cancels and counts of what a selection takes: what is asked for, and what is told.
+
+use super::commands::Asked;
+use super::model::{Life, Model, State};
+use super::Sim;
+use crate::engine::types::*;
+
+impl Sim {
+    /// Of an application: all, or some by customer, due or receipt.
+    pub(super) fn any_selection(&mut self, application: &str, customer: &str) -> Selection {
+        let mut selection = Selection::all(application.into());
+        let (wall, mut draw) = (self.world.now.wall, || self.looks.draw());
+        let around = (wall + draw() % 4_000).saturating_sub(1_000);
+        match draw() % 8 {
+            0 => selection.customer = Some(customer.into()),
+            1 => selection.customer_prefix = customer.into(),
+            2 => selection.due_until = around,
+            3 => selection.due_from = around,
+            4 => (selection.due_from, selection.due_until) = (wall.saturating_sub(500), around),
+            5 => selection.received_until = wall.saturating_sub(draw() % 2_000),
+            _ => {}
+        }
+        selection
+    }
+}
+
+impl Model {
+    fn is_of_selection(&self, selection: &Selection, life: &Life) -> bool {
+        let new = &self.asks[life.ask].new;
+        new.application == selection.application && selection.takes_customer(new.customer.as_deref())
+    }
+
+    /// It has had one time since before this call.
+    fn has_its_time(&self, life: &Life, since: usize) -> bool {
+        self.own_time(life).is_some() && life.retimed_call < since
+    }
+
+    /// The selection may take it: when it was received is not known.
+    pub(super) fn may_be_selected(&self, selection: &Selection, life: &Life, since: usize) -> bool {
+        let timely = selection.due_from <= life.due && life.due < selection.due_until;
+        self.is_of_selection(selection, life) && (timely || !self.has_its_time(life, since))
+    }
+
+    /// It has waited since before the question, and the selection takes it.
+    fn is_selected(&self, selection: &Selection, life: &Life, asked: &Asked) -> bool {
+        let timely = selection.due_from <= life.due && life.due < selection.due_until;
+        let of_any_time = (selection.due_from, selection.due_until) == (0, u64::MAX);
+        let waited =
+            life.state == State::Waiting && life.waiting_since < asked.call && life.accepted < asked.call;
+        let timely = of_any_time || timely && self.has_its_time(life, asked.call);
+        waited && timely && selection.received_until == u64::MAX && self.is_of_selection(selection, life)
+    }
+
+    pub(super) fn judge_cancel_selected(&self, asked: &Asked, selection: &Selection, answer: &Answer) {
+        let Answer::Cancelled { count, in_flight } = answer else { panic!("{answer:?}") };
+        if !self.durable {
+            return;
+        }
+        let cancels = |other: &&Asked| {
+            matches!(
+                other.command,
+                Command::Cancel(_)
+                    | Command::CancelAll(_)
+                    | Command::CancelSelected(_)
+                    | Command::DropParked(_)
+            )
+        };
+        let lately = self.answered.values().filter(|other| other.call + 200 >= asked.call);
+        let others = self.commands.values().chain(self.orphaned.values()).chain(lately);
+        let shared = others.into_iter().any(|other| cancels(&other));
+        // What a request behind it replaced was taken back first.
+        let replaced = |life: &&Life| life.state == State::Replaced && life.ended_call >= asked.call;
+        let (took, more) = (asked.took.len() as u64, self.lives.values().filter(replaced).count() as u64);
+        assert!(
+            (took..=took + more).contains(count) || shared,
+            "{count} are said to be taken back, {took} were"
+        );
+        let left = self.lives.values().filter(|life| self.is_selected(selection, life, asked));
+        let left: Vec<u64> = left.map(|life| life.seq).collect();
+        assert!(
+            left.len() as u64 <= *in_flight,
+            "left by a cancel of {selection:?}: {left:?}, {in_flight} in flight"
+        );
+    }
+
+    pub(super) fn judge_count_selected(&self, asked: &Asked, selection: &Selection, answer: &Answer) {
+        let Answer::Counted { waiting, in_flight, parked, next_due } = answer else { panic!("{answer:?}") };
+        let total = waiting + in_flight + parked;
+        assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
+        if !self.durable {
+            return;
+        }
+        let ever = |life: &&Life| {
+            let unlooked_at = life.superseded && self.may_be_unlooked_at(life.ended_call);
+            let live = life.state.is_live() || life.ended_call >= asked.call || unlooked_at;
+            live && self.may_be_selected(selection, life, asked.call)
+        };
+        let most = self.lives.values().filter(ever).count() as u64;
+        // What closed with its window meanwhile may have moved behind its back.
+        let least =
+            |life: &&Life| self.has_its_time(life, asked.call) && self.is_selected(selection, life, asked);
+        let least = self.lives.values().filter(least).count() as u64;
+        assert!((least..=most).contains(&total), "{answer:?} to {selection:?}: {least} to {most}");
+    }
+}
