@@ -213,10 +213,13 @@ fn every_key_is_read() {
         retry = { min = "1ms", max = "1ms", attempts = 3 }
         on_full = "drop-oldest"
         max_waiting = 9
+        rate = "90/min"
+        burst = 7
         [applications.shop]
         window = "1m"
         quiet = "59s"
         retry.attempts = 8
+        rate = "off"
         [applications."a b"]
         format = "passthrough"
         on_full = "flush-early"
@@ -244,12 +247,15 @@ fn every_key_is_read() {
         retry: Retry { min: 1, max: 1, attempts: 3 },
         on_full: OnFull::DropOldest,
         max_waiting: 9,
+        rate: "90/min".parse().ok(),
+        burst: 7,
     };
     assert_eq!(c.defaults, defaults);
     let shop = AppSettings {
         window: 60_000,
         quiet: 59_000,
         retry: Retry { attempts: 8, ..defaults.retry },
+        rate: None,
         ..defaults.clone()
     };
     assert_eq!(c.applications["shop"], shop);

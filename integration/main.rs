@@ -27,6 +27,7 @@ mod limits;
 mod list;
 mod operate;
 mod page;
+mod rate;
 mod redeliver;
 mod requests;
 mod storefaults;

@@ -176,6 +176,12 @@ fn applications(told: &Told<'_>) {
     let none = format!("{path}?received_before=2020-01-01T00:00:00Z");
     assert_eq!(told.ask("DELETE", &items, &none, 200)["count"], 0);
     told.ask("DELETE", &items, path, 400);
+    let (rate, path) = (format!("{APPLICATION}/rate"), "/api/v1/applications/nowhere/rate");
+    assert_eq!(told.ask("POST", &rate, &format!("{path}?rate=5/min&for=600000"), 200)["changed"], true);
+    assert_eq!(told.get(APPLICATION, "/api/v1/applications/nowhere", 200)["rate"], "5/min");
+    told.ask("POST", &rate, &format!("{path}?rate=fast"), 400);
+    told.ask("POST", &rate, &format!("{path}?rate=1/s&until=2020-01-01T00:00:00Z"), 409);
+    assert_eq!(told.ask("DELETE", &rate, path, 200)["changed"], true);
     let flush = format!("{APPLICATION}/flush");
     assert_eq!(told.ask("POST", &flush, "/api/v1/applications/none/flush", 200)["count"], 0);
     for verb in ["retry", "pause", "resume"] {

@@ -229,8 +229,14 @@ fn small_rows() {
     };
     row("window", rows::window_row(&window).unwrap());
     let low = Key::own(1, 2);
-    let queue =
-        QueueRow { queue: "shop".into(), count: 9, low, paused: Some(9_000), unindexed_until: u64::MAX };
+    let queue = QueueRow {
+        queue: "shop".into(),
+        count: 9,
+        low,
+        paused: Some(9_000),
+        unindexed_until: u64::MAX,
+        slowed: None,
+    };
     row("queue", rows::queue_row(&queue).unwrap());
     let closing =
         ClosingRow { application: "a".into(), end: 9, window: u64::MAX, due: 8, cause: ClosedBy::Quiet };

@@ -89,6 +89,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             | Command::List(_)
             | Command::Outlook(_)
             | Command::FlushAll(_)
+            | Command::Slow(..)
             | Command::Retry(_)
             | Command::DropParked(_) => panic!("not by message: {command:?}"),
         },
@@ -108,6 +109,7 @@ fn publish(items: &[NewItem]) {
             closed_by: ClosedBy::Time,
             attempt: 1,
             due: NOW,
+            free_at: 0,
             alone: false,
             items: (1..)
                 .zip(&items[..some])

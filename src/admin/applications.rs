@@ -56,6 +56,7 @@ pub(super) fn router() -> Router<ApiState> {
         .route("/api/v1/applications/{application}", get(one))
         .route("/api/v1/applications/{application}/pause", post(pause))
         .route("/api/v1/applications/{application}/resume", post(resume))
+        .route("/api/v1/applications/{application}/rate", post(slow).delete(set_rate))
         .route("/api/v1/applications/{application}/flush", post(flush))
         .route("/api/v1/applications/{application}/retry", post(retry))
         .route("/api/v1/applications/{application}/parked", delete(drop_parked))
@@ -112,6 +113,24 @@ async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Call
 
 async fn resume(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
     shared.change(caller, named(&uri, parse::application).map(CommandRequest::Resume)).await
+}
+
+async fn slow(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    let read = |of| {
+        let (rate, end) = parse::slowed(uri.query())?;
+        Ok(CommandRequest::Slow(of, Some(rate), end))
+    };
+    shared.change(caller, parse::application(uri.path()).and_then(read)).await
+}
+
+/// That of the settings again.
+async fn set_rate(
+    State(shared): State<ApiState>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Response {
+    let as_set = |application| CommandRequest::Slow(application, None, None);
+    shared.change(caller, named(&uri, parse::application).map(as_set)).await
 }
 
 async fn flush(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {

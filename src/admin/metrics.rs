@@ -22,8 +22,10 @@ pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 /// What the metrics tell beyond the state document. Since the start of the process.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
-    /// Per item: moment of publish minus due.
+    /// Per item: moment of publish minus due, or minus the end of what its rate held it back for.
     pub lateness: Distribution,
+    /// Per item that a rate held back: for how long.
+    pub held: Distribution,
     /// Per batch: publish to confirm.
     pub confirm: Distribution,
     /// Per batch, at its first publish: items in it.
@@ -183,8 +185,10 @@ impl DaemonFigures {
         to.counter("tries_dropped", help, totals.tries_dropped)?;
         let help = "Items that consumers have sent back, and that are delivered again.";
         to.counter("tries_taken", help, totals.tries_taken)?;
-        let lateness = "Per item: moment of publish minus due.";
+        let lateness = "Per item: moment of publish minus due, without what a rate held it back for.";
         to.histogram("publish_lateness", lateness, Some(Unit::Seconds), &traffic.lateness)?;
+        let held = "Per item that a rate held back: for how long.";
+        to.histogram("held_back", held, Some(Unit::Seconds), &traffic.held)?;
         let confirm = "Per batch: publish to confirm.";
         to.histogram("publish_confirm", confirm, Some(Unit::Seconds), &traffic.confirm)?;
         to.histogram("batch_items", "Per batch: items in it.", None, &traffic.batch_items)?;

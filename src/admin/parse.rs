@@ -7,7 +7,8 @@
 use super::command::ItemOf;
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Outlook, Selection};
+use crate::engine::pace::NoRate;
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Outlook, Rate, Selection};
 use crate::letters::{
     LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
     MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
@@ -187,6 +188,17 @@ pub fn new_due(query: Option<&str>) -> Result<Moment, BadRequest> {
 /// As [`filter`]; and both.
 pub fn pause_end(query: Option<&str>) -> Result<Option<Moment>, BadRequest> {
     one_time(&parameters(query, &["until", "for"])?, "until", "for")
+}
+
+/// How fast an application's items are to leave, and when that is to end: `until`, a moment, or `for`, in ms.
+///
+/// # Errors
+/// As [`filter`]; there is no rate, or both ends.
+pub fn slowed(query: Option<&str>) -> Result<(Rate, Option<Moment>), BadRequest> {
+    let all = parameters(query, &["rate", "until", "for"])?;
+    let rate = of(&all, "rate").ok_or_else(|| fault("rate", "say how fast, such as 10/s"))?;
+    let rate = rate.parse().map_err(|error: NoRate| fault("rate", &error.to_string()))?;
+    Ok((rate, one_time(&all, "until", "for")?))
 }
 
 /// `at`, a moment, or `delay`, in ms, if one of them is there.

@@ -20,6 +20,8 @@ use tokio::time::{timeout, Instant};
 pub(super) struct TurnOutput {
     pub(super) settled: Vec<Settled>,
     late_us: Vec<u64>,
+    /// Of items that a rate held back.
+    held_us: Vec<u64>,
     /// Of each batch, its items and the bytes of its body.
     sizes: Vec<(u64, u64)>,
     pub(super) confirm_us: Vec<u64>,
@@ -45,6 +47,7 @@ impl TurnOutput {
         }
         let mut figures = shared.figures();
         self.late_us.iter().for_each(|us| figures.lateness.record(*us));
+        self.held_us.iter().for_each(|us| figures.held.record(*us));
         self.confirm_us.iter().for_each(|us| figures.confirm.record(*us));
         for (items, bytes) in &self.sizes {
             figures.batch_items.record(*items);
@@ -82,8 +85,10 @@ impl Encoder {
         let Outgoing { exchange, routing_key, properties, body, id, trace } = outgoing;
         // Repeats are late for a reason of their own.
         if batch.dead.is_none() && batch.attempt == 1 {
-            let late = |due: u64| now_us.saturating_sub(due.saturating_mul(1_000));
+            let late = |due: u64| now_us.saturating_sub(due.max(batch.free_at).saturating_mul(1_000));
             output.late_us.extend(batch.items.iter().map(|item| late(item.due)));
+            let held = batch.items.iter().map(|item| batch.free_at.saturating_sub(item.due));
+            output.held_us.extend(held.filter(|ms| *ms > 0).map(|ms| ms.saturating_mul(1_000)));
             output.sizes.push((batch.items.len() as u64, body.len() as u64));
         }
         let span = self.spans.as_ref().zip(trace).and_then(|(exporter, trace)| {
@@ -98,7 +103,7 @@ impl Encoder {
                 items: batch.items.len() as u64,
                 bytes: body.len() as u64,
                 attempt: batch.attempt,
-                lateness: now_us.saturating_sub(batch.due.saturating_mul(1_000)),
+                lateness: now_us.saturating_sub(batch.due.max(batch.free_at).saturating_mul(1_000)),
                 ..PublishSpan::default()
             };
             let error = Some("no answer of the broker".to_owned());

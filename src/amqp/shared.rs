@@ -15,9 +15,11 @@ const WAITING_MARK: Duration = Duration::from_millis(500);
 /// Figures of both ends since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Per item, microseconds: moment of publish minus due; what leaves before its due counts as 0. Dead
-    /// letters are not in it.
+    /// Per item, microseconds: moment of publish minus due, or minus the moment until which its application's
+    /// rate held it back; what leaves before its due counts as 0. Dead letters are not in it.
     pub lateness: Distribution,
+    /// Per item that a rate held back, microseconds: for how long.
+    pub held: Distribution,
     /// Per confirmed batch, microseconds: publish to confirm.
     pub confirm: Distribution,
     /// Per batch, at its first publish: items in it. Dead letters are not in it.
@@ -58,6 +60,7 @@ pub(super) struct Shared {
 
 pub(super) struct Figures {
     pub(super) lateness: Recorder,
+    pub(super) held: Recorder,
     pub(super) confirm: Recorder,
     pub(super) batch_items: Recorder,
     pub(super) batch_bytes: Recorder,
@@ -67,6 +70,7 @@ impl Default for Figures {
     fn default() -> Self {
         Figures {
             lateness: Recorder::of_durations(),
+            held: Recorder::of_durations(),
             confirm: Recorder::of_durations(),
             batch_items: Recorder::of_items(),
             batch_bytes: Recorder::of_bytes(),
@@ -185,13 +189,14 @@ impl Shared {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let [lateness, confirm, batch_items, batch_bytes] = {
+        let [lateness, held, confirm, batch_items, batch_bytes] = {
             let figures = self.figures();
-            [&figures.lateness, &figures.confirm, &figures.batch_items, &figures.batch_bytes]
-                .map(Recorder::snapshot)
+            let Figures { lateness, held, confirm, batch_items, batch_bytes } = &*figures;
+            [lateness, held, confirm, batch_items, batch_bytes].map(Recorder::snapshot)
         };
         Stats {
             lateness,
+            held,
             confirm,
             batch_items,
             batch_bytes,

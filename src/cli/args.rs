@@ -6,7 +6,7 @@ mod store;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
-    PauseArgs, RescheduleArgs,
+    PauseArgs, RateArgs, RescheduleArgs,
 };
 pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
@@ -114,6 +114,8 @@ pub(super) enum CliCommand {
     Pause(PauseArgs),
     /// Let a paused application go on
     Resume(ApplicationArgs),
+    /// Let an application's items leave slower or faster than the configuration says, for a while
+    Rate(RateArgs),
     /// What cannot be delivered at present: show it, try it again, give it up
     #[command(subcommand)]
     Parked(ParkedCommand),
@@ -168,6 +170,7 @@ impl CliCommand {
             | CliCommand::Flush(_)
             | CliCommand::List(_)
             | CliCommand::Pause(_)
+            | CliCommand::Rate(_)
             | CliCommand::Resume(_)
             | CliCommand::Parked(_)
             | CliCommand::Dead(_)

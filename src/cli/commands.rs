@@ -1,13 +1,14 @@
-//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `parked retry`, `parked drop`: one question,
-//! one answer.
+//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `rate`, `parked retry`, `parked drop`: one
+//! question, one answer.
 
 use super::args::{
-    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RescheduleArgs,
+    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RateArgs, RescheduleArgs,
 };
 use super::client::{is_unknown, path, query, Client};
 use super::output::{plain, Failure, Out};
 use super::{millis, moment};
 use serde_json::Value;
+use std::time::Duration;
 use ureq::http::Method;
 
 /// The words for what a command does.
@@ -127,17 +128,36 @@ pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result
 /// # Errors
 /// As [`flush`].
 pub(super) fn pause(client: &Client, args: &PauseArgs, output: Output) -> Result<(), Failure> {
-    let end = match (args.until, args.for_time) {
-        (Some(at), None) => format!("?until={at}"),
-        (None, Some(time)) => format!("?for={}", millis(time)),
-        (None, None) => String::new(),
-        (Some(_), Some(_)) => {
-            return Err(Failure::Usage("only one of --for and --until can hold".to_owned()))
-        }
-    };
-    let path = path(&["applications", &args.application, "pause"]);
+    let end: Vec<(&str, String)> = end(args.until, args.for_time)?.into_iter().collect();
+    let path = path(&["applications", &args.application, "pause"]) + &query(&end);
     let words = Wording { changed: ["paused", "it was paused already"], ..CANCELLED };
-    conclude(&client.ask(Method::POST, &format!("{path}{end}"))?, words, output)
+    conclude(&client.ask(Method::POST, &path)?, words, output)
+}
+
+/// Runs `rate`.
+///
+/// # Errors
+/// As [`flush`].
+pub(super) fn rate(client: &Client, args: &RateArgs, output: Output) -> Result<(), Failure> {
+    let path = path(&["applications", &args.application, "rate"]);
+    let Some(rate) = args.rate else {
+        let words = Wording { changed: ["as the configuration says", "it was so already"], ..CANCELLED };
+        return conclude(&client.ask(Method::DELETE, &path)?, words, output);
+    };
+    let rate = ("rate", rate.to_string());
+    let pairs: Vec<(&str, String)> = std::iter::once(rate).chain(end(args.until, args.for_time)?).collect();
+    let words = Wording { changed: ["done", "it was so already"], ..CANCELLED };
+    conclude(&client.ask(Method::POST, &(path + &query(&pairs)))?, words, output)
+}
+
+/// When what holds for a while is to end.
+fn end(until: Option<u64>, time: Option<Duration>) -> Result<Option<(&'static str, String)>, Failure> {
+    match (until, time) {
+        (Some(at), None) => Ok(Some(("until", at.to_string()))),
+        (None, Some(time)) => Ok(Some(("for", millis(time).to_string()))),
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => Err(Failure::Usage("only one of --for and --until can hold".to_owned())),
+    }
 }
 
 /// Runs `resume`.
@@ -422,6 +442,16 @@ mod tests {
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
         held.for_time = Some(std::time::Duration::from_secs(90));
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
+        let mut slow = RateArgs {
+            application: "%sms".to_owned(),
+            rate: "10/s".parse().ok(),
+            for_time: Some(Duration::from_secs(90)),
+            until: None,
+            clear: false,
+        };
+        assert_eq!(ended(rate(&client, &slow, Output::Table)), 3);
+        (slow.rate, slow.for_time, slow.clear) = (None, None, true);
+        assert_eq!(ended(rate(&client, &slow, Output::Table)), 3);
         let yes = DropArgs { application: "%sms".to_owned(), yes: true };
         assert_eq!(ended(drop_parked(&client, &yes, Output::Table)), 3);
         let later = RescheduleArgs {
@@ -446,6 +476,8 @@ mod tests {
             CommandRequest::Retry("%sms".into()),
             CommandRequest::Pause("%sms".into(), None),
             CommandRequest::Pause("%sms".into(), Some(Moment::After(90_000))),
+            CommandRequest::Slow("%sms".into(), "10/s".parse().ok(), Some(Moment::After(90_000))),
+            CommandRequest::Slow("%sms".into(), None, None),
             CommandRequest::DropParked("%sms".into()),
             CommandRequest::Reschedule(other.clone(), Moment::After(90_000)),
             CommandRequest::Reschedule(other, Moment::At(AT)),

@@ -103,6 +103,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Flush(args) => commands::flush(&daemon()?, &args, output)?,
         CliCommand::List(args) => list::run(&daemon()?, &args, output)?,
         CliCommand::Pause(args) => commands::pause(&daemon()?, &args, output)?,
+        CliCommand::Rate(args) => commands::rate(&daemon()?, &args, output)?,
         CliCommand::Resume(args) => commands::resume(&daemon()?, &args, output)?,
         CliCommand::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
         CliCommand::Parked(ParkedCommand::Retry(args)) => commands::retry(&daemon()?, &args, output)?,

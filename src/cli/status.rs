@@ -153,7 +153,14 @@ pub(super) fn applications(all: &[Application], dead_letters: Option<&Applicatio
 }
 
 fn application(name: &str, a: &Application) -> Vec<String> {
-    let state = if a.paused { format!("{}, {}", a.state(), paused(a)) } else { a.state().to_owned() };
+    let mut state = a.state().to_owned();
+    if a.paused {
+        state = format!("{state}, {}", paused(a));
+    }
+    if let Some(rate) = &a.rate {
+        let held = if a.held > 0 { format!(", {} held back", a.held) } else { String::new() };
+        state = format!("{state}, {rate}{held}");
+    }
     let mut row = vec![plain(name).into_owned(), plain(&state).into_owned()];
     row.extend([a.total, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
     if let Some(parked) = a.parked_since() {

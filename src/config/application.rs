@@ -4,7 +4,8 @@ use super::copies::copies;
 use super::reading::{DelayFrom, Reading, Redeliver};
 use super::section::Section;
 use super::terms::BROKER_MAX;
-use super::units::{Flag, Size, Span, Text, Whole, Words};
+use super::units::{Flag, RateText, Size, Span, Text, Whole, Words};
+use crate::engine::pace::MOST;
 use crate::engine::types::{AppSettings, Format, OnFull, Retry};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub(super) fn application(
     let longest = hold_max.map_or(u64::MAX, |h| h.as_millis() as u64);
     let redeliver = redeliver(s.section("redeliver"), &base_reading.redeliver, max_bytes, longest);
     let on_full = s.get("on_full", base.on_full, Words(policies));
+    let rate = s.get("rate", base.rate, RateText);
+    let burst = s.get("burst", base.burst.into(), Whole(0..=MOST.into())) as u32;
     let max_waiting = s.get("max_waiting", base.max_waiting, Whole(0..=1_000_000_000_000));
 
     let judged = base_sound != Some(false) && !s.failed(&["window", "quiet"]);
@@ -78,6 +81,8 @@ pub(super) fn application(
         retry,
         on_full,
         max_waiting,
+        rate,
+        burst,
     };
     ((settings, Reading { copies, delay_from, traces, redeliver }), sound)
 }

@@ -4,6 +4,7 @@
 //! secret.
 
 use super::finding::nearest;
+use crate::engine::types::Rate;
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
 use serde_json::{json, Value};
 use std::fmt;
@@ -269,6 +270,33 @@ impl<T> Shape for Words<T> {
     fn shape(&self) -> Value {
         let words: Vec<_> = self.0.iter().map(|(word, _)| *word).collect();
         json!({ "enum": words })
+    }
+}
+
+/// How fast items leave, such as `100/s`; `off`: as fast as they can.
+#[derive(Clone)]
+pub(super) struct RateText;
+
+seed!(RateText, Option<Rate>);
+
+impl Visitor<'_> for RateText {
+    type Value = Option<Rate>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a rate in quotes, such as "100/s", "5/min" or "10/h", or "off""#)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Option<Rate>, E> {
+        match text {
+            "off" => Ok(None),
+            text => text.parse().map(Some).map_err(|error| E::custom(format_args!("{text:?}: {error}"))),
+        }
+    }
+}
+
+impl Shape for RateText {
+    fn shape(&self) -> Value {
+        json!({ "type": "string", "pattern": "^([1-9][0-9]{0,7}/(s|min|h)|off)$" })
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
         | Answer::Rescheduled { .. }
         | Answer::Listed { .. }
         | Answer::Timeline(_)
-        | Answer::Paused { .. }
+        | Answer::Until { .. }
         | Answer::Done { .. } => Status::Known,
     };
     CommandResponse { status, document: document(reply, store_identity) }
@@ -80,10 +80,10 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
             json!({ "items": rows, "next": next.map(cursor_text) })
         }
         (Answer::Timeline(told), _) => timeline(told),
-        (Answer::Paused { until: Some(until), changed }, _) => {
+        (Answer::Until { until: Some(until), changed }, _) => {
             json!({ "result": "done", "changed": changed, "until": until })
         }
-        (Answer::Paused { until: None, changed }, _) => json!({ "result": "done", "changed": changed }),
+        (Answer::Until { until: None, changed }, _) => json!({ "result": "done", "changed": changed }),
         (Answer::Done { changed }, _) => json!({ "result": "done", "changed": changed }),
         (Answer::Rejected(text), _) => json!({ "result": "rejected", "error": text }),
         (Answer::Unavailable(text), _) => match reply.asker {

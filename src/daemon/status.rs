@@ -116,6 +116,7 @@ impl Life<'_> {
 fn traffic(amqp: &Stats, commits: Distribution) -> Traffic {
     Traffic {
         lateness: amqp.lateness.clone(),
+        held: amqp.held.clone(),
         confirm: amqp.confirm.clone(),
         batch_items: amqp.batch_items.clone(),
         batch_bytes: amqp.batch_bytes.clone(),

@@ -5,15 +5,15 @@
 //! crash cannot make it untrue. What is in flight is waited for, within a bound.
 
 use super::core::{listed, Core, LiveItem, Whereabouts};
-use super::event::{Found, FOR_EVER};
+use super::event::{Found, Slowed, FOR_EVER};
 use super::health::HealthState;
 use super::ids::QueueId;
 use super::judge;
 use super::mutant::{mutated, Mutant};
 use super::scans::{end_of_cancel, Scans};
 use super::types::{
-    Answer, Asker, AssignedId, ClosedBy, Command, CustomerOf, End, Ended, Identity, Moment, Now, Settings,
-    Target,
+    Answer, Asker, AssignedId, ClosedBy, Command, CustomerOf, End, Ended, Identity, Moment, Now, Rate,
+    Settings, Target,
 };
 
 /// What a command comes to.
@@ -42,6 +42,9 @@ pub(super) fn execute(
         Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
         Command::Pause(application, end) => Executed::Answer(pause(core, settings, (application, *end), now)),
         Command::Resume(application) => Executed::Answer(resume(core, application)),
+        Command::Slow(application, rate, end) => {
+            Executed::Answer(slow(core, settings, application, rate.map(|rate| (rate, *end)), now))
+        }
         Command::Retry(application) => Executed::Answer(retry(core, application)),
         Command::CancelAll(_)
         | Command::CancelSelected(_)
@@ -258,13 +261,9 @@ fn pause(
     (application, end): (&str, Option<Moment>),
     now: Now,
 ) -> Answer {
-    let until = match end.map(|end| moment(settings, end, now)) {
-        None => None,
-        Some(Ok(at)) if at <= now.wall => {
-            return Answer::Rejected(format!("the pause is to end at {at}, which is over").into())
-        }
-        Some(Ok(at)) => Some(at),
-        Some(Err(text)) => return Answer::Rejected(text.into()),
+    let until = match end_of("pause", settings, end, now) {
+        Ok(until) => until,
+        Err(text) => return Answer::Rejected(text.into()),
     };
     let queues = &mut core.stock.queues;
     let is_new = queues.find(application).is_none_or(|queue| !queues[queue].is_paused());
@@ -279,7 +278,48 @@ fn pause(
     if is_new {
         core.stock.begin_evicting(queue, now);
     }
-    Answer::Paused { until, changed }
+    Answer::Until { until, changed }
+}
+
+/// When what holds for a while is to end, UTC ms; `None`: not by itself.
+fn end_of(what: &str, settings: &Settings, end: Option<Moment>, now: Now) -> Result<Option<u64>, String> {
+    match end.map(|end| moment(settings, end, now)) {
+        Some(Ok(at)) if at <= now.wall => Err(format!("the {what} is to end at {at}, which is over")),
+        Some(at) => at.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Gives an application a rate for a while, or that of its settings again.
+fn slow(
+    core: &mut Core,
+    settings: &Settings,
+    application: &str,
+    rate: Option<(Rate, Option<Moment>)>,
+    now: Now,
+) -> Answer {
+    let Some((rate, end)) = rate else {
+        let queue = core.stock.queues.find(application);
+        let changed = queue.is_some_and(|queue| core.stock.queues.at(queue).set_slowed(None));
+        if changed {
+            core.stock.shared.journal.hurry();
+        }
+        return Answer::Done { changed };
+    };
+    let until = match end_of("rate", settings, end, now) {
+        Ok(until) => until,
+        Err(text) => return Answer::Rejected(text.into()),
+    };
+    let queues = &mut core.stock.queues;
+    if queues.find(application).is_none() && queues.slowed() >= settings.max_applications {
+        return Answer::Unavailable("limits.applications have rates already");
+    }
+    let queue = queues.id(application);
+    let changed = queues.at(queue).set_slowed(Some(Slowed { rate, until: until.unwrap_or(FOR_EVER) }));
+    if changed {
+        core.stock.shared.journal.hurry();
+    }
+    Answer::Until { until, changed }
 }
 
 fn resume(core: &mut Core, application: &str) -> Answer {

@@ -269,7 +269,7 @@ impl Core {
         if self.stock.queues.get(queue).is_none() {
             return gone;
         }
-        while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue) {
+        while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue, now) {
             let before = rows.len();
             gone += before;
             let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.screen(rows, now) };
@@ -349,12 +349,18 @@ impl Core {
     /// Whether that was all.
     pub(super) fn end_pauses(&mut self, now: Now) -> bool {
         self.dispatch.end_backoffs(&mut self.stock, now);
+        self.fetched.extend(self.dispatch.held.end(&mut self.stock, now));
         for _ in 0..PAUSES_ENDED {
-            let Some(queue) = self.stock.queues.pause_ended(now.wall) else { return true };
+            let Some(queue) = self.stock.queues.slowed_enough(now.wall) else { break };
+            self.stock.queues.at(queue).set_slowed(None);
+        }
+        for _ in 0..PAUSES_ENDED {
+            let Some(queue) = self.stock.queues.pause_ended(now.wall) else { break };
             self.stock.queues.at(queue).set_paused(None);
             self.resume(queue);
         }
-        self.stock.queues.pause_ended(now.wall).is_none()
+        let queues = &self.stock.queues;
+        queues.pause_ended(now.wall).is_none() && queues.slowed_enough(now.wall).is_none()
     }
 
     /// A queue is drained again that was not.

@@ -13,6 +13,7 @@ mod channels;
 mod egress;
 mod flight;
 mod given_up;
+mod held;
 mod pauses;
 
 use super::event::Load;
@@ -29,6 +30,7 @@ use channels::SoloChannels;
 pub(super) use egress::Egress;
 use flight::FlightState;
 pub(super) use flight::{Candidate, Flight, Flights};
+use held::HeldQueues;
 
 /// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
 /// in memory; and others wait no longer for its channel, ms.
@@ -44,6 +46,8 @@ pub(super) struct Dispatch {
     channels: SoloChannels,
     /// Queues that are left alone, by when their pause ends, monotonic.
     backoffs: BTreeSet<(u64, QueueId)>,
+    /// What rates hold back.
+    pub(super) held: HeldQueues,
     /// Arrival numbers of items whose payloads must be fetched.
     lacking: Vec<u64>,
 }
@@ -56,6 +60,7 @@ impl Dispatch {
             suspects: VecDeque::new(),
             channels: SoloChannels::new(),
             backoffs: BTreeSet::new(),
+            held: HeldQueues::default(),
             lacking: Vec::new(),
         };
         dispatch.configure(settings);
@@ -81,17 +86,18 @@ impl Dispatch {
         self.egress.is_open()
             && !queue.is_held_back()
             && !live.health().needs_probe()
+            && live.pace().held_until().is_none()
             && live.lane().first_to_resend().is_none()
             && live.lane().suspects() == 0
             && self.egress.has_slots_behind(live.line().len())
     }
 
-    /// Whether nothing that is told elsewhere keeps a batch of this queue: it is not held back, nothing of it
-    /// is at the broker, and there is a slot and, if it needs one, a channel. Whether the way out is open is
-    /// not asked.
+    /// Whether nothing that is told elsewhere keeps a batch of this queue: it is not held back, nor by its
+    /// rate, nothing of it is at the broker, and there is a slot and, if it needs one, a channel. Whether the
+    /// way out is open is not asked.
     pub(super) fn could_send(&self, stock: &Stock, id: QueueId) -> bool {
         let queue = &stock.queues[id];
-        if queue.is_held_back() || !self.egress.has_room() {
+        if queue.is_held_back() || queue.held_until().is_some() || !self.egress.has_room() {
             return false;
         }
         let Some(live) = queue.live() else { return true };
@@ -138,6 +144,9 @@ impl Dispatch {
             live.health_mut().rest(now.mono);
         }
         if !self.may_send(stock, queue, now) {
+            return None;
+        }
+        if self.holds(stock, queue, now) {
             return None;
         }
         let health = stock.queues.at(queue).at_work().health();
@@ -242,9 +251,12 @@ impl Dispatch {
         let settings_format = stock.queues.settings_of(queue).format;
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
-        let count = rows.len() as u64;
-        let since = now.mono;
-        let flight = Flight { queue, rows, bytes, format, publishes, state, since, recalled: false };
+        let (count, since) = (rows.len() as u64, now.mono);
+        let pace = stock.queues.at(queue).at_work().pace_mut();
+        // By the clock that dues are told by: what it is late by from then on its rate is no reason for.
+        let held_until = pace.form(count, now.mono);
+        let free_at = held_until.map_or(0, |mono| now.wall.saturating_sub(now.mono - mono));
+        let flight = Flight { queue, rows, bytes, format, publishes, state, since, free_at, recalled: false };
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {
@@ -306,13 +318,23 @@ impl Dispatch {
 
     /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
     /// number and members, to be looked at once more: time has passed.
-    pub(super) fn next_fetched(&mut self, stock: &mut Stock, queue: QueueId) -> Option<(u64, Vec<ItemId>)> {
+    pub(super) fn next_fetched(
+        &mut self,
+        stock: &mut Stock,
+        queue: QueueId,
+        now: Now,
+    ) -> Option<(u64, Vec<ItemId>)> {
         let number = stock.queues.at(queue).at_work().lane().first_fetching()?;
         let Some(flight) = self.flights.get_mut(number) else {
             stock.queues.at(queue).at_work().lane_mut().fetched(false);
-            return self.next_fetched(stock, queue);
+            return self.next_fetched(stock, queue, now);
         };
-        if !matches!(flight.state, FlightState::Fetching { missing: 0, .. }) {
+        let FlightState::Fetching { missing: 0, alone } = flight.state else { return None };
+        let pace = stock.queues.at(queue).at_work().pace();
+        let leaves_at = pace.may_leave_at(flight.rows.len() as u64);
+        if leaves_at > now.mono && !alone && !flight.recalled {
+            // Those before it have waited for their payloads, too.
+            self.held.wait_to_leave(queue, leaves_at);
             return None;
         }
         stock.queues.at(queue).at_work().lane_mut().fetched(flight.recalled);
@@ -365,6 +387,8 @@ impl Dispatch {
         flight.publishes += 1;
         flight.state = FlightState::Out { alone };
         self.channels.launched(number, now);
+        let queue = flight.queue;
+        stock.queues.at(queue).at_work().pace_mut().leave(flight.rows.len() as u64, now.mono);
         let mut items = Vec::with_capacity(flight.rows.len());
         let mut attempt = flight.publishes;
         for id in &flight.rows {
@@ -400,6 +424,7 @@ impl Dispatch {
             closed_by: first.closed_by(),
             attempt,
             due: items[0].due,
+            free_at: flight.free_at,
             alone,
             items,
         });

@@ -1,6 +1,7 @@
 //! What enters the engine and what leaves it: two enums and a struct whose field order is the order of
 //! execution.
 
+use super::pace::Rate;
 use super::types::{
     Ack, Asker, Batch, ClosedBy, Command, Content, Dead, Delivery, Ended, Identity, Key, Reply, Request,
     Settings, Settled,
@@ -133,7 +134,7 @@ pub struct Place {
 pub struct QueueRow {
     /// Application name, or [`DEAD_LETTERS`].
     pub queue: Arc<str>,
-    /// Items in it. With 0 and not paused the row is removed.
+    /// Items in it. With 0, not paused and not slowed down the row is removed.
     pub count: u64,
     /// No item of the queue lies below: scans start here, never among the tombstones.
     pub low: Key,
@@ -141,6 +142,17 @@ pub struct QueueRow {
     pub paused: Option<u64>,
     /// No item that lacks its customer row is due at or after this moment, UTC ms.
     pub unindexed_until: u64,
+    /// The rate that a command has given it for a while.
+    pub slowed: Option<Slowed>,
+}
+
+/// A rate that holds for a while instead of that of the settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slowed {
+    /// How fast items leave.
+    pub rate: Rate,
+    /// Until then, UTC ms; [`FOR_EVER`]: until a command ends it.
+    pub until: u64,
 }
 
 /// A window that ends beyond the engine's horizon, as the store keeps it: a row of its own, so that a restart

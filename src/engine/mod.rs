@@ -17,7 +17,7 @@
 //! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
 //! | [`loader`] | reads of queues | what comes into memory |
-//! | [`dispatch`], [`health`] | batches under way | what is sent next, and how |
+//! | [`dispatch`], [`health`], [`pace`] | batches under way | what is sent next, how, and how fast |
 //! | [`core`](self::core) | these together | how items end; what an outcome means |
 //! | [`arrivals`], [`judge`], [`duplicates`] | what has come in | what becomes of a request |
 //! | [`thresholds`] | nothing | at how much the engine does otherwise |
@@ -53,6 +53,7 @@ mod ledger;
 mod loader;
 mod lookup;
 mod mutant;
+pub mod pace;
 mod queue;
 mod reads;
 mod ready;
@@ -229,7 +230,7 @@ impl Engine {
     fn observe(&mut self, now: Now) {
         let Passed { forward, backward, less } = self.course.clocks.observe(now);
         let stock = &mut self.core.stock;
-        stock.queues.observe(now.wall);
+        stock.queues.observe(now);
         stock.shared.counters_mut().clock_forward += u64::from(forward);
         stock.shared.counters_mut().clock_backward += u64::from(backward);
         if (forward || backward) && !mutated(Mutant::StepUnnoticed) {
@@ -415,10 +416,8 @@ impl Engine {
     /// More waits for outcomes than may: requests are decided without them, commands answered.
     fn release_waiting(&mut self) {
         let (core, scans) = (&self.core, &self.scans);
-        let commands = self
-            .arrivals
-            .release(|identity| core.may_be_superseded(identity) && !scans.is_going_over(core, identity));
-        let Some(commands) = commands else { return };
+        let may = |id: types::Identity| core.may_be_superseded(id) && !scans.is_going_over(core, id);
+        let Some(commands) = self.arrivals.release(may) else { return };
         for (command, asker) in commands {
             self.reply((asker, command, Answer::InFlight));
         }

@@ -1,9 +1,24 @@
 //! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none,
 //! and nothing of this is left in the program.
 
-/// A wrong decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mutant {
+/// Declares the wrong decisions, and the list of all of them.
+macro_rules! mutants {
+    ($($(#[$what:meta])* $name:ident,)*) => {
+        /// A wrong decision.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum Mutant {
+            $($(#[$what])* $name,)*
+        }
+
+        impl Mutant {
+            /// All of them.
+            #[cfg(test)]
+            pub(in crate::engine) const ALL: &[Mutant] = &[$(Mutant::$name,)*];
+        }
+    };
+}
+
+mutants! {
     /// A request is acked when its item is written, not when the commit is durable.
     AckBeforeCommit,
     /// What is safe is acked in order alone: a single unsafe delivery holds back all behind it for ever.
@@ -138,6 +153,16 @@ pub(super) enum Mutant {
     CancelAllTakesDead,
     /// `parked drop` takes items that are not due, of an application that is not parked.
     DropParkedTakesAll,
+    /// A rate holds nothing back.
+    RateIgnored,
+    /// A batch counts as one item against its application's rate.
+    BatchCountsOnce,
+    /// Batches that have waited for payloads leave together, whatever the rate says.
+    FetchedOutrunsRate,
+    /// What a rate holds back is not looked at again.
+    HeldForEver,
+    /// A rate that a command gave does not outlive the process.
+    RateForgotten,
     /// A cancel of a selection takes all that memory has of its application.
     SelectedInMemoryAll,
     /// A cancel or count of a selection takes all that the store alone has.
@@ -392,194 +417,6 @@ mod tests {
 
     thread_local! {
         static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
-    }
-
-    impl Mutant {
-        /// All of them.
-        pub(in crate::engine) const ALL: &[Mutant] = &[
-            Mutant::AckBeforeCommit,
-            Mutant::AckWaitsForPrefix,
-            Mutant::DuplicateAckedTooSoon,
-            Mutant::AnswerTooSoon,
-            Mutant::LeaseForgotten,
-            Mutant::LeaseNotRenewed,
-            Mutant::UnknownIsDelivered,
-            Mutant::ReturnedIsDelivered,
-            Mutant::NackedIsDelivered,
-            Mutant::OverdueIsDelivered,
-            Mutant::UnavailableCounts,
-            Mutant::OverdueCounts,
-            Mutant::AttemptForgotten,
-            Mutant::AttemptsIgnored,
-            Mutant::AttemptsOneTooFew,
-            Mutant::NearUntilOffByOne,
-            Mutant::LoadFromThePast,
-            Mutant::BehindForgotten,
-            Mutant::UnindexedForgotten,
-            Mutant::IndexForgotten,
-            Mutant::ClosingForgotten,
-            Mutant::Early,
-            Mutant::EarlyAfterStepBack,
-            Mutant::ExpiryIgnored,
-            Mutant::ExpiredTooSoon,
-            Mutant::WindowIgnoresExpiry,
-            Mutant::QuietIgnored,
-            Mutant::CountIgnored,
-            Mutant::BytesIgnored,
-            Mutant::BatchUnbounded,
-            Mutant::CoalesceIgnoresExpiry,
-            Mutant::FlushDoesNothing,
-            Mutant::FlushCountsOneMore,
-            Mutant::OrderForgotten,
-            Mutant::FarOvertaken,
-            Mutant::NewOvertakesFailed,
-            Mutant::SuspectsOvertaken,
-            Mutant::PausedIsPublished,
-            Mutant::PauseForgotten,
-            Mutant::ParkedIsDrained,
-            Mutant::ParkedForEver,
-            Mutant::ParkedStaysInMemory,
-            Mutant::HungBatchHindersAll,
-            Mutant::KeepReplaces,
-            Mutant::RulesDoKeep,
-            Mutant::EarliestIsLatest,
-            Mutant::MarkAloneDrops,
-            Mutant::FingerprintForgotten,
-            Mutant::InFlightIsReplaced,
-            Mutant::TryIgnored,
-            Mutant::AnyBatchIsATry,
-            Mutant::TryNotAwaited,
-            Mutant::TailForgotten,
-            Mutant::TailHalf,
-            Mutant::AnswersFromThePast,
-            Mutant::LookupUnknown,
-            Mutant::CountsOneTooFew,
-            Mutant::ListSkips,
-            Mutant::CancelAnswersOnly,
-            Mutant::CancelAllAnswersOnly,
-            Mutant::CancelAllTakesLater,
-            Mutant::CancelAllTakesDead,
-            Mutant::DropParkedTakesAll,
-            Mutant::SelectedInMemoryAll,
-            Mutant::SelectedFarAll,
-            Mutant::FullTooSoon,
-            Mutant::FullTooLate,
-            Mutant::DropOldestDropsNewest,
-            Mutant::DropOldestKillsTwo,
-            Mutant::FlushEarlyFlushesNothing,
-            Mutant::ApplicationsUnlimited,
-            Mutant::WindowsUnlimited,
-            Mutant::MembersCrowdIn,
-            Mutant::DeadCrowdIn,
-            Mutant::ContentsStay,
-            Mutant::CountForgotten,
-            Mutant::DeadTooSoon,
-            Mutant::DeadForgotten,
-            Mutant::CoalesceRoundsDown,
-            Mutant::BacklogGoesFirst,
-            Mutant::BackoffNotDoubled,
-            Mutant::StragglerProves,
-            Mutant::ProofForEver,
-            Mutant::RowWithoutExpiry,
-            Mutant::WindowNotInherited,
-            Mutant::WindowsShareANumber,
-            Mutant::FetchedOvertakesFailed,
-            Mutant::AckBeforeRemembered,
-            Mutant::NextDueIsTheLast,
-            Mutant::ReturnedAhead,
-            Mutant::DroppedSuspectCounts,
-            Mutant::CancelAllTakesUnknown,
-            Mutant::PausedSuspectsGo,
-            Mutant::EmptiedSuspectCounts,
-            Mutant::EndedAttemptsWrong,
-            Mutant::StepUnnoticed,
-            Mutant::ReopenedUnbounded,
-            Mutant::StalledForEver,
-            Mutant::ProbesBehindLater,
-            Mutant::WindowInParts,
-            Mutant::LeavingMakesRoom,
-            Mutant::SilenceUnheard,
-            Mutant::RowStaysKnown,
-            Mutant::AllMayWait,
-            Mutant::HungKeepChannels,
-            Mutant::StoreFullIgnored,
-            Mutant::PatienceAnew,
-            Mutant::RefusedIdForgotten,
-            Mutant::NewDueIgnoresWindow,
-            Mutant::DeadUncounted,
-            Mutant::OrphanKeeps,
-            Mutant::HoldMaxIgnored,
-            Mutant::PauseUnhurried,
-            Mutant::ClaimTakesUnknown,
-            Mutant::RestoredUnclaimed,
-            Mutant::RestoredUncounted,
-            Mutant::FailedIsNotTakenBack,
-            Mutant::ScanIsImpatient,
-            Mutant::ListEndsTooSoon,
-            Mutant::BehindScanKept,
-            Mutant::FarGoneUntold,
-            Mutant::EvictUntold,
-            Mutant::StaleSplitsMessage,
-            Mutant::HeirIsDeferred,
-            Mutant::ClosedRejoins,
-            Mutant::ClosedSinceUnknown,
-            Mutant::ScansForgotten,
-            Mutant::CurrentForNobody,
-            Mutant::GivenUpIsBelieved,
-            Mutant::FlushLeavesOne,
-            Mutant::PauseHasNoEnd,
-            Mutant::RetryNotRestored,
-            Mutant::RetryInCompany,
-            Mutant::SameTryTwice,
-            Mutant::LeavesWithAll,
-            Mutant::RowNotRenewed,
-            Mutant::RejoinCountsTwice,
-            Mutant::OldestBucketUnasked,
-            Mutant::OldestIsCurrent,
-            Mutant::FullFilterForgets,
-            Mutant::UnsentCounts,
-            Mutant::AttemptAnew,
-            Mutant::SuspectsStay,
-            Mutant::FailuresKept,
-            Mutant::BytesIgnoredInFlight,
-            Mutant::EndOfAttemptUntold,
-            Mutant::EndOfPatienceUntold,
-            Mutant::AheadForgotten,
-            Mutant::PatienceEndsForAll,
-            Mutant::IdOvertakesItsFirst,
-            Mutant::LongMessageUnasked,
-            Mutant::PausedToldParked,
-            Mutant::FarToldParked,
-            Mutant::CursorSkipsAhead,
-            Mutant::ClaimedUncounted,
-            Mutant::RescheduledToItsExpiry,
-            Mutant::RescheduledKeepsItsCause,
-            Mutant::DoubtNotRestored,
-            Mutant::OwnTimeNotRestored,
-            Mutant::FormerEndsUnasked,
-            Mutant::LettersCountAsApplication,
-            Mutant::LeaseUsedTooSoon,
-            Mutant::ExpirySilencesQuiet,
-            Mutant::QuietFromTheFirst,
-            Mutant::EmptiedFarWindowStays,
-            Mutant::WindowRowStays,
-            Mutant::RejoinsAnother,
-            Mutant::LowNotTold,
-            Mutant::FetchingOvertaken,
-            Mutant::FetchedUnscreened,
-            Mutant::HindranceStays,
-            Mutant::BlockedForEver,
-            Mutant::OneTakesAllSlots,
-            Mutant::VoidReadKeepsItsPlace,
-            Mutant::BatchesCrowdOut,
-            Mutant::FirstIsNotReached,
-            Mutant::LaterIsReadFirst,
-            Mutant::SuspectsOvertakeRepeats,
-            Mutant::ParkedSuspectsGoBack,
-            Mutant::HalfGoesLast,
-            Mutant::SharedRefusalIsKnown,
-            Mutant::ScheduledOvertaken,
-        ];
     }
 
     /// Puts one in for this thread, or takes it out.

@@ -17,7 +17,7 @@ mod live;
 mod resident;
 mod table;
 
-use super::event::{QueueRow, FOR_EVER};
+use super::event::{QueueRow, Slowed, FOR_EVER};
 use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
@@ -58,6 +58,8 @@ pub(super) struct Queue {
     near_until: Key,
     /// Until then, UTC ms.
     paused: Option<u64>,
+    /// The rate that a command has given it for a while.
+    slowed: Option<Slowed>,
     /// Its row is out of date.
     dirty: bool,
     /// It stands in the list of those that the loader has to look at.
@@ -108,6 +110,16 @@ impl Queue {
     /// When its pause ends by itself, UTC ms.
     pub(super) fn paused_until(&self) -> Option<u64> {
         self.paused.filter(|until| *until < FOR_EVER)
+    }
+
+    /// The rate that holds for a while.
+    pub(super) fn slowed(&self) -> Option<Slowed> {
+        self.slowed
+    }
+
+    /// Until when its rate holds something back that could leave otherwise, monotonic.
+    pub(super) fn held_until(&self) -> Option<u64> {
+        self.live.as_ref()?.pace().held_until()
     }
 
     pub(super) fn former_unindexed(&self) -> u64 {
@@ -189,6 +201,7 @@ impl Queue {
             low: self.low(),
             paused: self.paused.filter(|_| !mutated(Mutant::PauseForgotten)),
             unindexed_until: if self.stored == 0 { 0 } else { self.unindexed_until },
+            slowed: self.slowed.filter(|_| !mutated(Mutant::RateForgotten)),
         }
     }
 
@@ -200,10 +213,11 @@ impl Queue {
         format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
     }
 
-    fn is_forgettable(&self) -> bool {
+    fn is_forgettable(&self, mono: u64) -> bool {
         self.total() == 0
             && !self.is_paused()
+            && self.slowed.is_none()
             && !self.dirty
-            && self.live.as_ref().is_none_or(|live| live.is_idle(true))
+            && self.live.as_ref().is_none_or(|live| live.is_idle(true, mono))
     }
 }

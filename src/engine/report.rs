@@ -1,6 +1,7 @@
 //! The state at one moment, in the words of [`super::snapshot`].
 
 use super::core::Core;
+use super::event::FOR_EVER;
 use super::health::HealthState;
 use super::ids::QueueId;
 use super::queue::Queue;
@@ -15,7 +16,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     let dead = queues.dead_letters();
     let wanted = |id: &QueueId| {
         let queue = &queues[*id];
-        queue.total() > 0 || queue.is_paused() || queue.live().is_some()
+        queue.total() > 0 || queue.is_paused() || queue.slowed().is_some() || queue.live().is_some()
     };
     let mut names: Vec<(&str, QueueId)> = Vec::new();
     let (mut parked, mut in_flight, mut oldest) = (0, 0, None::<u64>);
@@ -23,7 +24,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
         let queue = &queues[id];
         parked += parked_of(queue, now);
         in_flight += queue.live().map_or(0, |live| live.lane().items());
-        if !queue.is_held_back() {
+        if !queue.is_held_back() && queue.held_until().is_none() {
             oldest = [oldest, oldest_due(core, id, now)].into_iter().flatten().min();
         }
         names.push((queue.name(), id));
@@ -86,35 +87,34 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     let queue = &core.stock.queues[id];
     let (name, delivery) = (queue.name().to_string(), delivery(queue, now));
     let (total, paused, oldest_due_at) = (queue.total(), queue.is_paused(), oldest_due(core, id, now));
-    let paused_until = queue.paused_until();
-    let Some(live) = queue.live() else {
-        return Application {
-            name,
-            delivery,
-            total,
-            paused,
-            paused_until,
-            waiting: total,
-            oldest_due_at,
-            ..Application::default()
-        };
-    };
-    let (parked, in_flight) = (parked_of(queue, now), live.lane().items());
-    // What is due while it cannot be delivered to is parked.
-    let due = if queue.is_failing() { 0 } else { live.line().items() };
-    Application {
+    let slowed = queue.slowed();
+    let rate = slowed.map(|slowed| slowed.rate).or(core.stock.queues.settings_of(id).rate);
+    let told = Application {
         name,
         delivery,
         total,
         paused,
-        paused_until,
+        paused_until: queue.paused_until(),
+        rate: rate.filter(|_| id != core.stock.queues.dead_letters()).map(|rate| rate.to_string()),
+        rate_until: slowed.map(|slowed| slowed.until).filter(|until| *until < FOR_EVER),
+        oldest_due_at,
+        ..Application::default()
+    };
+    let Some(live) = queue.live() else { return Application { waiting: total, ..told } };
+    let held_until = live.pace().held_until().filter(|_| !paused && !queue.is_failing());
+    let (parked, in_flight) = (parked_of(queue, now), live.lane().items());
+    // What is due while it cannot be delivered to is parked.
+    let due = if queue.is_failing() { 0 } else { live.line().items() };
+    Application {
+        held: held_until.map_or(0, |_| due_behind(queue, live.line().items(), now)),
+        held_until: held_until.map(|until| now.wall + until.saturating_sub(now.mono)),
         waiting: total.saturating_sub(due + in_flight + parked),
         due,
         in_flight,
         parked,
         windows: live.windows().len() as u64,
         confirmed: live.sent(),
-        oldest_due_at,
+        ..told
     }
 }
 
@@ -135,7 +135,7 @@ fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
     ready.into_iter().chain(far).min().filter(|due| *due <= now.wall && queue.total() > 0)
 }
 
-/// Items of a queue that cannot be delivered to: all that is due.
+/// All of a queue that is due, of which so many are in memory.
 fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
     ready + queue.far_due(now.wall)
 }

@@ -1,6 +1,7 @@
 //! Commands and answers: what may be asked about items, and what is told of them. Re-exported by
 //! [`super::types`].
 
+use super::pace::Rate;
 use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -218,6 +219,8 @@ pub enum Command<I = Target> {
     Pause(Box<str>, Option<Moment>),
     /// Let a paused application go on.
     Resume(Box<str>),
+    /// Let an application's items leave so fast, until then or for good; without a rate as fast as it is set.
+    Slow(Box<str>, Option<Rate>, Option<Moment>),
     /// Try a parked application now, without waiting for its back-off.
     Retry(Box<str>),
     /// Give up all parked items of an application.
@@ -241,6 +244,7 @@ impl<I> Command<I> {
             Command::Outlook(outlook) => Command::Outlook(outlook),
             Command::Pause(application, end) => Command::Pause(application, end),
             Command::Resume(application) => Command::Resume(application),
+            Command::Slow(application, rate, end) => Command::Slow(application, rate, end),
             Command::Retry(application) => Command::Retry(application),
             Command::DropParked(application) => Command::DropParked(application),
         }
@@ -398,9 +402,9 @@ pub enum Answer {
     },
     /// What becomes due when.
     Timeline(Box<Timeline>),
-    /// The application is paused.
-    Paused {
-        /// Until then, UTC ms; `None`: until a command lets it go on.
+    /// It is so for a while: paused, or slowed down.
+    Until {
+        /// Until then, UTC ms; `None`: until a command ends it.
         until: Option<u64>,
         /// It was not before, or to another end.
         changed: bool,

@@ -144,6 +144,7 @@ impl Scans {
             | Command::Flush(_)
             | Command::Pause(..)
             | Command::Resume(_)
+            | Command::Slow(..)
             | Command::Retry(_) => {
                 debug_assert!(false, "a command of one item or application is no scan");
                 return Some((asker, command, Answer::Unknown));

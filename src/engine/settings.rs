@@ -1,5 +1,6 @@
 //! What the engine works by: the settings of applications, its share of memory.
 
+use super::pace::{Bound, Rate};
 use super::thresholds::Thresholds;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,12 +69,21 @@ pub struct AppSettings {
     pub on_full: OnFull,
     /// Most waiting items; 0 = no limit of its own.
     pub max_waiting: u64,
+    /// How fast items leave; `None` = as fast as they can.
+    pub rate: Option<Rate>,
+    /// Most items that leave at once under `rate`; 0 = those of a second.
+    pub burst: u32,
 }
 
 impl AppSettings {
     /// At its limit the item that is due first is given up.
     pub fn drops_oldest(&self) -> bool {
         self.max_waiting > 0 && self.on_full == OnFull::DropOldest
+    }
+
+    /// How fast its items leave, and how many at once.
+    pub(super) fn bound(&self) -> Option<Bound> {
+        self.rate.map(|rate| Bound::new(rate, self.burst))
     }
 }
 
@@ -92,6 +102,8 @@ impl Default for AppSettings {
             retry: Retry { min: 1_000, max: 300_000, attempts: 0 },
             on_full: OnFull::Pause,
             max_waiting: 0,
+            rate: None,
+            burst: 0,
         }
     }
 }

@@ -129,6 +129,18 @@ pub struct Application {
     /// When that ends by itself, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until: Option<u64>,
+    /// How fast its items leave, such as `100/s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
+    /// When that ends by itself, where a command has given it for a while, UTC ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_until: Option<u64>,
+    /// Due items that its rate holds back, wherever they are; counted among the others as well.
+    #[serde(default)]
+    pub held: u64,
+    /// When the next of them leaves, UTC ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_until: Option<u64>,
     /// Items in memory that wait for their time.
     #[serde(default)]
     pub waiting: u64,
@@ -170,8 +182,8 @@ pub struct ItemCounts {
     pub windows: u64,
     /// Earliest due of what waits in memory, UTC ms.
     pub next_due_at: Option<u64>,
-    /// Earliest due of what is due, not confirmed, and may leave: parked and paused applications and the dead
-    /// exchange do not count. UTC ms.
+    /// Earliest due of what is due, not confirmed, and may leave: the dead exchange and applications that are
+    /// parked, paused or held back by their rate do not count. UTC ms.
     pub oldest_due_at: Option<u64>,
     /// Everything below this due is in memory, UTC ms.
     pub loaded_until_at: u64,

@@ -4,6 +4,7 @@
 //! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an
 //! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
 
+pub use super::pace::Rate;
 pub use super::request::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Moment,
     Outlook, Reply, ReplyTo, Selection, Target, Timeline,
@@ -406,6 +407,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
+    /// Before this moment the application's rate held it back, UTC ms; 0: there is none.
+    pub free_at: u64,
     /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then
     /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time; its channel is its own until
     /// it is settled.

@@ -35,6 +35,7 @@ impl<'a> Waiter<'a> {
             Command::CancelSelected(selection) | Command::CountSelected(selection) => &selection.application,
             Command::Pause(application, _)
             | Command::Resume(application)
+            | Command::Slow(application, ..)
             | Command::Retry(application)
             | Command::FlushAll(application)
             | Command::DropParked(application) => application,

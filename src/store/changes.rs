@@ -81,7 +81,7 @@ impl<'a> Changes<'a> {
             Op::Close(closed) => Ok(self.close(closed)?),
             Op::PutQueue(queue) => {
                 let (key, value) = rows::queue_row(queue)?;
-                let kept = queue.count > 0 || queue.paused.is_some();
+                let kept = queue.count > 0 || queue.paused.is_some() || queue.slowed.is_some();
                 self.set(KeyspaceId::Queues, key, kept.then_some(value));
                 Ok(())
             }

@@ -222,8 +222,14 @@ fn what_lies_ahead_of_the_clock_is_told_of() {
     let now = crate::clock::wall_ms();
     let (soon, later, beyond_ms) = (now + 100_000, now + 200_000, now + 900_000);
     let (dir, mut store) = fresh();
-    let held =
-        QueueRow { queue: APP.into(), count: 6, low: key(1, 0), paused: None, unindexed_until: u64::MAX };
+    let held = QueueRow {
+        queue: APP.into(),
+        count: 6,
+        low: key(1, 0),
+        paused: None,
+        unindexed_until: u64::MAX,
+        slowed: None,
+    };
     let early = member(beyond_ms, (4, 4), "c");
     let own_time = Stored { own_time: true, ..member(soon, (5, 5), "c") };
     let all = [

@@ -9,13 +9,13 @@ use super::database::{damaged, Epochs, Keyspaces};
 use super::directory::{Committed, Directory};
 use super::frozen::{Frozen, FrozenPage};
 use super::keyspace::KeyspaceId;
-use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
+use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, StoreLine, WindowLine};
 use super::lines::{LINES_FORMAT, LINES_VERSION};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
+use super::queue_line::QueueLine;
 use super::record::{self, View};
 use super::rows::{self, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
-use crate::engine::event::FOR_EVER;
 use crate::engine::types::{AssignedId, Content, Identity};
 use fjall::{Database, Slice};
 use std::path::Path;
@@ -178,11 +178,7 @@ impl ExportState {
         let line = match id {
             KeyspaceId::Queues => {
                 let row = rows::read_queue(key, value).map_err(|e| broken(&e))?;
-                let application = row.queue.to_string();
-                row.paused.map(|until| {
-                    let until = Some(until).filter(|until| *until < FOR_EVER);
-                    ExportLine::Queue(QueueLine { application, paused: true, until })
-                })
+                QueueLine::of(&row).map(ExportLine::Queue)
             }
             KeyspaceId::Windows => {
                 let row = rows::read_window(key, value).map_err(|e| broken(&e))?;

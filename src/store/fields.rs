@@ -196,6 +196,11 @@ impl<'a> FieldReader<'a> {
         Reason::ALL.into_iter().find(|r| reason_code(*r) == code).ok_or(RecordError::Reason(code))
     }
 
+    /// Nothing is left.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// That nothing is left.
     ///
     /// # Errors

@@ -12,14 +12,13 @@
 use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent, OpenDisk};
 use super::former::FormerWindows;
-use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, QueueLine, StoreLine, WindowLine};
+use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, StoreLine, WindowLine};
 use super::lines::{LONGEST_FIRST, LONGEST_LINE};
 use super::rows::{self, ImportRow};
 use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
 use crate::config::terms::MAX_NAME;
 use crate::engine::event::{
     BucketRow, Found, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted, WindowRow,
-    FOR_EVER,
 };
 use crate::engine::types::{Identity, Key};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -351,10 +350,9 @@ impl Import {
                     ..row
                 }))
             }
-            ExportLine::Queue(QueueLine { application, paused, until }) => {
-                names(&[&application])?;
-                let paused = paused.then(|| until.unwrap_or(FOR_EVER));
-                Ok(ImportEntry::Queue(application.into(), paused))
+            ExportLine::Queue(line) => {
+                names(&[&line.application])?;
+                Ok(ImportEntry::Queue(line.row()?))
             }
             ExportLine::Store(_) => Err("it is a first line, in the middle of an export".to_owned()),
             ExportLine::End(_) => Err("it is a last line, in the middle of an export".to_owned()),
@@ -439,12 +437,11 @@ impl Import {
                     ops.ops.push(Op::PutWindow(row));
                 }
             }
-            ImportEntry::Queue(queue, paused) => {
-                if paused.is_some() && !self.queues.contains_key(&queue) {
-                    let row = QueueRow { paused, ..empty_queue(&queue) };
-                    self.queues.insert(Arc::clone(&queue), row);
-                    self.told.paused += 1;
-                    ops.touched.insert(queue);
+            ImportEntry::Queue(row) => {
+                if !self.queues.contains_key(&row.queue) {
+                    self.told.paused += u64::from(row.paused.is_some());
+                    ops.touched.insert(Arc::clone(&row.queue));
+                    self.queues.insert(Arc::clone(&row.queue), row);
                 }
             }
         }
@@ -505,8 +502,8 @@ enum ImportEntry {
     Item(Box<Stored>),
     Ended(Identity, crate::engine::types::Ended),
     Window(WindowRow),
-    /// Name, and until when it is paused.
-    Queue(Arc<str>, Option<u64>),
+    /// Without its items.
+    Queue(QueueRow),
 }
 
 /// Writes of one commit.
@@ -521,7 +518,14 @@ struct ImportOps {
 
 /// Every item that is imported has its row under its customer.
 fn empty_queue(queue: &Arc<str>) -> QueueRow {
-    QueueRow { queue: Arc::clone(queue), count: 0, low: Key::default(), paused: None, unindexed_until: 0 }
+    QueueRow {
+        queue: Arc::clone(queue),
+        count: 0,
+        low: Key::default(),
+        paused: None,
+        unindexed_until: 0,
+        slowed: None,
+    }
 }
 
 /// Names of applications and customers.

@@ -5,6 +5,7 @@
 //! the windows of items: see [`super::former`].
 
 use super::fields::CAUSES;
+use super::queue_line::QueueLine;
 use super::record::View;
 use crate::config::terms::BROKER_MAX;
 use crate::engine::event::{Stored, WindowRow};
@@ -61,19 +62,6 @@ pub struct StoreLine {
     pub clock: u64,
     /// Items that follow, about.
     pub items: u64,
-}
-
-/// What is known of a queue beside its items.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct QueueLine {
-    /// Name of the application.
-    pub application: String,
-    /// Held back until a command lets it go on.
-    pub paused: bool,
-    /// Or until then, UTC ms.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub until: Option<u64>,
 }
 
 /// As the store keeps it.

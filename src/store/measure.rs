@@ -243,7 +243,14 @@ fn queue_name(number: u64) -> Arc<str> {
 }
 
 fn queue_row(number: u64, count: u64, low: Key) -> Op {
-    Op::PutQueue(QueueRow { queue: queue_name(number), count, low, paused: None, unindexed_until: 0 })
+    Op::PutQueue(QueueRow {
+        queue: queue_name(number),
+        count,
+        low,
+        paused: None,
+        unindexed_until: 0,
+        slowed: None,
+    })
 }
 
 /// What a queue for each application costs: ten items in each, in order of due over all of them.

@@ -225,7 +225,14 @@ mod tests {
     #[should_panic(expected = "given something to keep")]
     fn items_and_queues_are_not_for_this_store() {
         let low = Key::default();
-        let row = QueueRow { queue: "a".into(), count: 0, low, paused: Some(1_000), unindexed_until: 0 };
+        let row = QueueRow {
+            queue: "a".into(),
+            count: 0,
+            low,
+            paused: Some(1_000),
+            unindexed_until: 0,
+            slowed: None,
+        };
         commit(&mut MemoryStore::new(4), vec![Op::PutQueue(row)]);
     }
 }

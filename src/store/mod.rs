@@ -27,6 +27,7 @@ mod log_batch;
 mod logs;
 mod memory;
 mod opening;
+pub mod queue_line;
 mod reclaim;
 pub mod record;
 mod report;

@@ -179,6 +179,7 @@ fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (
                 low,
                 paused: flag.then_some(due.max(2)),
                 unindexed_until: due,
+                slowed: None,
             })
         }
         1 => {

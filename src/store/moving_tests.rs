@@ -30,6 +30,7 @@ fn queue(name: &str, count: u64, low: u64, paused: bool) -> Op {
         low: key(low, 0),
         paused: paused.then_some(9_000),
         unindexed_until: 0,
+        slowed: None,
     })
 }
 
@@ -322,7 +323,14 @@ fn an_export_ends_at_a_damaged_row() {
 #[test]
 fn an_export_that_lacks_items_is_not_whole() {
     let (from, text) = source();
-    let more = QueueRow { queue: APP.into(), count: 5, low: key(40, 0), paused: None, unindexed_until: 0 };
+    let more = QueueRow {
+        queue: APP.into(),
+        count: 5,
+        low: key(40, 0),
+        paused: None,
+        unindexed_until: 0,
+        slowed: None,
+    };
     let (at, row) = rows::queue_row(&more).unwrap();
     super::disk::write_raw(from.path(), KeyspaceId::Queues, &at, Some(&row));
     let (out, error) = broken_off(from.path());

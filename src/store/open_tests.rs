@@ -33,6 +33,7 @@ fn marks_and_small_rows_survive() {
         low: key(4, 5),
         paused,
         unindexed_until: 6,
+        slowed: None,
     };
     let (bucket, marks) = (|bucket, from| BucketRow { bucket, from }, Marks { next_seq: 77, wall: 0 });
     let over = vec![

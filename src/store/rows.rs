@@ -5,8 +5,8 @@
 
 use super::errors::{broken_contract, BrokenContract};
 use super::fields::{self, closed_by_code, put_varint};
-use crate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, WindowRow, FOR_EVER};
-use crate::engine::types::{ClosedBy, Identity, Key};
+use crate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, Slowed, WindowRow, FOR_EVER};
+use crate::engine::types::{ClosedBy, Identity, Key, Rate};
 use std::sync::Arc;
 
 /// Format of the whole store: which keyspaces there are, and what lies in them.
@@ -359,10 +359,12 @@ const NO_END: u64 = 1;
 /// Key and value of a queue's row. It is written with most commits: its numbers have no fixed width.
 ///
 /// ```text
-/// count | low.due | low.window | low.seq | paused | unindexed_until | crc32c u32 LE
+/// count | low.due | low.window | low.seq | paused | unindexed_until
+///     [ | items | each_ms | until ] | crc32c u32 LE
 /// ```
 ///
-/// *Paused* is 0 where it is not, [`NO_END`], or when that ends.
+/// *Paused* is 0 where it is not, [`NO_END`], or when that ends; *until* likewise. The last three are the
+/// rate that holds for a while, where there is one.
 ///
 /// # Errors
 ///
@@ -370,8 +372,14 @@ const NO_END: u64 = 1;
 pub fn queue_row(row: &QueueRow) -> Result<SmallRow, BrokenContract> {
     let key = prefix(&[&row.queue])?;
     let mut value = Vec::with_capacity(32);
-    let paused = row.paused.map_or(0, |until| if until == FOR_EVER { NO_END } else { until });
-    for number in [row.count, row.low.due, row.low.window, row.low.seq, paused, row.unindexed_until] {
+    let end = |until: u64| if until == FOR_EVER { NO_END } else { until };
+    let paused = row.paused.map_or(0, end);
+    let slowed = row.slowed.map(|slowed| {
+        let Rate { items, each_ms } = slowed.rate;
+        [items.into(), each_ms, end(slowed.until)]
+    });
+    let numbers = [row.count, row.low.due, row.low.window, row.low.seq, paused, row.unindexed_until];
+    for number in numbers.into_iter().chain(slowed.into_iter().flatten()) {
         put_varint(&mut value, number);
     }
     let value = seal(&key, value);
@@ -396,8 +404,18 @@ pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
         until => Some(until),
     };
     let unindexed_until = r.varint("unindexed_until").map_err(text)?;
+    let slowed = if r.is_empty() { None } else { Some(slowed(&mut r)?) };
     r.end().map_err(text)?;
-    Ok(QueueRow { queue, count, low, paused, unindexed_until })
+    Ok(QueueRow { queue, count, low, paused, unindexed_until, slowed })
+}
+
+/// The rate in a queue's row.
+fn slowed(r: &mut fields::FieldReader<'_>) -> Result<Slowed, String> {
+    let mut number = |name| r.varint(name).map_err(|error| error.to_string());
+    let (items, each_ms, until) = (number("items")?, number("each_ms")?, number("until")?);
+    let rate = u32::try_from(items).ok().and_then(|items| Rate::new(items, each_ms));
+    let rate = rate.ok_or_else(|| format!("{items} items each {each_ms} ms are no rate"))?;
+    Ok(Slowed { rate, until: if until == NO_END { FOR_EVER } else { until } })
 }
 
 /// Key and value of the row that leads from an identity to its item.
@@ -481,6 +499,7 @@ mod tests {
                 queue: if expires { "" } else { "a" }.into(), count: a, low: key(b, c),
                 paused: expires.then_some(if b % 2 == 0 { FOR_EVER } else { c.max(2) }),
                 unindexed_until: d,
+                slowed: Rate::new(count, 60_000).map(|rate| Slowed { rate, until: a.max(2) }),
             };
             let (k, v) = queue_row(&queue).unwrap();
             prop_assert_eq!(read_queue(&k, &v).unwrap(), queue);
@@ -540,6 +559,7 @@ mod tests {
             low: key(1, 2),
             paused: Some(FOR_EVER),
             unindexed_until: 3,
+            slowed: Rate::new(9, 1_000).map(|rate| Slowed { rate, until: FOR_EVER }),
         };
         let (under, row) = queue_row(&queue).unwrap();
         every_bit(&row, |bytes| read_queue(&under, bytes));

@@ -36,7 +36,14 @@ fn verified(path: &Path) -> (StoreSummary, Vec<RowFault>) {
 }
 
 fn row(queue: &str, count: u64, low: u64) -> Op {
-    Op::PutQueue(QueueRow { queue: queue.into(), count, low: key(low, 0), paused: None, unindexed_until: 0 })
+    Op::PutQueue(QueueRow {
+        queue: queue.into(),
+        count,
+        low: key(low, 0),
+        paused: None,
+        unindexed_until: 0,
+        slowed: None,
+    })
 }
 
 /// Two items, one of them with an id, a dead letter, a window, and the memory of an id that was sent.

@@ -636,7 +636,9 @@ function applicationRow() {
   row.show = (a) => {
     const isDead = a.name === "";
     fill(name, a.name, () => [isDead ? make("em", {}, "dead letters") : foreign(a.name, true)]);
-    const [word, kind] = a.paused ? [a.paused_until ? `paused until ${clock(a.paused_until)}` : "paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
+    const slow = a.rate ? `, ${a.rate}${a.held ? `, ${count(a.held)} held back` : ""}` : "";
+    const [held, kind] = a.paused ? [a.paused_until ? `paused until ${clock(a.paused_until)}` : "paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
+    const word = `${held}${slow}`;
     fill(state, word, () => [make("span", { class: `pill ${kind}` }, word)]);
     number(waiting, a.waiting);
     number(dueNow, a.due);

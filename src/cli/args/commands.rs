@@ -2,7 +2,7 @@
 
 use super::{id, name};
 use crate::admin::parse::{cursor, moment, stage};
-use crate::engine::types::ListedStage;
+use crate::engine::types::{ListedStage, Rate};
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
@@ -79,6 +79,26 @@ pub(crate) struct PauseArgs {
     /// Until then: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub until: Option<u64>,
+}
+
+/// Arguments of `rate`.
+#[derive(Args, Debug)]
+pub(crate) struct RateArgs {
+    /// Name of the application
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// How fast its items leave, such as 10/s, 5/min or 100/h
+    #[arg(required_unless_present = "clear", conflicts_with = "clear")]
+    pub rate: Option<Rate>,
+    /// For so long, such as 10m; without this and --until, until another is given
+    #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "until")]
+    pub for_time: Option<Duration>,
+    /// Until then: RFC 3339 with offset, or UTC milliseconds
+    #[arg(long, value_name = "T", value_parser = moment)]
+    pub until: Option<u64>,
+    /// As fast as the configuration says again
+    #[arg(long, conflicts_with_all = ["for_time", "until"])]
+    pub clear: bool,
 }
 
 /// Arguments of `lookup`.
@@ -283,6 +303,9 @@ mod tests {
         assert!(matches!(parse("tidegate parked retry sms"), CliCommand::Parked(ParkedCommand::Retry(_))));
         assert!(matches!(parse("tidegate pause sms"), CliCommand::Pause(_)));
         assert!(matches!(parse("tidegate resume sms"), CliCommand::Resume(_)));
+        let CliCommand::Rate(args) = parse("tidegate rate sms 10/s --for 10m") else { panic!("no rate") };
+        assert_eq!((args.rate.map(|rate| rate.to_string()).as_deref(), args.clear), (Some("10/s"), false));
+        assert!(matches!(parse("tidegate rate sms --clear"), CliCommand::Rate(RateArgs { clear: true, .. })));
     }
 
     #[test]
@@ -318,6 +341,12 @@ mod tests {
             "tidegate list --count --state parked",
             "tidegate list --application --customer c",
             "tidegate pause",
+            "tidegate rate sms",
+            "tidegate rate sms 10",
+            "tidegate rate sms 0/s",
+            "tidegate rate sms 10/s --clear",
+            "tidegate rate sms --clear --for 10m",
+            "tidegate rate sms 10/s --for 10m --until 1800000000000",
             "tidegate parked",
             "tidegate parked list --limit 5",
             "tidegate parked drop --yes",

@@ -80,6 +80,7 @@ impl Arrival {
             | Command::FlushAll(_)
             | Command::Pause(..)
             | Command::Resume(_)
+            | Command::Slow(..)
             | Command::Retry(_)
             | Command::DropParked(_)
             | Command::List(_)

@@ -46,6 +46,8 @@ pub(in crate::engine) struct Flight {
     pub(super) state: FlightState,
     /// When it took its slot, monotonic ms.
     pub(in crate::engine) since: u64,
+    /// Same as [`crate::engine::types::Batch::free_at`].
+    pub(super) free_at: u64,
     /// Its queue was given up while payloads were fetched: its members go back once these have come.
     pub(super) recalled: bool,
 }

@@ -2,9 +2,10 @@
 //! with it at hand ([`QueueMut`]), and knows of no other queue.
 
 use super::{Condition, DueLine, Live, Loading, Queue};
-use crate::engine::event::QueueRow;
+use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS};
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::pace::Bound;
 use crate::engine::types::{AppSettings, Key, Settings, Thresholds};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
@@ -24,13 +25,15 @@ pub(super) struct Agenda {
     pub(super) live: usize,
     pub(super) occupied: u64,
     pub(super) paused: u64,
-    /// When pauses end by themselves, UTC ms.
+    /// When pauses end by themselves, and rates that hold for a while, UTC ms.
     pub(super) pauses: BTreeSet<(u64, QueueId)>,
+    pub(super) slowed: BTreeSet<(u64, QueueId)>,
     /// Items, and due items, of all queues.
     pub(super) total: u64,
     pub(super) ready_rows: u64,
-    /// Wall clock at the last call.
+    /// The clocks at the last call: wall, and monotonic.
     pub(super) wall: u64,
+    pub(super) mono: u64,
 }
 
 /// A queue that is changed: each change tells the agenda what it makes of the queue.
@@ -69,16 +72,18 @@ impl<'q> QueueMut<'q> {
         self.agenda.total += row.count;
         self.agenda.occupied += u64::from(row.count > 0);
         self.note_paused(row.paused);
+        self.note_slowed(row.slowed);
         self.look_at();
     }
 
     /// What it needs at work, made where it is not there.
     pub(in crate::engine) fn at_work(self) -> &'q mut Live {
         let QueueMut { id, queue, agenda, settings } = self;
-        let Queue { name, live, .. } = queue;
+        let Queue { name, live, slowed, .. } = queue;
         live.get_or_insert_with(|| {
             agenda.live += 1;
-            Box::new(Live::new(id, Arc::clone(name), Arc::clone(settings.of(name))))
+            let settings = settings.of(name);
+            Box::new(Live::new(id, Arc::clone(name), Arc::clone(settings), bound(name, *slowed, settings)))
         })
     }
 
@@ -295,6 +300,31 @@ impl<'q> QueueMut<'q> {
         }
     }
 
+    /// A rate holds for a while, or none does any more. Whether that changed anything.
+    pub(in crate::engine) fn set_slowed(&mut self, slowed: Option<Slowed>) -> bool {
+        if self.queue.slowed == slowed {
+            return false;
+        }
+        self.note_slowed(slowed);
+        self.touch_row();
+        let bound = bound(&self.queue.name, slowed, self.settings());
+        let mono = self.agenda.mono;
+        if let Some(live) = self.queue.live.as_mut() {
+            live.pace_mut().set(bound, mono);
+        }
+        self.look_again();
+        true
+    }
+
+    fn note_slowed(&mut self, slowed: Option<Slowed>) {
+        if let Some(before) = std::mem::replace(&mut self.queue.slowed, slowed) {
+            self.agenda.slowed.remove(&(before.until, self.id));
+        }
+        if let Some(slowed) = slowed {
+            self.agenda.slowed.insert((slowed.until, self.id));
+        }
+    }
+
     // ---- what is to be done about it ----------------------------------------------------------------------
 
     /// Something has changed for it: it stands in line again, and the loader looks at it.
@@ -330,4 +360,11 @@ impl<'q> QueueMut<'q> {
             }
         }
     }
+}
+
+/// How fast a queue's items leave: as was said for a while, or as its application is set. Dead letters as
+/// fast as they can.
+pub(super) fn bound(name: &str, slowed: Option<Slowed>, settings: &AppSettings) -> Option<Bound> {
+    let slowed = slowed.map(|slowed| Bound::new(slowed.rate, 0));
+    slowed.or(settings.bound()).filter(|_| name != DEAD_LETTERS)
 }

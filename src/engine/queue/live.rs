@@ -9,6 +9,7 @@ use super::Loading;
 use crate::engine::health::Health;
 use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::lookup::Lookup;
+use crate::engine::pace::{Bound, Pace};
 use crate::engine::types::{AppSettings, Key};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,6 +39,7 @@ pub(in crate::engine) struct Live {
     line: DueLine,
     lane: Lane,
     health: Health,
+    pace: Pace,
     resident: Resident,
     later: Later,
     /// The read of its next rows that is under way.
@@ -50,7 +52,7 @@ pub(in crate::engine) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(id: QueueId, name: Arc<str>, settings: Arc<AppSettings>) -> Self {
+    pub(super) fn new(id: QueueId, name: Arc<str>, settings: Arc<AppSettings>, bound: Option<Bound>) -> Self {
         Live {
             id,
             name,
@@ -60,6 +62,7 @@ impl Live {
             line: DueLine::default(),
             lane: Lane::default(),
             health: Health::new(),
+            pace: Pace::new(bound),
             resident: Resident::default(),
             later: Later::default(),
             loading: None,
@@ -141,6 +144,15 @@ impl Live {
         &mut self.health
     }
 
+    /// How fast its items leave.
+    pub(in crate::engine) fn pace(&self) -> &Pace {
+        &self.pace
+    }
+
+    pub(in crate::engine) fn pace_mut(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
     /// Items that the broker has taken, in this life.
     pub(in crate::engine) fn sent(&self) -> u64 {
         self.sent
@@ -219,7 +231,8 @@ impl Live {
     // ---- rest ---------------------------------------------------------------------------------------------
 
     /// Nothing of it is needed any more. `quiet`: neither what is known of its health, unless that is bad.
-    pub(super) fn is_idle(&self, quiet: bool) -> bool {
+    /// `mono`: the moment, monotonic ms.
+    pub(super) fn is_idle(&self, quiet: bool, mono: u64) -> bool {
         self.resident.count() == 0
             && self.customers.is_empty()
             && self.windows.is_empty()
@@ -229,6 +242,7 @@ impl Live {
             && self.loading.is_none()
             && self.conditions == [false; 4]
             && !self.health.is_failing()
+            && self.pace.is_at_rest(mono)
             && quiet
     }
 

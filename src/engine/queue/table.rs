@@ -1,12 +1,12 @@
 //! The table of all queues: by name and by handle, what they count together, and which of them has work.
 
-use super::agenda::{Agenda, QueueMut};
+use super::agenda::{bound, Agenda, QueueMut};
 use super::{Condition, Queue, LAST};
-use crate::engine::event::{QueueRow, DEAD_LETTERS};
+use crate::engine::event::{QueueRow, DEAD_LETTERS, FOR_EVER};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::slab::{self, Handle, Slab};
-use crate::engine::types::{AppSettings, Settings, Thresholds};
+use crate::engine::types::{AppSettings, Now, Settings, Thresholds};
 use std::ops::Index;
 use std::sync::Arc;
 
@@ -60,6 +60,7 @@ impl Queues {
             pending: 0,
             near_until: LAST,
             paused: None,
+            slowed: None,
             dirty: false,
             reviewed: false,
             former_unindexed: 0,
@@ -95,6 +96,21 @@ impl Queues {
         self.agenda.pauses.first().filter(|(until, _)| *until <= wall).map(|(_, queue)| *queue)
     }
 
+    /// Queues that have a rate for a while.
+    pub(in crate::engine) fn slowed(&self) -> u64 {
+        self.agenda.slowed.len() as u64
+    }
+
+    /// When the next such rate ends, UTC ms.
+    pub(in crate::engine) fn slowed_until(&self) -> Option<u64> {
+        self.agenda.slowed.first().map(|(until, _)| *until).filter(|until| *until < FOR_EVER)
+    }
+
+    /// A queue whose rate was to end by then.
+    pub(in crate::engine) fn slowed_enough(&self, wall: u64) -> Option<QueueId> {
+        self.agenda.slowed.first().filter(|(until, _)| *until <= wall).map(|(_, queue)| *queue)
+    }
+
     pub(in crate::engine) fn total(&self) -> u64 {
         self.agenda.total
     }
@@ -123,15 +139,19 @@ impl Queues {
         self.settings = settings;
         for id in self.table.handles().collect::<Vec<_>>() {
             let queue = &mut self.table[id];
+            let settings = self.settings.of(&queue.name);
+            let bound = bound(&queue.name, queue.slowed, settings);
             if let Some(live) = &mut queue.live {
-                live.configure(Arc::clone(self.settings.of(&queue.name)));
+                live.configure(Arc::clone(settings));
+                live.pace_mut().set(bound, self.agenda.mono);
             }
+            self.at(id).run();
         }
     }
 
-    /// The wall clock, by which what is due later is told from what is due.
-    pub(in crate::engine) fn observe(&mut self, wall: u64) {
-        self.agenda.wall = wall;
+    /// The clocks: by the one what is due later is told from what is due, by the other how fast it leaves.
+    pub(in crate::engine) fn observe(&mut self, now: Now) {
+        (self.agenda.wall, self.agenda.mono) = (now.wall, now.mono);
     }
 
     // ---- counts -------------------------------------------------------------------------------------------
@@ -204,11 +224,15 @@ impl Queues {
     fn rest(&mut self, id: QueueId) {
         let dead_letters = self.dead_letters;
         let queue = &mut self.table[id];
-        if queue.live.as_ref().is_some_and(|live| live.is_idle(queue.pending == 0)) {
+        if queue.live.as_ref().is_some_and(|live| live.is_idle(queue.pending == 0, self.agenda.mono)) {
             queue.live = None;
             self.agenda.live -= 1;
         }
-        if queue.is_forgettable() && !queue.reviewed && queue.wake == u64::MAX && id != dead_letters {
+        if queue.is_forgettable(self.agenda.mono)
+            && !queue.reviewed
+            && queue.wake == u64::MAX
+            && id != dead_letters
+        {
             let name = Arc::clone(&queue.name);
             self.names.remove(&name);
             self.table.remove(id);

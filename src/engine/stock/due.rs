@@ -10,7 +10,10 @@ const REST_MS: u64 = 5_000;
 impl QueueStock<'_> {
     pub(super) fn is_crowded(&self) -> bool {
         let ready = self.queue.live().map_or(0, |live| live.line().items());
-        ready >= self.queue.thresholds().ready.max(self.shared.budget.rows as u64 / 2)
+        let turn = self.queue.thresholds();
+        // What a rate holds back needs no more than its head there.
+        let held = self.queue.held_until().is_some();
+        ready >= if held { turn.enough } else { turn.ready.max(self.shared.budget.rows as u64 / 2) }
     }
 
     /// An item is due: it goes into the line, or out of memory where older ones have gone before it.

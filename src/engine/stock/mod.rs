@@ -249,9 +249,10 @@ impl Stock {
         Some(self.at(queue).restore(stored, now))
     }
 
-    /// When the next item is due, or a pause ends, UTC ms.
+    /// When the next item is due, or a pause or a rate ends, UTC ms.
     pub(super) fn next_end(&self) -> Option<u64> {
-        [self.shared.next_due(), self.queues.pause_ends()].into_iter().flatten().min()
+        let ends = [self.shared.next_due(), self.queues.pause_ends(), self.queues.slowed_until()];
+        ends.into_iter().flatten().min()
     }
 
     /// Forgets what no answer can be out of date by.

@@ -372,7 +372,7 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
     w.twin = Some(Twin::new());
     w.connect();
     w.drain_jobs();
-    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Until { until: None, changed: true });
     // The other one has something in the store alone: it is asked about.
     let far = |application: &str, payload: &str| at(T0 + 600_000, nameless(application, "", payload));
     w.send(vec![far("b", "b's"), far("a", "moved"), nameless("a", "ann", "flushed")]);

@@ -455,7 +455,7 @@ fn a_cancel_goes_back_to_what_is_due_sooner_than_where_it_has_come_to() {
     w.send(vec![member("urgent", Some(wall + 2_500))]);
     w.send((0..4).map(|n| at(wall + 3_000 + n, item("a", "bob", "bob's"))).collect());
     w.drain_jobs();
-    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Until { until: None, changed: true });
     w.drain_jobs();
     w.crash();
     w.drain_jobs();

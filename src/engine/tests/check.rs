@@ -169,7 +169,7 @@ fn answer(answer: &Answer) -> String {
         Answer::Counted { waiting, in_flight, parked, .. } => {
             format!("{waiting} wait, {in_flight} fly, {parked} parked")
         }
-        Answer::Paused { until: None, changed } => format!("paused, changed {changed}"),
+        Answer::Until { until: None, changed } => format!("paused, changed {changed}"),
         Answer::Done { changed } => format!("done, changed {changed}"),
         other => format!("{other:?}"),
     }

@@ -145,7 +145,7 @@ impl FakeStore {
             }
             Op::PutQueue(row) => {
                 touched.insert(row.queue.clone());
-                if row.count == 0 && row.paused.is_none() {
+                if row.count == 0 && row.paused.is_none() && row.slowed.is_none() {
                     self.queues.remove(&row.queue);
                 } else {
                     self.queues.insert(row.queue.clone(), row);

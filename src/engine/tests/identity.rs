@@ -389,8 +389,8 @@ fn flush_closes_the_open_window_now() {
 #[test]
 fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     let mut w = World::new(settings());
-    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: true });
-    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Paused { until: None, changed: false });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Until { until: None, changed: true });
+    assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Until { until: None, changed: false });
     let due = |n: u64| with_id(&n.to_string(), Keep, at(T0 + n, item("a", "", &n.to_string())));
     w.send(vec![due(0), due(50), due(30_000), at(T0, item("b", "", "b"))]);
     w.run(60_000);
@@ -431,13 +431,11 @@ fn all_windows_of_an_application_are_flushed_and_told_as_one_number() {
 fn a_pause_ends_by_itself_over_a_restart_too() {
     for restart in [false, true] {
         let mut w = World::new(settings());
-        let paused = |until, changed| Answer::Paused { until: Some(until), changed };
+        let paused = |until, changed| Answer::Until { until: Some(until), changed };
         let until = |at| Command::Pause("a".into(), Some(Moment::At(at)));
         assert_eq!(w.ask(until(T0 + 9_000_000)), paused(T0 + 9_000_000, true));
         let soon = Command::Pause("a".into(), Some(Moment::After(59_999)));
-        let Answer::Paused { until: Some(end), changed: true } = w.ask(soon.clone()) else {
-            panic!("paused")
-        };
+        let Answer::Until { until: Some(end), changed: true } = w.ask(soon.clone()) else { panic!("paused") };
         assert_eq!(end, w.now.wall + 60_000, "from the next whole millisecond on");
         assert_eq!(w.ask(until(end)), paused(end, false));
         assert!(matches!(w.ask(until(w.now.wall)), Answer::Rejected(_)), "that is over");

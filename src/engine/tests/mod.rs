@@ -18,6 +18,7 @@ mod identity;
 mod inspect;
 mod limits;
 mod measure;
+mod rates;
 mod reload;
 mod reschedule;
 mod selected;

@@ -17,6 +17,7 @@ mod model;
 mod moves;
 mod moving;
 mod mutants;
+mod paced;
 mod plan;
 mod published;
 mod quiet;
@@ -486,6 +487,7 @@ impl Sim {
         self.set_store_full(false);
         for application in self.apps.clone() {
             self.ask(Command::Resume(application.as_str().into()));
+            self.ask(Command::Slow(application.as_str().into(), None, None));
         }
         let mut left = 0;
         for turn in 0..4_000 {

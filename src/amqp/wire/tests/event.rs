@@ -25,6 +25,7 @@ fn batch(format: Format, items: Vec<NewItem>) -> Batch {
     Batch {
         number: 1,
         dead: None,
+        free_at: 0,
         alone: false,
         application: "orders".into(),
         customer: None,

@@ -222,6 +222,7 @@ pub(super) fn batch_of(
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: seq,
+        free_at: 0,
         alone: false,
         items: items.iter().enumerate().map(item).collect(),
     }
@@ -316,6 +317,7 @@ proptest! {
                     | Command::List(_)
                     | Command::Outlook(_)
                     | Command::FlushAll(_)
+                    | Command::Slow(..)
                     | Command::Retry(_)
                     | Command::DropParked(_) => {
                         return Err(TestCaseError::fail(format!("not by message: {command:?}")));

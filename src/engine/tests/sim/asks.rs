@@ -128,7 +128,7 @@ impl Sim {
 
     /// A command from within the process, or by message.
     /// Of a pause: by a command, or by itself, soon.
-    fn any_end(&mut self) -> Option<Moment> {
+    pub(super) fn any_end(&mut self) -> Option<Moment> {
         let ms = self.looks.draw() % 4_000;
         match self.looks.draw() % 4 {
             0 => Some(Moment::After(ms)),
@@ -153,6 +153,7 @@ impl Sim {
             18..21 => Command::List(self.any_filter(&application, &customer)),
             21 if self.plan.pauses => Command::Pause(application.as_str().into(), self.any_end()),
             22 => Command::Resume(application.as_str().into()),
+            27 if self.plan.rates => self.any_rate(&application),
             23..25 if self.plan.selects => {
                 Command::CancelSelected(self.any_selection(&application, &customer))
             }
@@ -238,6 +239,8 @@ pub(super) fn app_settings(draw: &mut dyn FnMut(u64) -> u64, limits: bool) -> Ap
         max_waiting: if limits { one_of(&[0, 5, 10]) } else { 0 },
         on_full: [OnFull::Pause, OnFull::FlushEarly, OnFull::DropOldest, OnFull::DropNewest]
             [one_of(&[0, 1, 2, 3]) as usize],
+        rate: None,
+        burst: 0,
     }
 }
 

@@ -94,6 +94,7 @@ impl Model {
         if let Command::Pause(name, _) | Command::Resume(name) = &command {
             self.app(name).pausing += 1;
         }
+        self.note_slowing(&command);
         let dues = match &command {
             Command::Count(of) => {
                 let its = self.of_customer(&of.application, &of.customer);
@@ -218,14 +219,6 @@ impl Model {
         !found.is_empty() || self.orphaned.values().any(|asked| asked.covers(self, seq))
     }
 
-    /// What is parked may be given up whatever became of its last attempt.
-    pub(super) fn may_be_given_up(&self, seq: u64) -> bool {
-        let asked = self.commands.values().chain(self.answered.values());
-        asked
-            .filter(|asked| matches!(asked.command, Command::DropParked(_)))
-            .any(|asked| asked.covers(self, seq))
-    }
-
     /// A cancel may have been first, before another came in its place.
     pub(super) fn is_perhaps_taken_back(&self, seq: u64) -> bool {
         self.commands.values().any(|asked| asked.perhaps.contains(&seq))
@@ -316,7 +309,7 @@ impl Model {
             }
             Command::Pause(name, _) | Command::Resume(name) => {
                 let (until, changed) = match answer {
-                    Answer::Paused { until, changed } => (Some(until.unwrap_or(FOR_EVER)), *changed),
+                    Answer::Until { until, changed } => (Some(until.unwrap_or(FOR_EVER)), *changed),
                     Answer::Done { changed } => (None, *changed),
                     _ => panic!("{answer:?}"),
                 };
@@ -332,6 +325,7 @@ impl Model {
                 }
                 app.paused = until.filter(|until| *until > wall);
             }
+            Command::Slow(name, rate, _) => self.judge_slow(asked, name, *rate, answer),
             Command::Retry(name) => {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };
                 let app = self.app(name);

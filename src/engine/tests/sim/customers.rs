@@ -103,6 +103,14 @@ impl Model {
         }
     }
 
+    /// What is parked may be given up whatever became of its last attempt.
+    pub(super) fn may_be_given_up(&self, seq: u64) -> bool {
+        let asked = self.commands.values().chain(self.answered.values());
+        asked
+            .filter(|asked| matches!(asked.command, Command::DropParked(_)))
+            .any(|asked| asked.covers(self, seq))
+    }
+
     pub(super) fn flushed(&mut self, asked: &Asked, of: &CustomerOf, count: u64) {
         let (app, customer) = (of.application.to_string(), of.customer.to_string());
         if count == 0 {

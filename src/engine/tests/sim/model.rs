@@ -199,6 +199,10 @@ pub(super) struct App {
     pub(super) paused: Option<u64>,
     /// A pause or its end is under way: both are possible.
     pub(super) pausing: u32,
+    /// The rate that a command has given it, changes of that which are under way, and what may leave at present.
+    pub(super) slowed: Option<Slowed>,
+    pub(super) slowing: u32,
+    pub(super) credit: Option<super::paced::Credit>,
     /// With nothing stored: the last call in which so many may have been taken that the oldest are given up.
     pub(super) over: usize,
 }

@@ -27,6 +27,7 @@ impl Sim {
             let hindered = app.paused.is_some()
                 || app.pausing > 0
                 || app.left_alone_until > model.now.mono
+                || self.is_paced(name)
                 || !app.flights.is_empty();
             // With nothing stored one that has died is seen again when its dead letter leaves.
             let expiry = model.asks[life.ask].new.expiry;

@@ -31,9 +31,9 @@ const FOUND_BY: &str = "\
     FullFilterForgets 4, SuspectsStay 11, FailuresKept 33, BytesIgnoredInFlight 79, \
     EndOfAttemptUntold 143, EndOfPatienceUntold 63, AheadForgotten 251, AckWaitsForPrefix 3, \
     DuplicateAckedTooSoon 27, WindowIgnoresExpiry 7, MarkAloneDrops 7, FingerprintForgotten 7, \
-    PatienceEndsForAll 46, RescheduledToItsExpiry 15, RescheduledKeepsItsCause 15, \
+    PatienceEndsForAll 58, RescheduledToItsExpiry 15, RescheduledKeepsItsCause 15, \
     OwnTimeNotRestored 11, FormerEndsUnasked 21, LettersCountAsApplication 21, \
-    LeaseUsedTooSoon 21, IdOvertakesItsFirst 893, QuietFromTheFirst 17, EmptiedFarWindowStays 6, \
+    LeaseUsedTooSoon 21, IdOvertakesItsFirst 893, QuietFromTheFirst 17, EmptiedFarWindowStays 3, \
     LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, FetchedUnscreened 81, HindranceStays 11, \
     BlockedForEver 13, BatchesCrowdOut 23, FirstIsNotReached 117, \
     LaterIsReadFirst 6341, CountIgnored 4, UnindexedForgotten 110, PauseForgotten 9, \
@@ -44,7 +44,8 @@ const FOUND_BY: &str = "\
     BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 75, \
     ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13, \
     RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36, FlushLeavesOne 32, \
-    SelectedInMemoryAll 64, SelectedFarAll 64";
+    SelectedInMemoryAll 64, SelectedFarAll 64, \
+    BatchCountsOnce 36, RateIgnored 36, HeldForEver 6, RateForgotten 6, FetchedOutrunsRate 15";
 
 thread_local! {
     /// Failures are expected here.

@@ -45,13 +45,22 @@ pub(super) struct Plan {
     pub(super) flushes: bool,
     /// Items are counted and cancelled by what they have in common.
     pub(super) selects: bool,
+    /// Items of all applications leave at a rate.
+    pub(super) rates: bool,
     /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
     pub(super) prefetch: Option<u16>,
 }
 
 impl Plan {
     pub(super) fn shape(&self, drawn: AppSettings) -> AppSettings {
-        AppSettings { dedupe_tail: if self.forgetful { 5_000 } else { drawn.dedupe_tail }, ..drawn }
+        let dedupe_tail = if self.forgetful { 5_000 } else { drawn.dedupe_tail };
+        let (rate, burst) = match drawn.max_items % 3 {
+            _ if !self.rates => ("", 0),
+            0 => ("100/s", 0),
+            1 => ("60/s", 3),
+            _ => ("3000/min", 1),
+        };
+        AppSettings { dedupe_tail, rate: rate.parse().ok(), burst, ..drawn }
     }
 
     /// What holds for the applications of scenes.
@@ -99,6 +108,7 @@ impl Plan {
             forgetful: seed % 20 == 1,
             flushes: seed % 20 == 12,
             selects: matches!(seed % 40, 8 | 24 | 34),
+            rates: matches!(seed % 40, 6 | 15 | 36),
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }

@@ -49,6 +49,9 @@ impl Model {
             (app.failing, app.left_alone_until, app.pausing, app.paused) = (false, 0, 0, paused);
             (app.parked_until, app.failures) = (0, 0);
         }
+        for name in self.apps.keys().cloned().collect::<Vec<_>>() {
+            self.restore_rate(&name, store.queues.get(name.as_str()).and_then(|row| row.slowed));
+        }
         self.dead_left_alone_until = 0;
         self.forget_deliveries();
         self.commands.clear();

@@ -1,0 +1,159 @@
+//! How fast the items of an application leave: never faster than was said, in order, and nobody else slower.
+
+use serde_json::{json, Value};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tidegate_harness::{now_ms, wait_until, Daemon, Inbox, Received, Site};
+
+/// Long enough on any machine.
+const LONG: Duration = Duration::from_secs(60);
+
+fn application(daemon: &Daemon, name: &str) -> Value {
+    daemon.ask("GET", &format!("/api/v1/applications/{name}")).1
+}
+
+/// So many arrive, in order, and none sooner than a bucket of this depth allows that was full at `from`, ms.
+fn arrive(inbox: &Inbox, from: u64, items: usize, per_second: u64, burst: u64) -> Vec<Received> {
+    let all = inbox.take(items, LONG);
+    for (n, message) in (1..).zip(&all) {
+        let soonest = from * 1_000 + (n as u64).saturating_sub(burst) * 1_000_000 / per_second;
+        let at = message.at_us;
+        assert!(at + 1_000 >= soonest, "VERDICT: item {n} came {} us too soon", soonest - at);
+        message.is_not_early();
+    }
+    all
+}
+
+#[test]
+fn items_leave_in_order_at_the_rate_and_others_in_their_time() {
+    const ITEMS: usize = 100;
+    let site = Site::new("rate");
+    let (slow, fast) = (site.inbox("slow"), site.inbox("fast"));
+    let config = site.config().text("defaults.format", "passthrough").text("applications.slow.rate", "40/s");
+    let daemon = site.start(&config.set("applications.slow.burst", "20"));
+    let begun = now_ms();
+    site.client.publish_all((0..ITEMS).map(|n| site.push("slow", "1").id(&format!("s{n:03}"))));
+    site.client.publish_all((0..20).map(|n| site.push("fast", "1").id(&format!("f{n}")).delay(n * 20)));
+    let told = || application(&daemon, "slow");
+    wait_until("it is told what is held back", Duration::from_secs(10), || {
+        let told = told();
+        told["held"].as_u64().is_some_and(|held| held > 0)
+    });
+    let app = told();
+    assert_eq!(
+        (&app["rate"], &app["rate_until"], &app["state"]),
+        (&json!("40/s"), &Value::Null, &json!("open"))
+    );
+    if let Some(until) = app["held_until"].as_u64() {
+        assert!(until < now_ms() + 10_000, "{app}");
+    }
+    // While the one is held back the other has what it is due.
+    fast.take(20, LONG);
+    assert!(told()["total"].as_u64().is_some_and(|left| left > 0), "the others came first: {}", told());
+    let all = arrive(&slow, begun, ITEMS, 40, 20);
+    let ids: Vec<String> = all.iter().map(Received::id).collect();
+    assert_eq!(ids, (0..ITEMS).map(|n| format!("s{n:03}")).collect::<Vec<_>>(), "in order, each once");
+    wait_until("nothing is held", Duration::from_secs(10), || told()["held"] == 0);
+    let page = daemon.ask_whole("GET", "/metrics").expect("metrics").body;
+    let figure = |name: &str| {
+        let line = page.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.and_then(|value| value.parse::<f64>().ok()).unwrap_or_else(|| panic!("no {name}"))
+    };
+    let held = figure("tidegate_held_back_seconds_count");
+    assert!((60.0..=80.0).contains(&held), "{held} of {ITEMS} were held back, a burst was not");
+    assert!(figure("tidegate_held_back_seconds_sum") > 30.0, "that is no lateness");
+}
+
+/// Batches stay whole, and count their items.
+#[test]
+fn windows_leave_whole_at_the_rate() {
+    let site = Site::new("ratewindows");
+    let inbox = site.inbox("shop");
+    let config = site.config().text("defaults.window", "500ms").text("defaults.rate", "20/s");
+    let _daemon = site.start(&config.set("defaults.burst", "10"));
+    let begun = now_ms();
+    site.client.publish_all((0..60).map(|n| {
+        let push = site.push("shop", "1").id(&format!("{n}"));
+        push.customer(&format!("c{}", n % 6))
+    }));
+    let mut items = 0;
+    while items < 60 {
+        let batch = inbox.batch();
+        items += batch.items.len() as u64;
+        let soonest = begun + items.saturating_sub(10) * 50;
+        assert!(batch.message.at_us / 1_000 + 1 >= soonest, "VERDICT: {items} items came too soon");
+        assert_eq!(batch.items.len(), 10, "whole");
+    }
+}
+
+/// A receiver says "slow down"; that is remembered over a kill, and ends by itself or by a command.
+#[test]
+fn a_rate_for_a_while_outlives_a_kill() {
+    let site = Site::new("rateslow");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config().text("defaults.format", "passthrough"));
+    let told = daemon.cli(&["rate", "shop", "2/s", "--for", "10m"]);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    assert!(told.out.starts_with("done"), "{}", told.out);
+    let begun = now_ms();
+    site.client.publish_all((0..100).map(|n| site.push("shop", "1").id(&format!("{n:03}"))));
+    let mut seen: BTreeSet<String> = arrive(&inbox, begun, 4, 2, 2).iter().map(Received::id).collect();
+    let killed = now_ms();
+    daemon.kill9();
+    daemon.start_again();
+    daemon.wait_ready();
+    let app = application(&daemon, "shop");
+    assert_eq!(app["rate"], "2/s", "{app}");
+    assert!(app["rate_until"].as_u64().is_some_and(|until| until > now_ms() + 300_000), "{app}");
+    // A burst for the start; and one that was on its way when it was killed.
+    seen.extend(arrive(&inbox, killed, 6, 2, 3).iter().map(Received::id));
+    assert_eq!(
+        daemon.ask("DELETE", "/api/v1/applications/shop/rate"),
+        (200, json!({"result": "done", "changed": true}))
+    );
+    while seen.len() < 100 {
+        seen.insert(inbox.next().id());
+    }
+    assert_eq!(daemon.ask("DELETE", "/api/v1/applications/shop/rate").1["changed"], false);
+    let until = now_ms() + 1_500;
+    let path = format!("/api/v1/applications/shop/rate?rate=1/min&until={until}");
+    assert_eq!(daemon.ask("POST", &path), (200, json!({"result": "done", "changed": true, "until": until})));
+    assert_eq!(daemon.ask("POST", &path).1["changed"], false);
+    site.client.publish_all((0..3).map(|n| site.push("shop", "1").id(&format!("last-{n}"))));
+    let last = arrive(&inbox, now_ms().saturating_sub(1_000), 1, 1, 1);
+    let rest = inbox.take(2, LONG);
+    assert!(rest.iter().all(|message| message.at_us / 1_000 >= until), "not before it has ended: {last:?}");
+    for wrong in
+        ["", "rate=", "rate=10", "rate=0/s", "rate=1/s&for=1&until=2100-01-01T00:00:00Z", "rate=1/s&burst=2"]
+    {
+        assert_eq!(daemon.ask("POST", &format!("/api/v1/applications/shop/rate?{wrong}")).0, 400, "{wrong}");
+    }
+    assert_eq!(
+        daemon.ask("POST", "/api/v1/applications/shop/rate?rate=1/s&until=2020-01-01T00:00:00Z").0,
+        409
+    );
+}
+
+/// A long backlog in the store, in little memory: what is held back costs none beyond its head.
+#[test]
+fn a_backlog_that_is_held_back_leaves_memory_to_others() {
+    const ITEMS: u64 = 12_000;
+    let site = Site::new("ratebacklog");
+    let (slow, fast) = (site.inbox("slow"), site.inbox("fast"));
+    let config = site.config().text("defaults.format", "passthrough").text("limits.memory", "16MiB");
+    let daemon = site.start(&config.text("applications.slow.rate", "100/s"));
+    site.client.publish_all((0..ITEMS).map(|n| site.push("slow", "1").id(&format!("{n}"))));
+    let told = || application(&daemon, "slow");
+    wait_until("all but its head is in the store alone", LONG, || {
+        let told = told();
+        told["held"].as_u64().is_some_and(|held| held > ITEMS / 2)
+            && told["due"].as_u64().is_some_and(|due| due < 7_000)
+    });
+    site.client.publish_all((0..500).map(|n| site.push("fast", "1").id(&format!("f{n}")).delay(n * 2)));
+    fast.take(500, LONG);
+    slow.take(200, LONG);
+    assert!(told()["total"].as_u64().is_some_and(|left| left > ITEMS / 4), "{}", told());
+    let told = daemon.cli(&["rate", "slow", "10000000/s"]);
+    assert_eq!(told.code, 0, "{told:?}");
+    slow.take(ITEMS as usize - 200, Duration::from_secs(300));
+}

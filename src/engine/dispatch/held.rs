@@ -1,0 +1,97 @@
+//! What rates hold back, and until when.
+
+use super::{Dispatch, Flights};
+use crate::engine::ids::QueueId;
+use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::queue::Entry;
+use crate::engine::stock::Stock;
+use crate::engine::types::{Format, Now};
+use std::collections::BTreeSet;
+
+/// What waits for the rate of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum HeldStep {
+    /// The next batch is not formed before.
+    Form,
+    /// One that has been formed, and has its payloads by now, does not leave before.
+    Leave,
+}
+
+/// Queues that their rates hold back, by when they are looked at again, monotonic ms.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct HeldQueues(BTreeSet<(u64, QueueId, HeldStep)>);
+
+impl HeldQueues {
+    /// When the next of them is looked at.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.0.first().map(|(at, ..)| *at)
+    }
+
+    /// A batch that has been formed may leave then.
+    pub(super) fn wait_to_leave(&mut self, queue: QueueId, at: u64) {
+        self.0.insert((at, queue, HeldStep::Leave));
+    }
+
+    /// The next batch of the queue may be formed then, and not at `before`.
+    fn wait_to_form(&mut self, queue: QueueId, before: Option<u64>, until: Option<u64>) {
+        if let Some(at) = before {
+            self.0.remove(&(at, queue, HeldStep::Form));
+        }
+        self.0.extend(until.map(|at| (at, queue, HeldStep::Form)));
+    }
+
+    /// Queues whose next batch may be formed by now stand in line again; and those of which one that has been
+    /// formed may leave.
+    pub(in crate::engine) fn end(&mut self, stock: &mut Stock, now: Now) -> Vec<QueueId> {
+        let mut leave = Vec::new();
+        while let Some((_, queue, step)) = self.0.first().copied().filter(|(at, ..)| *at <= now.mono) {
+            if mutated(Mutant::HeldForEver) {
+                break;
+            }
+            self.0.pop_first();
+            if stock.queues.get(queue).is_none() {
+                continue;
+            }
+            match step {
+                HeldStep::Form => {
+                    stock.queues.at(queue).at_work().pace_mut().hold(None);
+                    stock.queues.at(queue).look_again();
+                }
+                HeldStep::Leave => leave.push(queue),
+            }
+        }
+        leave
+    }
+}
+
+impl Dispatch {
+    /// The queue's rate holds its next batch back. It is looked at again when that may leave.
+    pub(super) fn holds(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> bool {
+        let size = next_size(&self.flights, stock, queue);
+        let pace = stock.queues.at(queue).at_work().pace_mut();
+        let until = Some(pace.ready_at(size)).filter(|at| *at > now.mono);
+        let before = pace.hold(until);
+        if before != until {
+            self.held.wait_to_form(queue, before, until);
+        }
+        until.is_some()
+    }
+}
+
+/// Items of the batch that is the queue's next, as far as that is known before it is formed.
+fn next_size(flights: &Flights, stock: &Stock, queue: QueueId) -> u64 {
+    let Some(live) = stock.queues[queue].live() else { return 1 };
+    let again = live.lane().first_to_resend().and_then(|number| flights.get(number));
+    let size = match (again, live.line().first()) {
+        (Some(flight), _) => flight.rows.len(),
+        (None, Some(Entry::Customer(customer))) => {
+            let ready = stock.customers().get(customer).map_or(1, |owner| owner.ready.len());
+            let settings = live.settings();
+            let alone = settings.format == Format::Passthrough;
+            ready.min(if alone { 1 } else { settings.max_items as usize })
+        }
+        (None, Some(Entry::Single(_)) | None) => 1,
+    };
+    let most = if live.health().is_failing() { stock.thresholds().probe } else { usize::MAX };
+    size.min(most) as u64
+}

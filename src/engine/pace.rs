@@ -1,0 +1,266 @@
+//! How fast the items of an application may leave: a token bucket, kept as one number, the moment by which
+//! all that has left is paid for (the generic cell rate algorithm, ITU-T I.371, annex A).
+//!
+//! Nothing of it is stored: after a start the bucket is full, so that a start costs one burst at most.
+
+use super::mutant::{mutated, Mutant};
+use std::fmt::{self, Display, Formatter};
+use std::str::FromStr;
+
+/// Lengths of time that a rate may be given in, with their names, ms. The shortest that fits is written.
+const SPANS: [(&str, u64); 3] = [("s", 1_000), ("min", 60_000), ("h", 3_600_000)];
+
+/// Most items of a rate, and most at once: more is no limit on any machine, and sums stay within 64 bits.
+pub const MOST: u32 = 10_000_000;
+
+/// So many items in each stretch of time: `100/s`, `5/min`, `10/h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// 1 to [`MOST`].
+    pub items: u32,
+    /// Length of the stretch: 1,000, 60,000 or 3,600,000, ms.
+    pub each_ms: u64,
+}
+
+impl Rate {
+    /// `None`: one of them is none that a rate has.
+    pub fn new(items: u32, each_ms: u64) -> Option<Self> {
+        let known = SPANS.into_iter().any(|(_, ms)| ms == each_ms);
+        (known && (1..=MOST).contains(&items)).then_some(Rate { items, each_ms })
+    }
+
+    /// What leaves at once after a rest, where nothing else is said: the items of one second, at least one.
+    pub fn of_a_second(self) -> u32 {
+        let items = u64::from(self.items) * 1_000 / self.each_ms;
+        u32::try_from(items).unwrap_or(MOST).max(1)
+    }
+}
+
+impl Display for Rate {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let name = SPANS.into_iter().find(|(_, ms)| *ms == self.each_ms).map_or("?", |(name, _)| name);
+        write!(f, "{}/{name}", self.items)
+    }
+}
+
+/// What is wrong with a rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it is no rate: a number from 1 to 10000000, and /s, /min or /h behind it, such as 100/s")]
+pub struct NoRate;
+
+impl FromStr for Rate {
+    type Err = NoRate;
+
+    fn from_str(text: &str) -> Result<Self, NoRate> {
+        let (items, span) = text.split_once('/').ok_or(NoRate)?;
+        let (_, each_ms) = SPANS.into_iter().find(|(name, _)| *name == span).ok_or(NoRate)?;
+        let digits = !items.is_empty() && items.bytes().all(|byte| byte.is_ascii_digit());
+        let items = items.parse().ok().filter(|_| digits);
+        items.and_then(|items| Rate::new(items, each_ms)).ok_or(NoRate)
+    }
+}
+
+/// The rate of an application, and how much may leave at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// So fast, over any longer time.
+    pub rate: Rate,
+    /// Depth of the bucket, items, 1 to [`MOST`].
+    pub burst: u32,
+}
+
+impl Bound {
+    /// `burst`: 0 is what the rate brings in a second.
+    pub fn new(rate: Rate, burst: u32) -> Self {
+        Bound { rate, burst: if burst == 0 { rate.of_a_second() } else { burst } }
+    }
+
+    /// What a bucket is given until this moment, from the beginning of time.
+    fn all_until(self, mono: u64) -> u64 {
+        mono * u64::from(self.rate.items)
+    }
+
+    /// Items that are not paid for.
+    fn owed(self, paid: u64, mono: u64) -> u64 {
+        paid.saturating_sub(self.all_until(mono)).div_ceil(self.rate.each_ms)
+    }
+
+    /// When so many may go. More than the bucket holds wait until that is full; the rest is owed then.
+    fn free_at(self, paid: u64, items: u64) -> u64 {
+        let burst = u64::from(self.burst);
+        let spare = burst - items.clamp(1, burst);
+        paid.saturating_sub(spare * self.rate.each_ms).div_ceil(u64::from(self.rate.items))
+    }
+
+    /// What has been paid once so many go now.
+    fn pay(self, paid: u64, items: u64, mono: u64) -> u64 {
+        let items = if mutated(Mutant::BatchCountsOnce) { 1 } else { items };
+        // What was waited for too long because moments are whole milliseconds is not lost.
+        let rest = u64::from(self.rate.items) - 1;
+        paid.max(self.all_until(mono).saturating_sub(rest)) + items * self.rate.each_ms
+    }
+}
+
+/// See the module's page. Moments are monotonic, ms.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    bound: Option<Bound>,
+    /// All that has been formed, and all that has left, is paid for at this moment, times the items of the
+    /// rate. The two differ by what waits for payloads.
+    formed: u64,
+    left: u64,
+    /// Nothing is formed before: it has been asked, and is asked again then.
+    held_until: Option<u64>,
+    /// What is formed next has waited for that.
+    waited: bool,
+}
+
+impl Pace {
+    pub(super) fn new(bound: Option<Bound>) -> Self {
+        Pace { bound, ..Pace::default() }
+    }
+
+    /// What is owed stays owed, item by item.
+    pub(super) fn set(&mut self, bound: Option<Bound>, mono: u64) {
+        if self.bound == bound {
+            return;
+        }
+        let before = std::mem::replace(&mut self.bound, bound);
+        for paid in [&mut self.formed, &mut self.left] {
+            let owed = before.map_or(0, |before| before.owed(*paid, mono));
+            *paid = bound.map_or(0, |bound| bound.all_until(mono) + owed * bound.rate.each_ms);
+        }
+    }
+
+    /// When a batch of so many may be formed; 0: nothing is bounded.
+    pub(super) fn ready_at(&self, items: u64) -> u64 {
+        let bound = self.bound.filter(|_| !mutated(Mutant::RateIgnored));
+        bound.map_or(0, |bound| bound.free_at(self.formed.max(self.left), items))
+    }
+
+    /// When a batch of so many that was formed may leave.
+    pub(super) fn may_leave_at(&self, items: u64) -> u64 {
+        let bound = self.bound.filter(|_| !mutated(Mutant::FetchedOutrunsRate));
+        bound.map_or(0, |bound| bound.free_at(self.left, items))
+    }
+
+    /// So many are formed now. Until when they were held back, if they were.
+    pub(super) fn form(&mut self, items: u64, mono: u64) -> Option<u64> {
+        let waited = std::mem::take(&mut self.waited).then(|| self.ready_at(items).min(mono));
+        self.formed = self.bound.map_or(0, |bound| bound.pay(self.formed, items, mono));
+        waited
+    }
+
+    /// So many leave now.
+    pub(super) fn leave(&mut self, items: u64, mono: u64) {
+        self.left = self.bound.map_or(0, |bound| bound.pay(self.left, items, mono));
+    }
+
+    /// Nothing is owed: forgotten, it would come back the same.
+    pub(super) fn is_at_rest(&self, mono: u64) -> bool {
+        let paid = |bound: Bound| self.formed.max(self.left) <= bound.all_until(mono);
+        self.held_until.is_none() && self.bound.is_none_or(paid)
+    }
+
+    /// Until when something has been held back that could leave otherwise.
+    pub(super) fn held_until(&self) -> Option<u64> {
+        self.held_until
+    }
+
+    /// The same from now on; what it was.
+    pub(super) fn hold(&mut self, until: Option<u64>) -> Option<u64> {
+        self.waited |= until.is_some();
+        std::mem::replace(&mut self.held_until, until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Pace {
+        fn go(&mut self, items: u64, mono: u64) {
+            self.form(items, mono);
+            self.leave(items, mono);
+        }
+    }
+
+    fn pace(rate: &str, burst: u32) -> Pace {
+        Pace::new(Some(Bound::new(rate.parse().unwrap(), burst)))
+    }
+
+    #[test]
+    fn rates_are_read_as_they_are_written() {
+        for text in ["1/s", "100/s", "5/min", "10/h", "10000000/s"] {
+            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
+        }
+        for text in
+            ["", "100", "/s", "0/s", "-1/s", "+1/s", "1/d", "1 /s", "10000001/s", "99999999999/s", "1/s/s"]
+        {
+            assert_eq!(text.parse::<Rate>(), Err(NoRate), "{text}");
+        }
+        let of_a_second = |text: &str| text.parse::<Rate>().unwrap().of_a_second();
+        assert_eq!(["100/s", "120/min", "5/min", "7200/h"].map(of_a_second), [100, 2, 1, 2]);
+    }
+
+    /// In each second after the first burst just as many as the rate says, at even distances.
+    #[test]
+    fn what_leaves_is_exact() {
+        let mut pace = pace("100/s", 10);
+        let (mut mono, mut left) = (50_000, Vec::new());
+        while left.len() < 1_010 {
+            mono = mono.max(pace.ready_at(1));
+            pace.go(1, mono);
+            left.push(mono);
+        }
+        assert_eq!(left[9], 50_000, "a burst");
+        assert_eq!(left[10], 50_010);
+        assert_eq!(left[1_009], 60_000, "a thousand behind it");
+        for (rate, mono) in [("3/s", 51_000), ("7/min", 75_715), ("1/h", 10_850_000)] {
+            let mut pace = self::pace(rate, 1);
+            let mut now = 50_000;
+            for _ in 0..4 {
+                now = now.max(pace.ready_at(1));
+                pace.go(1, now);
+            }
+            assert!((mono - 1..=mono).contains(&now), "{rate}: {now}");
+        }
+    }
+
+    #[test]
+    fn a_batch_counts_its_items_and_one_beyond_the_burst_is_owed() {
+        let mut pace = pace("10/s", 20);
+        pace.go(15, 1_000);
+        assert_eq!([1, 5, 6, 20].map(|items| pace.ready_at(items)), [600, 1_000, 1_100, 2_500]);
+        assert_eq!(pace.ready_at(500), 2_500);
+        pace.go(500, 2_500);
+        assert_eq!(pace.ready_at(1), 2_500 + 50_000 - 1_900);
+        assert!(!pace.is_at_rest(52_499) && pace.is_at_rest(52_500));
+    }
+
+    /// Those that waited for their payloads do not leave together.
+    #[test]
+    fn what_was_formed_in_time_and_leaves_later_is_spread_anew() {
+        let mut pace = pace("10/s", 1);
+        for mono in [1_000, 1_100, 1_200] {
+            assert!(pace.ready_at(1) <= mono);
+            pace.form(1, mono);
+        }
+        pace.leave(1, 1_250);
+        assert_eq!((pace.may_leave_at(1), pace.ready_at(1)), (1_350, 1_350));
+        pace.leave(1, 1_350);
+        assert_eq!((pace.may_leave_at(1), pace.ready_at(1)), (1_450, 1_450));
+    }
+
+    #[test]
+    fn what_is_owed_stays_owed_when_the_rate_changes() {
+        let mut pace = pace("10/s", 10);
+        pace.go(30, 1_000);
+        pace.set(Some(Bound::new("100/s".parse().unwrap(), 10)), 1_000);
+        assert_eq!(pace.ready_at(1), 1_000 + 300 - 90);
+        pace.set(None, 1_100);
+        assert_eq!((pace.ready_at(1), pace.is_at_rest(1_100)), (0, true));
+        pace.set(Some(Bound::new("1/s".parse().unwrap(), 0)), 1_100);
+        assert_eq!(pace.ready_at(1), 1_100, "a full bucket");
+    }
+}

@@ -1,0 +1,146 @@
+//! Rates: what they hold back, in which order and until when, and whom they do not concern.
+
+use super::world::*;
+use crate::engine::event::*;
+use crate::engine::types::*;
+
+fn rated(rate: &str, burst: u32, change: impl FnOnce(&mut AppSettings)) -> Settings {
+    let mut settings = with(change);
+    let app = AppSettings { rate: Some(rate.parse().unwrap()), burst, ..(*settings.defaults).clone() };
+    settings.applications.insert("slow".into(), app.into());
+    settings
+}
+
+fn singles(n: u64) -> Vec<NewItem> {
+    (0..n).map(|n| at(T0, item("slow", "", &n.to_string()))).collect()
+}
+
+/// Moments of delivery after [`T0`], and items, of one application.
+fn moments(w: &World, application: &str) -> Vec<(u64, usize)> {
+    let of = w.delivered.iter().filter(|(_, batch)| &*batch.application == application);
+    of.map(|(now, batch)| (now.wall - T0, batch.items.len())).collect()
+}
+
+/// Once a burst, and then at even distances, in order; others' in their time, and the engine sleeps between.
+#[test]
+fn items_leave_at_the_rate_of_their_application_and_others_in_their_time() {
+    let mut w = World::new(rated("10/s", 3, |_| ()));
+    w.send(singles(20));
+    w.send((0..5).map(|n| at(T0 + n * 300, item("fast", "", "fast"))).collect());
+    w.run(150);
+    assert_eq!(w.wait(), Some(50), "nothing is to be done before the next may leave");
+    w.run(10_000);
+    let slow: Vec<u64> = moments(&w, "slow").into_iter().map(|(at, _)| at).collect();
+    let wanted: Vec<u64> = (0..20u64).map(|n| n.saturating_sub(2) * 100).collect();
+    // The first goes alone, and the others once it is confirmed.
+    assert_eq!(slow, wanted);
+    assert_eq!(moments(&w, "fast"), [(0, 1), (300, 1), (600, 1), (900, 1), (1_200, 1)]);
+    let names: Vec<String> = ends(&w).0.into_iter().filter(|name| name != "fast").collect();
+    assert_eq!(names, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "in order");
+    let free: Vec<u64> = w.delivered.iter().map(|(_, batch)| batch.free_at).filter(|at| *at > T0).collect();
+    assert_eq!(
+        free,
+        (1..18).map(|n| T0 + n * 100).collect::<Vec<_>>(),
+        "what it is late by for its rate is told"
+    );
+}
+
+/// A batch counts its items, and leaves whole: what follows waits for all of them.
+#[test]
+fn a_batch_counts_its_items_and_stays_whole() {
+    let mut w = World::new(rated("10/s", 10, |app| (app.window, app.max_items) = (1_000, 50)));
+    let of =
+        |customer: &str, n: u64| (0..n).map(move |_| item("slow", customer, customer)).collect::<Vec<_>>();
+    for (customer, n) in [("ann", 10), ("bob", 4), ("carl", 30), ("dora", 1)] {
+        w.send(of(customer, n));
+    }
+    w.run(30_000);
+    // Ann's ten empty the bucket; Bob's four wait for four, Carl's thirty for a full one, and Dora's for what
+    // that leaves owed.
+    assert_eq!(moments(&w, "slow"), [(1_000, 10), (1_400, 4), (2_400, 30), (4_500, 1)]);
+}
+
+/// What is due and far stays there but for its head, though memory had room.
+#[test]
+fn what_is_held_back_costs_no_memory_beyond_its_head() {
+    let mut w = World::new(rated("100/s", 1, |_| ()));
+    w.send(singles(6_000));
+    w.run(100);
+    let enough = w.settings.thresholds.enough as usize;
+    // What came in before anything was held back was taken by one turn.
+    w.send(singles(6_000));
+    w.run(20_000);
+    assert!(w.engine.memory_bytes().0 <= enough + 6_000, "{:?}", w.engine.memory_bytes());
+    w.run(50_000);
+    assert!(
+        w.engine.memory_bytes().0 <= enough + w.settings.thresholds.chunk,
+        "{:?}",
+        w.engine.memory_bytes()
+    );
+    w.run(60_000);
+    assert_eq!(moments(&w, "slow").len(), 12_000);
+    let sorted = moments(&w, "slow").windows(2).all(|pair| pair[0].0 + 10 == pair[1].0);
+    assert!(sorted, "at even distances");
+}
+
+#[test]
+fn expiry_is_judged_when_an_item_leaves() {
+    let mut w = World::new(rated("1/s", 1, |_| ()));
+    let expires = |n: u64| NewItem { expiry: Some(T0 + 2_500), ..at(T0, item("slow", "", &n.to_string())) };
+    w.send((0..4).map(expires).collect());
+    w.run(10_000);
+    let (sent, dead) = ends(&w);
+    assert_eq!(sent, ["0", "1", "2"]);
+    assert_eq!(dead, [("3".to_owned(), Reason::Expired)]);
+}
+
+/// For a while, over a kill; then as it is set. A start costs one burst.
+#[test]
+fn a_rate_that_a_command_gives_holds_until_its_end_over_a_kill_too() {
+    let mut w = World::new(settings());
+    let slow = |rate: &str, end| Command::Slow("slow".into(), rate.parse().ok(), end);
+    let until = T0 + 3_000;
+    let end = Some(Moment::At(until));
+    assert_eq!(w.ask(slow("2/s", end)), Answer::Until { until: Some(until), changed: true });
+    assert_eq!(w.ask(slow("2/s", end)), Answer::Until { until: Some(until), changed: false });
+    w.send(singles(12));
+    w.run(1_200);
+    assert_eq!(moments(&w, "slow"), [(0, 1), (0, 1), (500, 1), (1_000, 1)]);
+    let told = |w: &World| w.engine.snapshot(w.now).applications.into_iter().next().unwrap_or_default();
+    let app = told(&w);
+    assert_eq!((app.rate.as_deref(), app.rate_until), (Some("2/s"), Some(until)));
+    assert_eq!((app.held, app.held_until), (8, Some(T0 + 1_500)));
+    w.crash();
+    w.run(1_000);
+    // Two at once, and one each half of a second.
+    let after: Vec<u64> = moments(&w, "slow")[4..].iter().map(|(at, _)| *at).collect();
+    assert_eq!(after, [1_200, 1_200, 1_700, 2_200]);
+    w.run(2_000);
+    let after: Vec<u64> = moments(&w, "slow")[8..].iter().map(|(at, _)| *at).collect();
+    assert_eq!(after, [2_700, 3_000, 3_000, 3_000], "it has ended");
+    assert_eq!(told(&w).rate, None);
+    assert_eq!(w.ask(slow("", None)), Answer::Done { changed: false });
+    assert_eq!(w.ask(slow("5/min", None)), Answer::Until { until: None, changed: true });
+    w.crash();
+    assert_eq!(told(&w).rate.as_deref(), Some("5/min"), "until another is given");
+    assert_eq!(w.ask(slow("", None)), Answer::Done { changed: true });
+    let over = Some(Moment::At(T0));
+    assert!(matches!(w.ask(slow("1/s", over)), Answer::Rejected(text) if text.contains("over")));
+}
+
+#[test]
+fn a_reload_changes_the_rate_of_what_waits() {
+    let mut w = World::new(rated("1/h", 1, |_| ()));
+    w.send(singles(5));
+    w.run(1_000);
+    assert_eq!(moments(&w, "slow").len(), 1);
+    w.settings = rated("10/s", 1, |_| ());
+    let settings = w.settings.clone();
+    w.input(Input::Configure(Box::new(settings)));
+    w.run(1_000);
+    // One is owed, as before.
+    assert_eq!(
+        moments(&w, "slow").into_iter().skip(1).map(|(at, _)| at).collect::<Vec<_>>(),
+        [1_100, 1_200, 1_300, 1_400]
+    );
+}

@@ -1,0 +1,123 @@
+//! Rates: how much may have left, by buckets of the reference's own, and what a command changes of that.
+
+use super::commands::Asked;
+use super::model::Model;
+use super::Sim;
+use crate::engine::event::{Slowed, FOR_EVER};
+use crate::engine::types::*;
+
+/// What may still leave of an application under this rate, items times the length of its stretch; and when that was so.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Credit {
+    rate: (Rate, u32),
+    left: i64,
+    at: u64,
+}
+
+impl Credit {
+    fn full((rate, burst): (Rate, u32), at: u64) -> Self {
+        Credit { rate: (rate, burst), left: i64::from(burst) * rate.each_ms as i64, at }
+    }
+
+    fn now(self, mono: u64) -> Self {
+        let (rate, burst) = self.rate;
+        let gained = mono.saturating_sub(self.at) as i64 * i64::from(rate.items);
+        Credit { left: (self.left + gained).min(i64::from(burst) * rate.each_ms as i64), at: mono, ..self }
+    }
+}
+
+impl Sim {
+    /// A rate for a while, or for good, or that of the settings again.
+    pub(super) fn any_rate(&mut self, application: &str) -> Command {
+        let rate = ["30/s", "90/s", "4000/min"][(self.looks.draw() % 3) as usize];
+        match self.looks.draw() % 4 {
+            0 => Command::Slow(application.into(), None, None),
+            _ => Command::Slow(application.into(), rate.parse().ok(), self.any_end()),
+        }
+    }
+
+    /// What is due of it may wait for its rate.
+    pub(super) fn is_paced(&self, name: &str) -> bool {
+        let (model, app) = (&self.model, &self.model.apps[name]);
+        let short = |credit: Credit| {
+            let full = Credit::full(credit.rate, model.now.mono).left;
+            credit.now(model.now.mono).left < full
+        };
+        let unsure = app.slowing > 0 || !model.before.is_empty();
+        model.rate_of(name).is_some() && (unsure || app.credit.is_some_and(short))
+    }
+}
+
+impl Model {
+    fn rate_of(&self, name: &str) -> Option<(Rate, u32)> {
+        let settings = self.settings.of(name);
+        let burst = |rate: Rate| if settings.burst == 0 { rate.of_a_second() } else { settings.burst };
+        match self.apps.get(name).and_then(|app| app.slowed) {
+            Some(slowed) => Some((slowed.rate, slowed.rate.of_a_second())),
+            None => settings.rate.map(|rate| (rate, burst(rate))),
+        }
+    }
+
+    /// A batch leaves: its application's rate allows that. One that is larger than a burst needs all of it.
+    pub(super) fn check_rate(&mut self, batch: &Batch) {
+        let name = batch.application.to_string();
+        let unsure = self.apps[&name].slowing > 0 || !self.before.is_empty();
+        let Some(rate) = self.rate_of(&name).filter(|_| !unsure) else {
+            self.app(&name).credit = None;
+            return;
+        };
+        let mono = self.now.mono;
+        let known = self.apps[&name].credit.filter(|credit| credit.rate == rate);
+        let credit = known.map_or(Credit::full(rate, mono), |credit| credit.now(mono));
+        let items = batch.items.len() as i64;
+        let each = rate.0.each_ms as i64;
+        let needed = items.min(i64::from(rate.1)) * each;
+        // Moments are whole milliseconds. What goes alone because it failed waits for nothing.
+        let slack = 2 * i64::from(rate.0.items);
+        assert!(
+            credit.left + slack >= needed || batch.alone,
+            "{items} of {name} leave, {} of {rate:?} are left",
+            credit.left / each
+        );
+        self.app(&name).credit = Some(Credit { left: credit.left - items * each, ..credit });
+    }
+
+    pub(super) fn note_slowing(&mut self, command: &Command) {
+        if let Command::Slow(name, ..) = command {
+            self.app(name).slowing += 1;
+        }
+    }
+
+    pub(super) fn judge_slow(&mut self, asked: &Asked, name: &str, rate: Option<Rate>, answer: &Answer) {
+        let since = self.walls.iter().rev().take_while(|(call, _)| *call >= asked.call);
+        let wall = since.map(|(_, wall)| *wall).max().unwrap_or(0);
+        let most = self.settings.max_applications;
+        let slowed = match (answer, rate) {
+            (Answer::Until { until, .. }, Some(rate)) => {
+                Some(Slowed { rate, until: until.unwrap_or(FOR_EVER) })
+            }
+            (Answer::Done { .. }, None) => None,
+            // Its end came in the line; or there are too many.
+            (Answer::Rejected(_), Some(_)) => self.apps[name].slowed,
+            (Answer::Unavailable(_), Some(_)) => {
+                assert!(self.apps.len() as u64 >= most, "{answer:?}");
+                self.apps[name].slowed
+            }
+            _ => panic!("{answer:?}"),
+        };
+        let app = self.app(name);
+        app.slowing -= 1;
+        app.slowed = slowed.filter(|slowed| slowed.until > wall);
+    }
+
+    /// What was answered is durable, and nothing but a command changes it before its end.
+    pub(super) fn restore_rate(&mut self, name: &str, slowed: Option<Slowed>) {
+        let sure = self.durable && self.apps[name].slowing == 0;
+        let wall = self.latest_wall;
+        let not_over = |slowed: Option<Slowed>| slowed.filter(|slowed| slowed.until > wall);
+        let before = self.apps[name].slowed;
+        assert!(!sure || not_over(slowed) == not_over(before), "{name} had {before:?}, now {slowed:?}");
+        let app = self.app(name);
+        (app.slowed, app.slowing, app.credit) = (slowed, 0, None);
+    }
+}
