@@ -1,6 +1,7 @@
 //! What operators do: hold applications back and let them go on, and see to what cannot be delivered.
 
 mod checked;
+mod customer;
 mod paper;
 mod parked;
 mod paused;

@@ -94,7 +94,7 @@ fn a_rate_for_a_while_outlives_a_kill() {
     let mut daemon = site.start(&site.config().text("defaults.format", "passthrough"));
     let told = daemon.cli(&["rate", "shop", "2/s", "--for", "10m"]);
     assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
-    assert!(told.out.starts_with("done"), "{}", told.out);
+    assert!(told.out.starts_with("set until 2"), "{}", told.out);
     let begun = now_ms();
     site.client.publish_all((0..100).map(|n| site.push("shop", "1").id(&format!("{n:03}"))));
     let mut seen: BTreeSet<String> = arrive(&inbox, begun, 4, 2, 2).iter().map(Received::id).collect();

@@ -154,6 +154,14 @@ fn customers(told: &Told<'_>) {
     assert_eq!(told.get(CUSTOMER, "/api/v1/customers/shop/a", 200)["waiting"], 1);
     let flushed = told.ask("POST", &format!("{CUSTOMER}/flush"), "/api/v1/customers/shop/a/flush", 200);
     assert_eq!(flushed["count"], 1);
+    let pause = |path: &str| told.ask("POST", &format!("{CUSTOMER}/pause"), path, 200);
+    assert_eq!(pause("/api/v1/customers/shop/b/pause?for=600000")["changed"], true);
+    let counts = told.get(CUSTOMER, "/api/v1/customers/shop/b", 200);
+    assert!(counts["paused"] == true && counts["paused_until"].is_u64(), "{counts}");
+    let resume = format!("{CUSTOMER}/resume");
+    assert_eq!(told.ask("POST", &resume, "/api/v1/customers/shop/b/resume", 200)["changed"], true);
+    told.ask("POST", &resume, "/api/v1/customers/shop/b/resume?for=1", 400);
+    told.ask("POST", &format!("{CUSTOMER}/pause"), "/api/v1/customers/shop/b/pause?for=1&until=9", 400);
     let path = "/api/v1/customers/shop/b/items";
     assert_eq!(told.ask("DELETE", &format!("{CUSTOMER}/items"), path, 200)["count"], 1);
     told.ask("DELETE", &format!("{CUSTOMER}/items"), "/api/v1/customers/shop/b/items?state=parked", 400);

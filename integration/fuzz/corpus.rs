@@ -7,7 +7,7 @@ use lapin::BasicProperties;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use tidegate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, WindowRow};
+use tidegate::engine::event::{BucketRow, ClosingRow, HeldRow, Marks, QueueRow, WindowRow};
 use tidegate::engine::types::{BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 use tidegate::store::{ended, record, rows};
 
@@ -238,6 +238,9 @@ fn small_rows() {
         slowed: None,
     };
     row("queue", rows::queue_row(&queue).unwrap());
+    let held = HeldRow { application: "shop".into(), customer: "anna".into(), until: Some(9_000) };
+    let (key, value) = rows::held_row(&held).unwrap();
+    row("held", (key, value.unwrap()));
     let closing =
         ClosingRow { application: "a".into(), end: 9, window: u64::MAX, due: 8, cause: ClosedBy::Quiet };
     let [by_end, by_due] = rows::closing_rows(&closing).unwrap();

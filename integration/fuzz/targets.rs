@@ -77,7 +77,10 @@ fn judge(meaning: RequestBody, body: &[u8]) {
                     assert_eq!(*of.id, *id, "one spelling alone was assigned");
                 }
             }
-            Command::CancelAll(of) | Command::Flush(of) => {
+            Command::CancelAll(of)
+            | Command::Flush(of)
+            | Command::PauseCustomer(of, _)
+            | Command::ResumeCustomer(of) => {
                 assert!((1..=200).contains(&of.application.len()) && (1..=200).contains(&of.customer.len()));
             }
             Command::Pause(application, _) | Command::Resume(application) => {
@@ -228,6 +231,10 @@ pub fn rows(data: &[u8]) {
             if let Ok(row) = rows::read_window(under, value) {
                 let (key, value) = rows::window_row(&row).unwrap();
                 assert_eq!(rows::read_window(&key, &value), Ok(row));
+            }
+            if let Ok(row) = rows::read_held(under, value) {
+                let (key, value) = rows::held_row(&row).unwrap();
+                assert_eq!(rows::read_held(&key, &value.unwrap()), Ok(row));
             }
             if let Ok(row) = rows::read_queue(under, value) {
                 let (key, value) = rows::queue_row(&row).unwrap();

@@ -132,6 +132,8 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         Command::Outlook(_) => ("timeline", Subject::default()),
         Command::Pause(application, _) => ("pause", of(application, None, None)),
         Command::Resume(application) => ("resume", of(application, None, None)),
+        Command::PauseCustomer(c, _) => ("pause_customer", of(&c.application, None, Some(&c.customer))),
+        Command::ResumeCustomer(c) => ("resume_customer", of(&c.application, None, Some(&c.customer))),
         Command::Slow(application, ..) => ("rate", of(application, None, None)),
         Command::Retry(application) => ("retry", of(application, None, None)),
         Command::DropParked(application) => ("drop_parked", of(application, None, None)),

@@ -1,4 +1,4 @@
-//! Items and customers: look up, cancel, reschedule, list, count, flush; what is due when.
+//! Items and customers: look up, cancel, reschedule, list, count, flush, pause; what is due when.
 
 use super::answer::ApiState;
 use super::audit::Caller;
@@ -20,6 +20,8 @@ pub(super) fn router() -> Router<ApiState> {
         .route("/api/v1/customers/{application}/{customer}", get(count))
         .route("/api/v1/customers/{application}/{customer}/items", delete(cancel_all))
         .route("/api/v1/customers/{application}/{customer}/flush", post(flush))
+        .route("/api/v1/customers/{application}/{customer}/pause", post(pause))
+        .route("/api/v1/customers/{application}/{customer}/resume", post(resume))
 }
 
 async fn list(State(shared): State<ApiState>, uri: Uri) -> Response {
@@ -61,6 +63,15 @@ async fn cancel_all(
 
 async fn flush(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
     shared.change(caller, named(&uri, parse::customer).map(CommandRequest::Flush)).await
+}
+
+async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    let read = |of| Ok(CommandRequest::PauseCustomer(of, parse::pause_end(uri.query())?));
+    shared.change(caller, parse::customer(uri.path()).and_then(read)).await
+}
+
+async fn resume(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
+    shared.change(caller, named(&uri, parse::customer).map(CommandRequest::ResumeCustomer)).await
 }
 
 /// What a path names, where no query says more: one that was meant to narrow a command down must not be

@@ -227,6 +227,7 @@ pub(crate) mod tests {
             total: 14,
             paused: false,
             paused_until: None,
+            paused_customers: 0,
             rate: None,
             rate_until: None,
             held: 0,

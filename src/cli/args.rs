@@ -6,7 +6,7 @@ mod store;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
-    PauseArgs, RateArgs, RescheduleArgs,
+    PauseArgs, RateArgs, RescheduleArgs, ResumeArgs,
 };
 pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
@@ -110,10 +110,11 @@ pub(super) enum CliCommand {
     Flush(FlushArgs),
     /// Show the items that have not ended, in order of due
     List(ListArgs),
-    /// Hold the items of an application back, for a while or until it is resumed; new ones are still taken
+    /// Hold the items of an application or a customer back, for a while or until they are resumed; new ones
+    /// are still taken
     Pause(PauseArgs),
-    /// Let a paused application go on
-    Resume(ApplicationArgs),
+    /// Let a paused application or customer go on
+    Resume(ResumeArgs),
     /// Let an application's items leave slower or faster than the configuration says, for a while
     Rate(RateArgs),
     /// What cannot be delivered at present: show it, try it again, give it up

@@ -2,7 +2,8 @@
 //! question, one answer.
 
 use super::args::{
-    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RateArgs, RescheduleArgs,
+    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RateArgs,
+    RescheduleArgs, ResumeArgs,
 };
 use super::client::{is_unknown, path, query, Client};
 use super::output::{plain, Failure, Out};
@@ -129,7 +130,7 @@ pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result
 /// As [`flush`].
 pub(super) fn pause(client: &Client, args: &PauseArgs, output: Output) -> Result<(), Failure> {
     let end: Vec<(&str, String)> = end(args.until, args.for_time)?.into_iter().collect();
-    let path = path(&["applications", &args.application, "pause"]) + &query(&end);
+    let path = held(&args.application, args.customer.as_deref(), "pause") + &query(&end);
     let words = Wording { changed: ["paused", "it was paused already"], ..CANCELLED };
     conclude(&client.ask(Method::POST, &path)?, words, output)
 }
@@ -146,7 +147,7 @@ pub(super) fn rate(client: &Client, args: &RateArgs, output: Output) -> Result<(
     };
     let rate = ("rate", rate.to_string());
     let pairs: Vec<(&str, String)> = std::iter::once(rate).chain(end(args.until, args.for_time)?).collect();
-    let words = Wording { changed: ["done", "it was so already"], ..CANCELLED };
+    let words = Wording { changed: ["set", "it was so already"], ..CANCELLED };
     conclude(&client.ask(Method::POST, &(path + &query(&pairs)))?, words, output)
 }
 
@@ -164,8 +165,18 @@ fn end(until: Option<u64>, time: Option<Duration>) -> Result<Option<(&'static st
 ///
 /// # Errors
 /// As [`flush`].
-pub(super) fn resume(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
-    order(client, args, "resume", ["resumed", "it was not paused"], output)
+pub(super) fn resume(client: &Client, args: &ResumeArgs, output: Output) -> Result<(), Failure> {
+    let path = held(&args.application, args.customer.as_deref(), "resume");
+    let words = Wording { changed: ["resumed", "it was not paused"], ..CANCELLED };
+    conclude(&client.ask(Method::POST, &path)?, words, output)
+}
+
+/// Where an application, or a customer of it, is paused and resumed.
+fn held(application: &str, customer: Option<&str>, verb: &str) -> String {
+    match customer {
+        Some(customer) => path(&["customers", application, customer, verb]),
+        None => path(&["applications", application, verb]),
+    }
 }
 
 /// Runs `parked retry`.
@@ -438,8 +449,13 @@ mod tests {
         assert_eq!(ended(cancel(&client, &all, Output::Table)), 3);
         let sms = ApplicationArgs { application: "%sms".to_owned() };
         assert_eq!(ended(retry(&client, &sms, Output::Table)), 3);
-        let mut held = PauseArgs { application: "%sms".to_owned(), for_time: None, until: None };
+        let mut held =
+            PauseArgs { application: "%sms".to_owned(), customer: None, for_time: None, until: None };
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
+        held.customer = Some("c d".to_owned());
+        assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
+        let goes_on = ResumeArgs { application: "%sms".to_owned(), customer: held.customer.take() };
+        assert_eq!(ended(resume(&client, &goes_on, Output::Table)), 3);
         held.for_time = Some(std::time::Duration::from_secs(90));
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
         let mut slow = RateArgs {
@@ -475,6 +491,11 @@ mod tests {
             CommandRequest::CancelSelected(Selection::all("a/b".into())),
             CommandRequest::Retry("%sms".into()),
             CommandRequest::Pause("%sms".into(), None),
+            CommandRequest::PauseCustomer(
+                CustomerOf { application: "%sms".into(), customer: "c d".into() },
+                None,
+            ),
+            CommandRequest::ResumeCustomer(CustomerOf { application: "%sms".into(), customer: "c d".into() }),
             CommandRequest::Pause("%sms".into(), Some(Moment::After(90_000))),
             CommandRequest::Slow("%sms".into(), "10/s".parse().ok(), Some(Moment::After(90_000))),
             CommandRequest::Slow("%sms".into(), None, None),

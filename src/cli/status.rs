@@ -161,6 +161,9 @@ fn application(name: &str, a: &Application) -> Vec<String> {
         let held = if a.held > 0 { format!(", {} held back", a.held) } else { String::new() };
         state = format!("{state}, {rate}{held}");
     }
+    if a.paused_customers > 0 {
+        state = format!("{state}, {} of its customers paused", a.paused_customers);
+    }
     let mut row = vec![plain(name).into_owned(), plain(&state).into_owned()];
     row.extend([a.total, a.due, a.in_flight, a.parked, a.windows, a.confirmed].map(|n| n.to_string()));
     if let Some(parked) = a.parked_since() {

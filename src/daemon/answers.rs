@@ -3,6 +3,7 @@
 use crate::admin::parse::cursor_text;
 use crate::admin::{CommandResponse, Status};
 use crate::amqp::wire::item_id;
+use crate::engine::event::FOR_EVER;
 use crate::engine::types::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
     Timeline,
@@ -65,11 +66,11 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
         (Answer::Unknown, None) => json!({ "result": "unknown" }),
         (Answer::Found(found), Some(target)) => item(target, &Reported::of(found)),
         (Answer::Found(found), None) => row(found, store_identity),
-        (Answer::Counted { waiting, in_flight, parked, next_due }, _) => {
+        (Answer::Counted { waiting, in_flight, parked, next_due, paused }, _) => {
             let counts = json!({
                 "waiting": waiting, "in_flight": in_flight, "parked": parked, "next_due": next_due
             });
-            of_counted(reply.command.as_deref(), counts)
+            of_counted(reply.command.as_deref(), counts, *paused)
         }
         (Answer::Flushed(count), _) => json!({ "result": "flushed", "count": count }),
         (Answer::Rescheduled { due, before }, _) => {
@@ -206,10 +207,16 @@ fn timeline(told: &Timeline) -> Value {
 }
 
 /// Counts, with the names of those who were counted.
-fn of_counted(command: Option<&Command>, counts: Value) -> Value {
+fn of_counted(command: Option<&Command>, counts: Value, paused: Option<u64>) -> Value {
     let names = match command {
         Some(Command::Count(CustomerOf { application, customer })) => {
-            json!({ "application": application, "customer": customer })
+            let who = json!({
+                "application": application, "customer": customer, "paused": paused.is_some()
+            });
+            match paused.filter(|until| *until < FOR_EVER) {
+                Some(until) => with(who, json!({ "paused_until": until })),
+                None => who,
+            }
         }
         Some(Command::CountSelected(selection)) => json!({ "application": selection.application }),
         _ => return counts,

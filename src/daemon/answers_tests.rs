@@ -185,15 +185,24 @@ fn a_timeline_names_its_stretches_and_how_far_it_is_known() {
 
 #[test]
 fn the_other_commands_are_answered_in_their_words() {
-    let counted = |next_due| Answer::Counted { waiting: 3, in_flight: 2, parked: 1, next_due };
+    let counted = |next_due| Answer::Counted { waiting: 3, in_flight: 2, parked: 1, next_due, paused: None };
     let all = |command| told(command, Answer::Done { changed: true });
     let app = || "mail".into();
     assert_eq!(
         told(Command::Count(customer_of()), counted(Some(5))).1,
         json!({
-            "application": "mail", "customer": "c", "waiting": 3, "in_flight": 2, "parked": 1, "next_due": 5
+            "application": "mail", "customer": "c", "waiting": 3, "in_flight": 2, "parked": 1, "next_due": 5,
+            "paused": false
         })
     );
+    let paused = |until| {
+        let counted =
+            Answer::Counted { waiting: 3, in_flight: 0, parked: 0, next_due: None, paused: Some(until) };
+        let told = told(Command::Count(customer_of()), counted).1;
+        (told["paused"].clone(), told["paused_until"].clone())
+    };
+    assert_eq!(paused(9), (json!(true), json!(9)));
+    assert_eq!(paused(u64::MAX), (json!(true), Value::Null));
     assert_eq!(told(Command::Count(customer_of()), counted(None)).1["next_due"], Value::Null);
     let flushed = json!({ "result": "flushed", "count": 0 });
     assert_eq!(told(Command::Flush(customer_of()), Answer::Flushed(0)), (Status::Known, flushed));

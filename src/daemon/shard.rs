@@ -108,8 +108,8 @@ impl Shard {
     /// How long nothing is due, at most `longest`.
     pub(super) fn idle_time(&self, longest: Duration) -> Duration {
         let deadline = self.engine.next_deadline();
-        let wall = deadline.wall.map(|at| (at * 1_000).saturating_sub(clock::wall_us()));
-        let mono = deadline.mono.map(|at| (at * 1_000).saturating_sub(clock::mono_us()));
+        let wall = deadline.wall.map(|at| at.saturating_mul(1_000).saturating_sub(clock::wall_us()));
+        let mono = deadline.mono.map(|at| at.saturating_mul(1_000).saturating_sub(clock::mono_us()));
         let soonest = wall.into_iter().chain(mono).min().map(Duration::from_micros);
         soonest.unwrap_or(longest).min(longest)
     }

@@ -209,7 +209,9 @@ impl Limits {
         let before = victims.len();
         victims.extend(first.map(|(_, id)| (id, sentence.clone())));
         let lacking = victims.len() - before < most;
-        live.set(Condition::Trimming, lacking);
+        if !live.set(Condition::Trimming, lacking) && lacking {
+            stock.queues.at(queue).read_held();
+        }
         if lacking {
             self.trimming.remove(&queue);
             self.lacking.insert(queue);

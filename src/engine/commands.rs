@@ -42,6 +42,12 @@ pub(super) fn execute(
         Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
         Command::Pause(application, end) => Executed::Answer(pause(core, settings, (application, *end), now)),
         Command::Resume(application) => Executed::Answer(resume(core, application)),
+        Command::PauseCustomer(of, end) => Executed::Answer(pause_customer(core, settings, of, *end, now)),
+        Command::ResumeCustomer(of) => {
+            let queue = core.stock.queues.find(&of.application);
+            let changed = queue.is_some_and(|queue| core.stock.let_go(queue, &of.customer));
+            Executed::Answer(Answer::Done { changed })
+        }
         Command::Slow(application, rate, end) => {
             Executed::Answer(slow(core, settings, application, rate.map(|rate| (rate, *end)), now))
         }
@@ -288,6 +294,33 @@ fn end_of(what: &str, settings: &Settings, end: Option<Moment>, now: Now) -> Res
         Some(at) => at.map(Some),
         None => Ok(None),
     }
+}
+
+/// Holds a customer's items back, and nobody else's.
+fn pause_customer(
+    core: &mut Core,
+    settings: &Settings,
+    of: &CustomerOf,
+    end: Option<Moment>,
+    now: Now,
+) -> Answer {
+    let until = match end_of("pause", settings, end, now) {
+        Ok(until) => until,
+        Err(text) => return Answer::Rejected(text.into()),
+    };
+    let queue = core.stock.queues.find(&of.application);
+    let is_new = queue.is_none_or(|queue| core.stock.queues[queue].held().until(&of.customer).is_none());
+    let queues = &core.stock.queues;
+    if is_new && queues.held() >= settings.customers {
+        return Answer::Unavailable("limits.customers are paused already");
+    }
+    if queue.is_none() && queues.occupied() + queues.held() >= settings.max_applications {
+        return Answer::Unavailable("limits.applications are there already");
+    }
+    let queue = core.stock.queues.id(&of.application);
+    let ends = until.unwrap_or(FOR_EVER);
+    let before = core.stock.hold(queue, &of.customer, ends);
+    Answer::Until { until, changed: before != Some(ends) }
 }
 
 /// Gives an application a rate for a while, or that of its settings again.

@@ -277,7 +277,12 @@ impl Core {
             lane.remove_items((before - rows.len()) as u64);
             // What goes alone since others were out with it goes on though its queue is parked.
             let parked = self.stock.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
-            if self.dispatch.flights.is_recalled(number) || parked {
+            let held = self.dispatch.flights.is_new(number)
+                && rows.first().is_some_and(|id| self.stock.is_held(*id));
+            if self.dispatch.flights.is_recalled(number)
+                || parked
+                || held && !mutated(Mutant::HeldIsPublished)
+            {
                 self.withdraw(queue, number, rows, now);
                 continue;
             }
@@ -355,12 +360,18 @@ impl Core {
             self.stock.queues.at(queue).set_slowed(None);
         }
         for _ in 0..PAUSES_ENDED {
+            let Some((queue, customer)) = self.stock.queues.held_enough(now.wall) else { break };
+            self.stock.let_go(queue, &customer);
+        }
+        for _ in 0..PAUSES_ENDED {
             let Some(queue) = self.stock.queues.pause_ended(now.wall) else { break };
             self.stock.queues.at(queue).set_paused(None);
             self.resume(queue);
         }
         let queues = &self.stock.queues;
-        queues.pause_ended(now.wall).is_none() && queues.slowed_enough(now.wall).is_none()
+        queues.pause_ended(now.wall).is_none()
+            && queues.slowed_enough(now.wall).is_none()
+            && queues.held_enough(now.wall).is_none()
     }
 
     /// A queue is drained again that was not.

@@ -31,6 +31,8 @@ pub(super) enum CustomerTurn {
     InLine,
     /// Among the stalled: older ones than its first have still to be loaded.
     Stalled,
+    /// Among those that are held back: what is due of it leaves memory.
+    Leaving,
 }
 
 /// See the module's page.

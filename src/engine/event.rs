@@ -155,6 +155,17 @@ pub struct Slowed {
     pub until: u64,
 }
 
+/// A customer whose items are held back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldRow {
+    /// Name of the application.
+    pub application: Arc<str>,
+    /// Name of the customer.
+    pub customer: Arc<str>,
+    /// Until then, UTC ms, or until a command lets it go on: [`FOR_EVER`]. `None`: it goes on, without a row.
+    pub until: Option<u64>,
+}
+
 /// A window that ends beyond the engine's horizon, as the store keeps it: a row of its own, so that a restart
 /// does not have to count its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -287,6 +298,8 @@ pub enum Op {
     Close(ClosingRow),
     /// Write a queue's row; see [`QueueRow::count`] for when that removes it.
     PutQueue(QueueRow),
+    /// Write, replace or remove the row of a customer that is held back.
+    PutHeld(HeldRow),
     /// Write or replace a window's row.
     PutWindow(WindowRow),
     /// Remove a window's row.
@@ -350,6 +363,8 @@ pub struct Opened {
     pub marks: Marks,
     /// Queues that have items, or are paused.
     pub queues: Vec<QueueRow>,
+    /// Customers that are held back.
+    pub held: Vec<HeldRow>,
     /// Rows of long windows.
     pub windows: Vec<WindowRow>,
     /// Buckets of ended items, in the order in which they began: by the clock they may have begun otherwise.

@@ -7,7 +7,7 @@
 use super::event::{Load, Range, RangeRows};
 use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
-use super::queue::{Condition, Loading};
+use super::queue::{Condition, Loading, LAST};
 use super::reads::ReadLine;
 use super::stock::{Stock, HORIZON_MS};
 use super::types::Now;
@@ -101,13 +101,22 @@ impl Loader {
         let mut due = [due(&self.wanted), due(&self.probes)].concat();
         // What is read first is there for certain: not what others that are due push out again.
         if !mutated(Mutant::LaterIsReadFirst) {
-            due.sort_by_key(
-                |id| if is_trimming(stock, *id) { 0 } else { stock.queues[*id].near_until().due },
-            );
+            due.sort_by_key(|id| {
+                if stock.queues[*id].is_trimming() {
+                    0
+                } else {
+                    stock.queues[*id].near_until().due
+                }
+            });
         }
         for id in due {
             if ranges.len() >= most || few {
                 break;
+            }
+            if stock.queues[id].near_until() == LAST {
+                // What it lacked has ended since.
+                self.want(stock, id, u64::MAX);
+                continue;
             }
             let near = stock.queues[id].near_until().due;
             let rows = match self.room(stock, id, now) {
@@ -141,7 +150,7 @@ impl Loader {
         let near = stock.queues[id].near_until();
         if stock.shared.free_rows() == 0 {
             // What is to be given up is wanted now, whenever it is due.
-            let ahead = if is_trimming(stock, id) { u64::MAX } else { URGENT_MS };
+            let ahead = if stock.queues[id].is_trimming() { u64::MAX } else { URGENT_MS };
             let urgent_at = near.due.saturating_sub(ahead);
             if urgent_at <= now.wall {
                 stock.evict_furthest(stock.thresholds().few * 4, near.due, now);
@@ -166,7 +175,7 @@ impl Loader {
     fn make_room_for_few(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
         let near = stock.queues[id].near_until();
         let waits = self.is_stuck(stock, id) && near.due <= now.wall;
-        if !(waits || is_trimming(stock, id)) || self.under_way.iter().any(|share| share.few) {
+        if !(waits || stock.queues[id].is_trimming()) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
         let (few, most) = (stock.thresholds().few, stock.thresholds().few * stock.thresholds().reads);
@@ -230,11 +239,6 @@ impl Loader {
     }
 }
 
-/// Its first items are to be given up, and are not in memory.
-fn is_trimming(stock: &Stock, id: QueueId) -> bool {
-    stock.queues[id].live().is_some_and(|live| live.is(Condition::Trimming))
-}
-
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
 fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
     let queue = &stock.queues[id];
@@ -244,6 +248,10 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
         return u64::MAX;
     }
     let near = queue.near_until();
+    if near == LAST {
+        // All that is in the store alone is held back.
+        return u64::MAX;
+    }
     let Some(live) = queue.live() else {
         return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
     };
@@ -268,7 +276,7 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
 fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
     let queue = &stock.queues[id];
     let from = queue.near_until();
-    let trimming = is_trimming(stock, id);
+    let trimming = stock.queues[id].is_trimming();
     let head = trimming || queue.is_held_back();
     let most = match (trimming, head) {
         (true, _) => stock.thresholds().trim_read,

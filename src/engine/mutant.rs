@@ -153,6 +153,12 @@ mutants! {
     CancelAllTakesDead,
     /// `parked drop` takes items that are not due, of an application that is not parked.
     DropParkedTakesAll,
+    /// What is due of a customer that is held back leaves all the same.
+    HeldIsPublished,
+    /// That a customer is held back does not outlive the process.
+    HeldForgotten,
+    /// What was passed over of a customer that is held back is not read once it goes on.
+    PassedOverForgotten,
     /// A rate holds nothing back.
     RateIgnored,
     /// A batch counts as one item against its application's rate.

@@ -11,6 +11,7 @@
 
 mod agenda;
 mod due_line;
+mod held;
 mod lane;
 mod later;
 mod live;
@@ -25,6 +26,7 @@ use super::types::{AppSettings, Key, Settings};
 pub(super) use agenda::QueueMut;
 use due_line::DueLine;
 pub(super) use due_line::Entry;
+use held::HeldCustomers;
 pub(super) use lane::Lane;
 pub(super) use live::{Condition, Live};
 use std::sync::Arc;
@@ -60,6 +62,8 @@ pub(super) struct Queue {
     paused: Option<u64>,
     /// The rate that a command has given it for a while.
     slowed: Option<Slowed>,
+    /// Customers whose items are held back.
+    held: HeldCustomers,
     /// Its row is out of date.
     dirty: bool,
     /// It stands in the list of those that the loader has to look at.
@@ -120,6 +124,38 @@ impl Queue {
     /// Until when its rate holds something back that could leave otherwise, monotonic.
     pub(super) fn held_until(&self) -> Option<u64> {
         self.live.as_ref()?.pace().held_until()
+    }
+
+    /// Customers whose items are held back.
+    pub(super) fn held(&self) -> &HeldCustomers {
+        &self.held
+    }
+
+    /// No item of this customer that memory lacks lies below.
+    pub(super) fn near_until_of(&self, customer: &str) -> Key {
+        self.near_until().min(self.held.first(customer))
+    }
+
+    /// A stored item of a customer that is held back is in the store alone from now on, or stays there. Call
+    /// it before the counts change.
+    fn pass_over(&mut self, customer: &str, place: Key) {
+        if self.far() == 0 && !self.is_loading() {
+            // Memory lacks nothing else.
+            self.near_until = LAST;
+        }
+        self.held.pass_over(customer, place);
+    }
+
+    /// The loader passes over an item that is due and of a customer that is held back, and leaves it in the
+    /// store; not where the first items are to be given up, and not where it may lack its customer row.
+    pub(super) fn passes_over(&self, customer: Option<&str>, place: Key, wall: u64) -> bool {
+        let held = customer.is_some_and(|name| self.held.until(name).is_some());
+        held && place.due <= wall && place.due >= self.former_unindexed && !self.is_trimming()
+    }
+
+    /// Its first items are to be given up, and are not in memory.
+    pub(super) fn is_trimming(&self) -> bool {
+        self.live().is_some_and(|live| live.is(Condition::Trimming))
     }
 
     pub(super) fn former_unindexed(&self) -> u64 {
@@ -191,6 +227,13 @@ impl Queue {
     pub(super) fn low(&self) -> Key {
         let near = self.live.as_ref().and_then(|live| live.resident().first_due()).map(Key::at);
         let far = (self.far() > 0).then_some(self.near_until);
+        [near, far, Some(self.held.low())].into_iter().flatten().min().unwrap_or(LAST)
+    }
+
+    /// The same, without what is held back of customers.
+    pub(super) fn low_of_free(&self) -> Key {
+        let near = self.live.as_ref().and_then(|live| live.resident().first_due()).map(Key::at);
+        let far = (self.far() > 0).then_some(self.near_until);
         [near, far].into_iter().flatten().min().unwrap_or(LAST)
     }
 
@@ -217,6 +260,7 @@ impl Queue {
         self.total() == 0
             && !self.is_paused()
             && self.slowed.is_none()
+            && self.held.len() == 0
             && !self.dirty
             && self.live.as_ref().is_none_or(|live| live.is_idle(true, mono))
     }

@@ -16,7 +16,11 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     let dead = queues.dead_letters();
     let wanted = |id: &QueueId| {
         let queue = &queues[*id];
-        queue.total() > 0 || queue.is_paused() || queue.slowed().is_some() || queue.live().is_some()
+        queue.total() > 0
+            || queue.is_paused()
+            || queue.slowed().is_some()
+            || queue.held().len() > 0
+            || queue.live().is_some()
     };
     let mut names: Vec<(&str, QueueId)> = Vec::new();
     let (mut parked, mut in_flight, mut oldest) = (0, 0, None::<u64>);
@@ -95,6 +99,7 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         total,
         paused,
         paused_until: queue.paused_until(),
+        paused_customers: queue.held().len() as u64,
         rate: rate.filter(|_| id != core.stock.queues.dead_letters()).map(|rate| rate.to_string()),
         rate_until: slowed.map(|slowed| slowed.until).filter(|until| *until < FOR_EVER),
         oldest_due_at,
@@ -131,7 +136,7 @@ fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
         Some(_) => (core.stock.first_due(id), queue.far() > 0),
         None => (None, true),
     };
-    let far = far.then(|| queue.low().due);
+    let far = far.then(|| queue.low_of_free().due);
     ready.into_iter().chain(far).min().filter(|due| *due <= now.wall && queue.total() > 0)
 }
 

@@ -219,6 +219,10 @@ pub enum Command<I = Target> {
     Pause(Box<str>, Option<Moment>),
     /// Let a paused application go on.
     Resume(Box<str>),
+    /// Hold a customer's items back until then, or until [`Command::ResumeCustomer`].
+    PauseCustomer(CustomerOf, Option<Moment>),
+    /// Let a customer that is held back go on.
+    ResumeCustomer(CustomerOf),
     /// Let an application's items leave so fast, until then or for good; without a rate as fast as it is set.
     Slow(Box<str>, Option<Rate>, Option<Moment>),
     /// Try a parked application now, without waiting for its back-off.
@@ -244,6 +248,8 @@ impl<I> Command<I> {
             Command::Outlook(outlook) => Command::Outlook(outlook),
             Command::Pause(application, end) => Command::Pause(application, end),
             Command::Resume(application) => Command::Resume(application),
+            Command::PauseCustomer(of, end) => Command::PauseCustomer(of, end),
+            Command::ResumeCustomer(of) => Command::ResumeCustomer(of),
             Command::Slow(application, rate, end) => Command::Slow(application, rate, end),
             Command::Retry(application) => Command::Retry(application),
             Command::DropParked(application) => Command::DropParked(application),
@@ -383,6 +389,8 @@ pub enum Answer {
         parked: u64,
         /// Earliest due, UTC ms.
         next_due: Option<u64>,
+        /// Until when the customer is held back, UTC ms; [`FOR_EVER`]: until a command lets it go on.
+        paused: Option<u64>,
     },
     /// The window was closed; number of items in it.
     Flushed(u64),

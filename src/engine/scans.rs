@@ -144,6 +144,8 @@ impl Scans {
             | Command::Flush(_)
             | Command::Pause(..)
             | Command::Resume(_)
+            | Command::PauseCustomer(..)
+            | Command::ResumeCustomer(_)
             | Command::Slow(..)
             | Command::Retry(_) => {
                 debug_assert!(false, "a command of one item or application is no scan");

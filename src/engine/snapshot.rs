@@ -129,6 +129,9 @@ pub struct Application {
     /// When that ends by itself, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until: Option<u64>,
+    /// Customers of it that are held back.
+    #[serde(default)]
+    pub paused_customers: u64,
     /// How fast its items leave, such as `100/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,

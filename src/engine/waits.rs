@@ -31,7 +31,11 @@ impl<'a> Waiter<'a> {
             Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _) => {
                 &target.application
             }
-            Command::CancelAll(of) | Command::Count(of) | Command::Flush(of) => &of.application,
+            Command::CancelAll(of)
+            | Command::Count(of)
+            | Command::Flush(of)
+            | Command::PauseCustomer(of, _)
+            | Command::ResumeCustomer(of) => &of.application,
             Command::CancelSelected(selection) | Command::CountSelected(selection) => &selection.application,
             Command::Pause(application, _)
             | Command::Resume(application)

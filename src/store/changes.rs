@@ -85,6 +85,11 @@ impl<'a> Changes<'a> {
                 self.set(KeyspaceId::Queues, key, kept.then_some(value));
                 Ok(())
             }
+            Op::PutHeld(held) => {
+                let (key, value) = rows::held_row(held)?;
+                self.set(KeyspaceId::Queues, key, value);
+                Ok(())
+            }
             Op::PutWindow(window) => {
                 let (key, value) = rows::window_row(window)?;
                 self.put(KeyspaceId::Windows, key, value);

@@ -12,7 +12,7 @@ use super::opening::{
     create, establish, open_database, open_keyspaces, read_buckets, read_format, read_meta, refuse_loss,
     DiskBudget, FoundFormat, StoreMeta,
 };
-use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
+use super::rows::{self, ImportRow, OfQueue, META_IMPORT, META_MARKS};
 use super::{ahead, find, logs, reclaim};
 use super::{
     CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
@@ -123,11 +123,18 @@ pub(super) fn open_in(
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
     let (buckets, epochs) = read_buckets(&keyspaces)?;
-    let queues = keyspaces.all(KeyspaceId::Queues, rows::read_queue)?;
+    let (mut queues, mut held) = (Vec::new(), Vec::new());
+    for row in keyspaces.all(KeyspaceId::Queues, rows::read_of_queue)? {
+        match row {
+            OfQueue::Queue(row) => queues.push(row),
+            OfQueue::Held(row) => held.push(row),
+        }
+    }
     let opened = Opened {
         marks,
         ahead: ahead::ahead(&keyspaces, &queues, marks, wall)?,
         queues,
+        held,
         windows: keyspaces.all(KeyspaceId::Windows, rows::read_window)?,
         buckets,
     };

@@ -14,7 +14,7 @@ use super::lines::{LINES_FORMAT, LINES_VERSION};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::queue_line::QueueLine;
 use super::record::{self, View};
-use super::rows::{self, META_IDENTITY, META_MARKS};
+use super::rows::{self, OfQueue, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
 use crate::engine::types::{AssignedId, Content, Identity};
 use fjall::{Database, Slice};
@@ -69,8 +69,10 @@ impl Exporter {
             rows::read_marks(&meta(META_MARKS)?).map_err(|e| damaged(KeyspaceId::Meta, META_MARKS, &e))?;
         let mut items = 0;
         frozen.each(KeyspaceId::Queues, |key, value| {
-            let row = rows::read_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
-            items += row.count;
+            let row = rows::read_of_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
+            if let OfQueue::Queue(row) = row {
+                items += row.count;
+            }
             Ok(())
         })?;
         let first = StoreLine {
@@ -176,10 +178,11 @@ impl ExportState {
     ) -> Result<(), ReadError> {
         let broken = |error: &dyn std::fmt::Display| damaged(id, key, error);
         let line = match id {
-            KeyspaceId::Queues => {
-                let row = rows::read_queue(key, value).map_err(|e| broken(&e))?;
-                QueueLine::of(&row).map(ExportLine::Queue)
+            KeyspaceId::Queues => match rows::read_of_queue(key, value).map_err(|e| broken(&e))? {
+                OfQueue::Queue(row) => QueueLine::of(&row),
+                OfQueue::Held(row) => Some(QueueLine::of_customer(&row)),
             }
+            .map(ExportLine::Queue),
             KeyspaceId::Windows => {
                 let row = rows::read_window(key, value).map_err(|e| broken(&e))?;
                 Some(ExportLine::Window(WindowLine::of(&row)))

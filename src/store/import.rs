@@ -18,7 +18,8 @@ use super::rows::{self, ImportRow};
 use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
 use crate::config::terms::MAX_NAME;
 use crate::engine::event::{
-    BucketRow, Found, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted, WindowRow,
+    BucketRow, Found, HeldRow, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted,
+    WindowRow,
 };
 use crate::engine::types::{Identity, Key};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -351,8 +352,15 @@ impl Import {
                 }))
             }
             ExportLine::Queue(line) => {
-                names(&[&line.application])?;
-                Ok(ImportEntry::Queue(line.row()?))
+                let customer = line.customer.as_deref();
+                names(&[line.application.as_str()].into_iter().chain(customer).collect::<Vec<_>>())?;
+                match (customer, line.held()) {
+                    (None, _) => Ok(ImportEntry::Queue(line.row()?)),
+                    (Some(_), Some(row)) => Ok(ImportEntry::Held(row)),
+                    (Some(_), None) => {
+                        Err("a customer's line that says nothing: it is not paused".to_owned())
+                    }
+                }
             }
             ExportLine::Store(_) => Err("it is a first line, in the middle of an export".to_owned()),
             ExportLine::End(_) => Err("it is a last line, in the middle of an export".to_owned()),
@@ -393,7 +401,10 @@ impl Import {
                 }
                 // Nobody's queue: only how it ended is wanted.
                 ImportEntry::Ended(identity, _) => ("".into(), *identity, None),
-                ImportEntry::Item(_) | ImportEntry::Window(_) | ImportEntry::Queue(..) => return None,
+                ImportEntry::Item(_)
+                | ImportEntry::Window(_)
+                | ImportEntry::Queue(_)
+                | ImportEntry::Held(_) => return None,
             };
             Some(Wanted { identity, application, key, buckets: buckets.clone() })
         };
@@ -406,12 +417,13 @@ impl Import {
             let found = match entry {
                 ImportEntry::Ended(..) => Found { item: None, ended: self.store.ended(&wanted)? },
                 ImportEntry::Item(item) if item.given.is_none() && !self.row.founding => Found::default(),
-                ImportEntry::Item(_) | ImportEntry::Window(_) | ImportEntry::Queue(..) => {
-                    match self.store.load(&Load::Find(vec![wanted]))? {
-                        Loaded::Found(mut found) => found.pop().unwrap_or_default(),
-                        Loaded::Ranges(_) | Loaded::Contents(_) | Loaded::Scanned { .. } => Found::default(),
-                    }
-                }
+                ImportEntry::Item(_)
+                | ImportEntry::Window(_)
+                | ImportEntry::Queue(_)
+                | ImportEntry::Held(_) => match self.store.load(&Load::Find(vec![wanted]))? {
+                    Loaded::Found(mut found) => found.pop().unwrap_or_default(),
+                    Loaded::Ranges(_) | Loaded::Contents(_) | Loaded::Scanned { .. } => Found::default(),
+                },
             };
             out.push(Some(found));
         }
@@ -436,6 +448,10 @@ impl Import {
                     self.told.windows += 1;
                     ops.ops.push(Op::PutWindow(row));
                 }
+            }
+            ImportEntry::Held(row) => {
+                self.told.paused += 1;
+                ops.ops.push(Op::PutHeld(row));
             }
             ImportEntry::Queue(row) => {
                 if !self.queues.contains_key(&row.queue) {
@@ -504,6 +520,8 @@ enum ImportEntry {
     Window(WindowRow),
     /// Without its items.
     Queue(QueueRow),
+    /// A customer that is held back.
+    Held(HeldRow),
 }
 
 /// Writes of one commit.

@@ -116,6 +116,7 @@ pub(super) fn size(op: &Op) -> u64 {
         Op::Delete { .. }
         | Op::Index { .. }
         | Op::PutQueue(_)
+        | Op::PutHeld(_)
         | Op::PutWindow(_)
         | Op::DeleteWindow { .. }
         | Op::Close(_)

@@ -74,6 +74,7 @@ impl MemoryStore {
             | Op::Move { .. }
             | Op::Close(_)
             | Op::PutQueue(_)
+            | Op::PutHeld(_)
             | Op::PutWindow(_)
             | Op::DeleteWindow { .. } => {
                 return Err(broken_contract("the memory store was given something to keep"));

@@ -28,6 +28,7 @@ mod logs;
 mod memory;
 mod opening;
 pub mod queue_line;
+mod queue_rows;
 mod reclaim;
 pub mod record;
 mod report;

@@ -1,6 +1,7 @@
-//! The line of an export for a queue that is paused, or leaves at a rate for a while.
+//! The line of an export for a queue that is paused, or leaves at a rate for a while, or of which a customer
+//! is paused.
 
-use crate::engine::event::{QueueRow, Slowed, FOR_EVER};
+use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
 use crate::engine::types::Key;
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +16,9 @@ pub struct QueueLine {
     /// Or until then, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
+    /// This customer of it alone is paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub customer: Option<String>,
     /// How fast its items leave for a while, such as `10/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
@@ -31,9 +35,29 @@ impl QueueLine {
             application: row.queue.to_string(),
             paused: row.paused.is_some(),
             until: row.paused.and_then(ends),
+            customer: None,
             rate: row.slowed.map(|slowed| slowed.rate.to_string()),
             rate_until: row.slowed.and_then(|slowed| ends(slowed.until)),
         })
+    }
+
+    /// Of a customer that is held back.
+    pub fn of_customer(row: &HeldRow) -> Self {
+        QueueLine {
+            application: row.application.to_string(),
+            paused: true,
+            until: row.until.filter(|until| *until < FOR_EVER),
+            customer: Some(row.customer.to_string()),
+            rate: None,
+            rate_until: None,
+        }
+    }
+
+    /// The row of a customer that is held back, where it is one's.
+    pub fn held(&self) -> Option<HeldRow> {
+        let customer = self.customer.as_deref().filter(|_| self.paused)?;
+        let until = Some(self.until.unwrap_or(FOR_EVER));
+        Some(HeldRow { application: self.application.as_str().into(), customer: customer.into(), until })
     }
 
     /// The row of a queue without items.

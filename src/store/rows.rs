@@ -4,9 +4,10 @@
 //! that no name is a prefix of another. Every small row carries a crc32c over its key and its fields.
 
 use super::errors::{broken_contract, BrokenContract};
-use super::fields::{self, closed_by_code, put_varint};
-use crate::engine::event::{BucketRow, ClosingRow, Marks, QueueRow, Slowed, WindowRow, FOR_EVER};
-use crate::engine::types::{ClosedBy, Identity, Key, Rate};
+use super::fields::{self, closed_by_code};
+pub use super::queue_rows::{held_row, queue_row, read_held, read_of_queue, read_queue, OfQueue};
+use crate::engine::event::{BucketRow, ClosingRow, Marks, WindowRow};
+use crate::engine::types::{ClosedBy, Identity, Key};
 use std::sync::Arc;
 
 /// Format of the whole store: which keyspaces there are, and what lies in them.
@@ -110,7 +111,7 @@ pub fn read_item_key(row: &[u8]) -> Option<(&str, Key)> {
 }
 
 /// The names at the beginning of a key, and what lies behind them.
-fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], &[u8]), String> {
+pub(super) fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], &[u8]), String> {
     let mut out: [Arc<str>; N] = std::array::from_fn(|_| Arc::from(""));
     for name in &mut out {
         let (len, rest) = bytes.split_first().ok_or("the key is too short")?;
@@ -122,7 +123,7 @@ fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], &[u8]), Str
 }
 
 /// Nothing may lie behind the names of a key.
-fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N], String> {
+pub(super) fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N], String> {
     match names(bytes)? {
         (names, []) => Ok(names),
         (_, [_, ..]) => Err("the key is too long".to_owned()),
@@ -130,7 +131,7 @@ fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N], String> {
 }
 
 /// A row's fields, sealed with a checksum over its key and themselves.
-fn seal(key: &[u8], mut row: Vec<u8>) -> Vec<u8> {
+pub(super) fn seal(key: &[u8], mut row: Vec<u8>) -> Vec<u8> {
     fields::seal(key, &mut row);
     row
 }
@@ -353,71 +354,6 @@ pub fn read_closing_key(key: &[u8]) -> Result<(bool, Arc<str>, Key), String> {
     Ok((by_due, queue, place))
 }
 
-/// Of a pause that a command alone ends.
-const NO_END: u64 = 1;
-
-/// Key and value of a queue's row. It is written with most commits: its numbers have no fixed width.
-///
-/// ```text
-/// count | low.due | low.window | low.seq | paused | unindexed_until
-///     [ | items | each_ms | until ] | crc32c u32 LE
-/// ```
-///
-/// *Paused* is 0 where it is not, [`NO_END`], or when that ends; *until* likewise. The last three are the
-/// rate that holds for a while, where there is one.
-///
-/// # Errors
-///
-/// As [`prefix`].
-pub fn queue_row(row: &QueueRow) -> Result<SmallRow, BrokenContract> {
-    let key = prefix(&[&row.queue])?;
-    let mut value = Vec::with_capacity(32);
-    let end = |until: u64| if until == FOR_EVER { NO_END } else { until };
-    let paused = row.paused.map_or(0, end);
-    let slowed = row.slowed.map(|slowed| {
-        let Rate { items, each_ms } = slowed.rate;
-        [items.into(), each_ms, end(slowed.until)]
-    });
-    let numbers = [row.count, row.low.due, row.low.window, row.low.seq, paused, row.unindexed_until];
-    for number in numbers.into_iter().chain(slowed.into_iter().flatten()) {
-        put_varint(&mut value, number);
-    }
-    let value = seal(&key, value);
-    Ok((key, value))
-}
-
-/// Reads [`queue_row`].
-///
-/// # Errors
-///
-/// Says what is wrong with it.
-pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
-    let [queue] = names_alone(key)?;
-    let text = |error: fields::RecordError| error.to_string();
-    let mut r = fields::FieldReader(fields::unseal(key, bytes).map_err(text)?);
-    let count = r.varint("count").map_err(text)?;
-    let mut low = |name| r.varint(name).map_err(text);
-    let low = Key { due: low("low.due")?, window: low("low.window")?, seq: low("low.seq")? };
-    let paused = match r.varint("paused").map_err(text)? {
-        0 => None,
-        NO_END => Some(FOR_EVER),
-        until => Some(until),
-    };
-    let unindexed_until = r.varint("unindexed_until").map_err(text)?;
-    let slowed = if r.is_empty() { None } else { Some(slowed(&mut r)?) };
-    r.end().map_err(text)?;
-    Ok(QueueRow { queue, count, low, paused, unindexed_until, slowed })
-}
-
-/// The rate in a queue's row.
-fn slowed(r: &mut fields::FieldReader<'_>) -> Result<Slowed, String> {
-    let mut number = |name| r.varint(name).map_err(|error| error.to_string());
-    let (items, each_ms, until) = (number("items")?, number("each_ms")?, number("until")?);
-    let rate = u32::try_from(items).ok().and_then(|items| Rate::new(items, each_ms));
-    let rate = rate.ok_or_else(|| format!("{items} items each {each_ms} ms are no rate"))?;
-    Ok(Slowed { rate, until: if until == NO_END { FOR_EVER } else { until } })
-}
-
 /// Key and value of the row that leads from an identity to its item.
 pub fn identity_row(identity: Identity, key: Key) -> ([u8; 16], Vec<u8>) {
     let row = identity.to_bytes();
@@ -455,6 +391,8 @@ pub fn read_bucket(bucket: u8, bytes: &[u8]) -> Result<(BucketRow, u64), String>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
+    use crate::engine::types::Rate;
     use proptest::prelude::*;
 
     fn key(due: u64, seq: u64) -> Key {
@@ -502,7 +440,11 @@ mod tests {
                 slowed: Rate::new(count, 60_000).map(|rate| Slowed { rate, until: a.max(2) }),
             };
             let (k, v) = queue_row(&queue).unwrap();
-            prop_assert_eq!(read_queue(&k, &v).unwrap(), queue);
+            prop_assert_eq!(read_queue(&k, &v).unwrap(), queue.clone());
+            prop_assert_eq!(read_of_queue(&k, &v).unwrap(), OfQueue::Queue(queue));
+            let held = HeldRow { application: "a".into(), customer: "c".into(), until: Some(a.max(2)) };
+            let (k, v) = held_row(&held).unwrap();
+            prop_assert_eq!(read_of_queue(&k, &v.unwrap()).unwrap(), OfQueue::Held(held));
             let closing = ClosingRow {
                 application: "a".into(), end: a, window: b, due: c,
                 cause: if expires { ClosedBy::Expiry } else { ClosedBy::Time },
@@ -538,7 +480,8 @@ mod tests {
             let sealed = seal(&k, v);
             let _ = (read_window(&k, &sealed), read_closed_by_due(&k, &sealed), read_number(&k, &sealed));
             let _ = (read_closed_by_end(&k, &sealed), read_closing_key(&k));
-            let _ = (read_queue(&k, &sealed), read_bucket(0, &sealed), read_item_key(&k));
+            let _ = (read_of_queue(&k, &sealed), read_bucket(0, &sealed), read_item_key(&k));
+            let _ = read_held(&k, &sealed);
         }
     }
 

@@ -11,7 +11,7 @@ use super::frozen::Frozen;
 use super::keyspace::{self, KeyspaceId};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::record::{self, View};
-use super::rows::{self, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
+use super::rows::{self, OfQueue, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
 use super::{directory, ended, OpenError, ReadError};
 use crate::engine::event::{Marks, QueueRow, BUCKETS, DEAD_LETTERS};
 use crate::engine::types::{Identity, Key};
@@ -201,10 +201,11 @@ impl StoreWalk<'_> {
 
     fn queues(&mut self) {
         self.each(KeyspaceId::Queues, |walk, key, value| {
-            let row = rows::read_queue(key, value)?;
-            walk.summary.queues += 1;
-            walk.summary.paused += u64::from(row.paused.is_some());
-            walk.queues.insert(Arc::clone(&row.queue), row);
+            if let OfQueue::Queue(row) = rows::read_of_queue(key, value)? {
+                walk.summary.queues += 1;
+                walk.summary.paused += u64::from(row.paused.is_some());
+                walk.queues.insert(Arc::clone(&row.queue), row);
+            }
             Ok(())
         });
     }

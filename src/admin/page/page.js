@@ -636,7 +636,8 @@ function applicationRow() {
   row.show = (a) => {
     const isDead = a.name === "";
     fill(name, a.name, () => [isDead ? make("em", {}, "dead letters") : foreign(a.name, true)]);
-    const slow = a.rate ? `, ${a.rate}${a.held ? `, ${count(a.held)} held back` : ""}` : "";
+    const slow = (a.rate ? `, ${a.rate}${a.held ? `, ${count(a.held)} held back` : ""}` : "") +
+      (a.paused_customers ? `, ${things(a.paused_customers, "customer")} paused` : "");
     const [held, kind] = a.paused ? [a.paused_until ? `paused until ${clock(a.paused_until)}` : "paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
     const word = `${held}${slow}`;
     fill(state, word, () => [make("span", { class: `pill ${kind}` }, word)]);
@@ -802,14 +803,16 @@ const sumOf = (counts) => counts.waiting + counts.in_flight + counts.parked;
 
 async function customerCard(application, customer) {
   const counts = await countOf(application, customer);
-  if (sumOf(counts) === 0) return null;
+  if (sumOf(counts) === 0 && !counts.paused) return null;
   const when = make("dd");
   showTime(when, counts.next_due);
   const facts = [["application", foreign(application)], ["waiting", count(counts.waiting)], ["in flight", count(counts.in_flight)],
-    ["parked", count(counts.parked)]].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+    ["parked", count(counts.parked)], ...(counts.paused ? [["paused", counts.paused_until ? `until ${exact(counts.paused_until)}` : "until it is resumed"]] : [])].flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
   return make("article", { class: "card", "data-of": "customer" }, make("h3", {}, "Customer ", foreign(customer)),
     make("dl", { class: "facts" }, ...facts, make("dt", {}, "next due"), when),
     make("div", { class: "buttons" },
+      counts.paused ? button("Resume…", () => orderCustomer(application, customer, "resume")) :
+        button("Pause…", () => orderCustomer(application, customer, "pause")),
       button("Flush the window…", () => flush(application, customer)),
       button("Cancel all…", () => cancelCustomer(application, customer), "danger"),
       button("Close", () => by("found").replaceChildren())));
@@ -970,12 +973,23 @@ async function countApplication(name) {
 const PAUSES = [["", "until it is resumed"], [600000, "for 10 minutes"], [3600000, "for an hour"], [86400000, "for a day"]];
 
 function orderApplication(name, order) {
+  return orderOf(order, name, () => countApplication(name), () => path("applications", name, order));
+}
+
+function orderCustomer(application, customer, order) {
+  const counted = async () => {
+    const counts = await countOf(application, customer);
+    return [`${things(sumOf(counts), "item")}: ${count(counts.waiting)} waiting, ${count(counts.in_flight)} in flight, ${count(counts.parked)} parked.`];
+  };
+  return orderOf(order, customer, counted, () => path("customers", application, customer, order));
+}
+
+function orderOf(order, name, counted, where) {
   const { verb, text, told } = ORDERS[order];
   const time = make("select", { id: "pause-for", "aria-label": "for how long" },
     ...PAUSES.map(([value, words]) => make("option", { value: `${value}` }, words)));
   const asked = order === "pause" ? [note(text), time] : [note(text)];
-  return carryOut({ title: [`${verb}`, ...of(name), "?"], text: asked, counted: () => countApplication(name), verb,
-    where: () => path("applications", name, order), told, about: of(name),
+  return carryOut({ title: [`${verb}`, ...of(name), "?"], text: asked, counted, verb, where, told, about: of(name),
     act: (target) => ask("POST", target + (order === "pause" ? query({ for: time.value }) : ""), COMMAND_WITHIN_MS) });
 }
 

@@ -79,6 +79,13 @@ fn every_path_is_a_command() {
         ("GET", "/api/v1/customers/a/c%2Fd", CommandRequest::Count(of())),
         ("DELETE", "/api/v1/customers/a/c%2Fd/items", CommandRequest::CancelAll(of())),
         ("POST", "/api/v1/customers/a/c%2Fd/flush", CommandRequest::Flush(of())),
+        ("POST", "/api/v1/customers/a/c%2Fd/pause", CommandRequest::PauseCustomer(of(), None)),
+        (
+            "POST",
+            "/api/v1/customers/a/c%2Fd/pause?for=9",
+            CommandRequest::PauseCustomer(of(), Some(crate::engine::types::Moment::After(9))),
+        ),
+        ("POST", "/api/v1/customers/a/c%2Fd/resume", CommandRequest::ResumeCustomer(of())),
         ("POST", "/api/v1/applications/a%20b/flush", CommandRequest::FlushAll(app())),
         ("POST", "/api/v1/applications/a%20b/pause", CommandRequest::Pause(app(), None)),
         (

@@ -74,6 +74,7 @@ pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Com
         application: application.as_ref().into(),
         customer: customer.into(),
     };
+    let customer = |given: Option<_>| given.map_or_else(|| message.customer(), |name| Ok(Some(name)));
     match verb {
         Verb::Cancel => match (given.id, given.customer) {
             (Some(id), _) => Ok(Command::Cancel(item(id))),
@@ -88,7 +89,7 @@ pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Com
             Some(id) => Ok(Command::Lookup(item(id))),
             None => Err(missing("an id (message_id)")),
         },
-        Verb::Flush => match given.customer.map_or_else(|| message.customer(), |name| Ok(Some(name)))? {
+        Verb::Flush => match customer(given.customer)? {
             Some(customer) => Ok(Command::Flush(all_of(customer))),
             None => Err(missing("a customer (x-customer)")),
         },
@@ -97,9 +98,16 @@ pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Com
             if let Some(at) = end.filter(|at| *at <= message.received) {
                 return Err(fields::invalid(format!("the pause is to end at {at}, which is over")));
             }
-            Ok(Command::Pause(application.as_ref().into(), end.map(Moment::At)))
+            let end = end.map(Moment::At);
+            Ok(match customer(given.customer)? {
+                Some(customer) => Command::PauseCustomer(all_of(customer), end),
+                None => Command::Pause(application.as_ref().into(), end),
+            })
         }
-        Verb::Resume => Ok(Command::Resume(application.as_ref().into())),
+        Verb::Resume => Ok(match customer(given.customer)? {
+            Some(customer) => Command::ResumeCustomer(all_of(customer)),
+            None => Command::Resume(application.as_ref().into()),
+        }),
         Verb::Reschedule => {
             let due = given.time(message, &application)?;
             match (given.id.or(message.id()), due) {

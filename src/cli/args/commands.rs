@@ -73,12 +73,26 @@ pub(crate) struct PauseArgs {
     /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
+    /// This customer of it alone
+    #[arg(long, value_name = "C", value_parser = name)]
+    pub customer: Option<String>,
     /// For so long, such as 10m; without this and --until, until it is resumed
     #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "until")]
     pub for_time: Option<Duration>,
     /// Until then: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub until: Option<u64>,
+}
+
+/// Arguments of `resume`.
+#[derive(Args, Debug)]
+pub(crate) struct ResumeArgs {
+    /// Name of the application
+    #[arg(value_parser = name)]
+    pub application: String,
+    /// This customer of it alone
+    #[arg(long, value_name = "C", value_parser = name)]
+    pub customer: Option<String>,
 }
 
 /// Arguments of `rate`.

@@ -80,6 +80,8 @@ impl Arrival {
             | Command::FlushAll(_)
             | Command::Pause(..)
             | Command::Resume(_)
+            | Command::PauseCustomer(..)
+            | Command::ResumeCustomer(_)
             | Command::Slow(..)
             | Command::Retry(_)
             | Command::DropParked(_)

@@ -113,6 +113,11 @@ impl Flights {
         self.of(item).is_some_and(|flight| matches!(flight.state, FlightState::Fetching { .. }))
     }
 
+    /// Whether it has not been out.
+    pub(in crate::engine) fn is_new(&self, number: u64) -> bool {
+        self.get(number).is_some_and(|flight| flight.publishes == 0)
+    }
+
     /// Whether its queue has been given up since it was formed.
     pub(in crate::engine) fn is_recalled(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.recalled)

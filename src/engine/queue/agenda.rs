@@ -1,7 +1,7 @@
 //! What all queues have in common: which of them have work, and what they count together. A queue is changed
 //! with it at hand ([`QueueMut`]), and knows of no other queue.
 
-use super::{Condition, DueLine, Live, Loading, Queue};
+use super::{Condition, DueLine, Live, Loading, Queue, LAST};
 use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS};
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
@@ -28,6 +28,8 @@ pub(super) struct Agenda {
     /// When pauses end by themselves, and rates that hold for a while, UTC ms.
     pub(super) pauses: BTreeSet<(u64, QueueId)>,
     pub(super) slowed: BTreeSet<(u64, QueueId)>,
+    /// When customers that are held back go on, likewise.
+    pub(super) held: BTreeSet<(u64, QueueId, Arc<str>)>,
     /// Items, and due items, of all queues.
     pub(super) total: u64,
     pub(super) ready_rows: u64,
@@ -72,7 +74,8 @@ impl<'q> QueueMut<'q> {
         self.agenda.total += row.count;
         self.agenda.occupied += u64::from(row.count > 0);
         self.note_paused(row.paused);
-        self.note_slowed(row.slowed);
+        self.queue.slowed = row.slowed;
+        self.agenda.slowed.extend(row.slowed.map(|slowed| (slowed.until, self.id)));
         self.look_at();
     }
 
@@ -160,11 +163,15 @@ impl<'q> QueueMut<'q> {
         self.touch_row();
     }
 
-    /// An item is written that is in the store alone from now on.
-    pub(in crate::engine) fn add_far(&mut self, place: Key) {
+    /// An item is written that is in the store alone from now on. `held`: its customer, where that is held
+    /// back.
+    pub(in crate::engine) fn add_far(&mut self, place: Key, held: Option<&str>) {
         self.count_in();
         self.count_later(place, true);
-        self.lower(place);
+        match held {
+            Some(customer) => self.queue.pass_over(customer, place),
+            None => self.lower(place),
+        }
         self.queue.stored += 1;
         self.touch_row();
         self.look_at();
@@ -176,10 +183,13 @@ impl<'q> QueueMut<'q> {
         self.count_later(place, false);
     }
 
-    /// A stored item has left memory.
-    pub(in crate::engine) fn evicted(&mut self, place: Key) {
+    /// A stored item has left memory. `held`: its customer, where that is held back.
+    pub(in crate::engine) fn evicted(&mut self, place: Key, held: Option<&str>) {
         self.count_later(place, true);
-        self.lower(place);
+        match held {
+            Some(customer) => self.queue.pass_over(customer, place),
+            None => self.lower(place),
+        }
         self.live_mut().resident_mut().remove(place);
         self.look_at();
     }
@@ -305,7 +315,10 @@ impl<'q> QueueMut<'q> {
         if self.queue.slowed == slowed {
             return false;
         }
-        self.note_slowed(slowed);
+        if let Some(before) = std::mem::replace(&mut self.queue.slowed, slowed) {
+            self.agenda.slowed.remove(&(before.until, self.id));
+        }
+        self.agenda.slowed.extend(slowed.map(|slowed| (slowed.until, self.id)));
         self.touch_row();
         let bound = bound(&self.queue.name, slowed, self.settings());
         let mono = self.agenda.mono;
@@ -316,13 +329,35 @@ impl<'q> QueueMut<'q> {
         true
     }
 
-    fn note_slowed(&mut self, slowed: Option<Slowed>) {
-        if let Some(before) = std::mem::replace(&mut self.queue.slowed, slowed) {
-            self.agenda.slowed.remove(&(before.until, self.id));
+    /// A customer is held back until then. Until when it was before, if it was.
+    pub(in crate::engine) fn hold(&mut self, customer: &Arc<str>, until: u64) -> Option<u64> {
+        let before = self.queue.held.hold(Arc::clone(customer), until);
+        if let Some(before) = before {
+            self.agenda.held.remove(&(before, self.id, Arc::clone(customer)));
         }
-        if let Some(slowed) = slowed {
-            self.agenda.slowed.insert((slowed.until, self.id));
+        self.agenda.held.insert((until, self.id, Arc::clone(customer)));
+        before
+    }
+
+    /// A customer that was held back goes on: what was passed over of it is read. Whether it was.
+    pub(in crate::engine) fn let_go(&mut self, customer: &str) -> bool {
+        let Some((until, first)) = self.queue.held.release(customer) else { return false };
+        self.agenda.held.remove(&(until, self.id, customer.into()));
+        self.read_from(first);
+        true
+    }
+
+    /// The first items are to be given up: what was passed over is among them.
+    pub(in crate::engine) fn read_held(&mut self) {
+        let low = self.queue.held.take_low();
+        self.read_from(low);
+    }
+
+    fn read_from(&mut self, first: Key) {
+        if self.queue.far() > 0 && first < LAST && !mutated(Mutant::PassedOverForgotten) {
+            self.lower(first);
         }
+        self.look_again();
     }
 
     // ---- what is to be done about it ----------------------------------------------------------------------

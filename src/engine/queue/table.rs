@@ -1,12 +1,13 @@
 //! The table of all queues: by name and by handle, what they count together, and which of them has work.
 
 use super::agenda::{bound, Agenda, QueueMut};
+use super::held::HeldCustomers;
 use super::{Condition, Queue, LAST};
 use crate::engine::event::{QueueRow, DEAD_LETTERS, FOR_EVER};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::slab::{self, Handle, Slab};
-use crate::engine::types::{AppSettings, Now, Settings, Thresholds};
+use crate::engine::types::{AppSettings, Key, Now, Settings, Thresholds};
 use std::ops::Index;
 use std::sync::Arc;
 
@@ -61,6 +62,7 @@ impl Queues {
             near_until: LAST,
             paused: None,
             slowed: None,
+            held: HeldCustomers::new(),
             dirty: false,
             reviewed: false,
             former_unindexed: 0,
@@ -111,6 +113,22 @@ impl Queues {
         self.agenda.slowed.first().filter(|(until, _)| *until <= wall).map(|(_, queue)| *queue)
     }
 
+    /// Customers of all queues that are held back.
+    pub(in crate::engine) fn held(&self) -> u64 {
+        self.agenda.held.len() as u64
+    }
+
+    /// When the next of them goes on by itself, UTC ms.
+    pub(in crate::engine) fn held_until(&self) -> Option<u64> {
+        self.agenda.held.first().map(|(until, ..)| *until).filter(|until| *until < FOR_EVER)
+    }
+
+    /// One that was to go on by then, and its queue.
+    pub(in crate::engine) fn held_enough(&self, wall: u64) -> Option<(QueueId, Arc<str>)> {
+        let first = self.agenda.held.first().filter(|(until, ..)| *until <= wall);
+        first.map(|(_, queue, customer)| (*queue, Arc::clone(customer)))
+    }
+
     pub(in crate::engine) fn total(&self) -> u64 {
         self.agenda.total
     }
@@ -152,6 +170,11 @@ impl Queues {
     /// The clocks: by the one what is due later is told from what is due, by the other how fast it leaves.
     pub(in crate::engine) fn observe(&mut self, now: Now) {
         (self.agenda.wall, self.agenda.mono) = (now.wall, now.mono);
+    }
+
+    /// A stored item of a customer that is held back stays in the store, though its queue is read.
+    pub(in crate::engine) fn pass_over(&mut self, id: QueueId, customer: &str, place: Key) {
+        self.table[id].pass_over(customer, place);
     }
 
     // ---- counts -------------------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
             };
             let known = &stock.queues[queue];
             let (name, customer): (_, Arc<str>) = (Arc::clone(known.name()), (&*of.customer).into());
-            let (low, near, former) = (known.low(), known.near_until(), known.former_unindexed());
+            let near = known.near_until_of(&of.customer);
+            let (low, former) = (known.low(), known.former_unindexed());
             let mut from = low;
             if near.due < former && !mutated(Mutant::UnindexedForgotten) {
                 // Those with a row among them would be met twice.

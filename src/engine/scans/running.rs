@@ -283,14 +283,27 @@ impl Running {
         }))
     }
 
-    pub(super) fn answer(&self, _core: &Core) -> Answer {
+    /// Until when the customer that was counted is held back.
+    fn paused(&self, core: &Core) -> Option<u64> {
+        let Kind::Count(Scope::Customer(of)) = &self.kind else { return None };
+        let queue = core.stock.queues.find(&of.application)?;
+        core.stock.queues[queue].held().until(&of.customer)
+    }
+
+    pub(super) fn answer(&self, core: &Core) -> Answer {
         if self.left {
             return Answer::Unavailable("whoever asked has gone");
         }
         match &self.kind {
             Kind::Count(_) => {
                 let [waiting, in_flight, parked] = self.by_stage;
-                Answer::Counted { waiting, in_flight, parked, next_due: self.next_due }
+                Answer::Counted {
+                    waiting,
+                    in_flight,
+                    parked,
+                    next_due: self.next_due,
+                    paused: self.paused(core),
+                }
             }
             Kind::List(filter) => {
                 let mut items = self.page.clone();

@@ -36,6 +36,10 @@ impl QueueStock<'_> {
             None => Some(Entry::Single(id)),
             Some(customer) => self.customer(customer).push_ready(place, id),
         };
+        if let (Some(Entry::Customer(id)), true) = (entry, held::name(self, customer).is_some()) {
+            held::leave(self, id);
+            return self.queue.count_ready(1);
+        }
         let turn = customer.map(|customer| self.shared.customers[customer].turn);
         if turn == Some(CustomerTurn::Stalled) && place < self.queue.near_until() {
             // What else its customer has may wait for a load; this one need not.
@@ -67,6 +71,11 @@ impl QueueStock<'_> {
                     } else {
                         vec![id]
                     }
+                }
+                Entry::Customer(customer) if held::name(self, Some(customer)).is_some() => {
+                    // It was held back while it stood in line.
+                    held::leave(self, customer);
+                    continue;
                 }
                 Entry::Customer(customer) => {
                     if let Some(cause) = self.of(customer).over(now) {

@@ -39,6 +39,7 @@ impl<'s> QueueStock<'s> {
         }
         let (customer, place, stage) = (item.customer(), item.place(), item.stage());
         let customer_row = self.row(item).customer();
+        let held = held::name(self, customer);
         self.shared.customers.pin(customer);
         if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, stage) {
             self.of(customer).forget_member(pos);
@@ -50,12 +51,12 @@ impl<'s> QueueStock<'s> {
         }
         if item.is_stored() {
             self.rewrite(&item, customer_row);
-            self.queue.evicted(place);
+            self.queue.evicted(place, held.as_deref());
         } else {
             item.set(ItemFlag::Indexed, customer_row.is_some());
             self.write(&mut item);
             self.queue.remove_pending();
-            self.queue.add_far(place);
+            self.queue.add_far(place, held.as_deref());
         }
         self.unpin(customer);
     }
@@ -159,6 +160,11 @@ pub(super) struct Clearance<'q, 's> {
 }
 
 impl Clearance<'_, '_> {
+    /// What is due of this entry, which stands nowhere else. Whether anything of it is left.
+    pub(super) fn one(&mut self, entry: Entry) -> bool {
+        self.entry(entry, Key::default())
+    }
+
     /// What is stalled, the last first, from this bound on.
     pub(super) fn stalled(&mut self, bound: Key) {
         let mut entries = self.at.queue.line_mut().take_stalled();

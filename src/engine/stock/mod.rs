@@ -13,6 +13,7 @@
 //! letters.
 
 mod due;
+mod held;
 mod members;
 mod memory;
 mod shared;
@@ -21,7 +22,7 @@ mod ways;
 
 use super::customers::{CustomerMut, CustomerTurn, Customers};
 pub(super) use super::event::HORIZON_MS;
-use super::event::{ClosingRow, IndexRows, Op, Opened, Place, Stored};
+use super::event::{ClosingRow, IndexRows, Op, Opened, Place, Stored, FOR_EVER};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{self, Address, Item, ItemFlag, Items, Placement, Residence, Stage};
 use super::journal::Journal;
@@ -246,13 +247,19 @@ impl Stock {
         // Its window may have closed, and it have left memory, since the read began.
         self.shared.reads.renew(&mut stored);
         let queue = self.queues.id(stored.queue());
+        let (customer, place) = (stored.customer.as_deref(), stored.place());
+        if self.queues[queue].passes_over(customer, place, now.wall) {
+            customer.into_iter().for_each(|customer| self.queues.pass_over(queue, customer, place));
+            return None;
+        }
         Some(self.at(queue).restore(stored, now))
     }
 
     /// When the next item is due, or a pause or a rate ends, UTC ms.
     pub(super) fn next_end(&self) -> Option<u64> {
-        let ends = [self.shared.next_due(), self.queues.pause_ends(), self.queues.slowed_until()];
-        ends.into_iter().flatten().min()
+        let queues = &self.queues;
+        let ends = [queues.pause_ends(), queues.slowed_until(), queues.held_until()];
+        ends.into_iter().chain([self.shared.next_due()]).flatten().min()
     }
 
     /// Forgets what no answer can be out of date by.
@@ -290,16 +297,17 @@ impl Stock {
     /// What is to leave memory does so, a chunk a turn: what is due in queues that are held back, and what
     /// is beyond the bound. Whether more is to do.
     pub(super) fn clear_out(&mut self, now: Now) -> bool {
-        let held_back = self.evict_held_back(now);
-        self.evict_beyond(now) || held_back
+        let mut left = self.thresholds().evicted;
+        let held_back = self.evict_held_back(&mut left, now);
+        let leaving = self.evict_leaving(&mut left, now);
+        self.evict_beyond(now) || held_back || leaving
     }
 
-    fn evict_held_back(&mut self, now: Now) -> bool {
-        let mut left = self.thresholds().evicted;
-        while left > 0 {
+    fn evict_held_back(&mut self, left: &mut usize, now: Now) -> bool {
+        while *left > 0 {
             let Some(queue) = self.shared.evicting.front().copied() else { break };
             if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
-                || !self.at(queue).clear_out(&mut left, now).line()
+                || !self.at(queue).clear_out(left, now).line()
             {
                 self.shared.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
@@ -453,6 +461,10 @@ impl Stock {
     /// Open windows as the former life left them.
     pub(super) fn reopen(&mut self, opened: &Opened, now: Now) {
         self.bring_back(opened, now);
+        for row in &opened.held {
+            let queue = self.queues.id(&row.application);
+            self.queues.at(queue).hold(&row.customer, row.until.unwrap_or(FOR_EVER));
+        }
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
             let mut at = self.at(queue);

@@ -4,7 +4,7 @@
 use super::{Behind, KEEP_MS};
 use crate::engine::customers::Customers;
 use crate::engine::event::{ClosingRow, IndexRows, Op, Place, Rewritten, Standing, Stored};
-use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::items::{self, Address, Item, ItemFlag, Items, Residence, Stage, Tries};
 use crate::engine::journal::Journal;
 use crate::engine::mutant::{mutated, Mutant};
@@ -29,6 +29,8 @@ pub(in crate::engine) struct SharedStock {
     pub(super) schedule: Schedule,
     /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
     pub(super) deferred: VecDeque<(u64, ItemId)>,
+    /// Customers that are held back and have due rows in memory, with their queues.
+    pub(super) leaving: VecDeque<(QueueId, CustomerId)>,
     /// Queues that are held back and have due rows in memory.
     pub(super) evicting: VecDeque<QueueId>,
     pub(super) budget: Budget,
@@ -61,6 +63,7 @@ impl SharedStock {
             customers: Customers::new(now),
             schedule: Schedule::new(now.wall),
             deferred: VecDeque::new(),
+            leaving: VecDeque::new(),
             evicting: VecDeque::new(),
             budget,
             batched: 0,

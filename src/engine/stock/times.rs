@@ -43,7 +43,7 @@ impl QueueStock<'_> {
         self.shared.journal.push(Op::Move { from, to, removed, written, standing });
         self.shared.reads.note_rewritten(rewritten(&item));
         if far {
-            return self.queue.add_far(key);
+            return self.queue.add_far(key, None);
         }
         self.queue.add_resident(key);
         let id = self.insert(item);
@@ -71,7 +71,7 @@ impl QueueStock<'_> {
             written: moved.index_rows(),
             standing: Box::new(standing),
         });
-        self.queue.add_far(moved.key);
+        self.queue.add_far(moved.key, None);
         self.queue.remove_stored(stored.place(), false);
         self.shared.reads.note_rewritten(Rewritten {
             key: moved.key,

@@ -93,11 +93,12 @@ impl<'s> QueueStock<'s> {
             self.shared.deferred.push_back((now.mono + DEFER_MS, id));
             return self.enlist(id, windowed, now);
         }
-        let far = self.lies_in_store_alone(key, due_now, now);
+        let held = held::name(self, item.customer()).filter(|_| due_now);
+        let far = held.is_some() || self.lies_in_store_alone(key, due_now, now);
         item.set(ItemFlag::Indexed, far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
         self.write(&mut item);
         if far {
-            self.queue.add_far(key);
+            self.queue.add_far(key, held.as_deref());
             let SharedStock { watch, customers, .. } = &mut *self.shared;
             watch.put(item.identity(), || ItemRow::new(self.queue.name(), customers, &item).stored());
             if let (Some(customer), true) = (item.customer(), windowed) {
@@ -148,7 +149,7 @@ impl<'s> QueueStock<'s> {
         let key = item.place();
         let no_room = self.shared.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn);
         if key >= self.queue.memory_bound() || self.is_crowded() || no_room {
-            return self.queue.add_far(key);
+            return self.queue.add_far(key, None);
         }
         self.queue.add_resident(key);
         let id = self.insert(item);

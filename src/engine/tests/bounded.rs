@@ -391,7 +391,7 @@ fn many_counts_of_one_customer() {
         let next_due = Some(T0 + 15_000);
         for number in 1..=32 {
             w.drain_jobs();
-            let counted = Answer::Counted { waiting: n, in_flight: 0, parked: 0, next_due };
+            let counted = Answer::Counted { waiting: n, in_flight: 0, parked: 0, next_due, paused: None };
             assert_eq!(w.answer_to(number), Some(counted), "the {number}th");
         }
         end(&w, 32 * n, looked)

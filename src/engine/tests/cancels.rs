@@ -173,7 +173,8 @@ fn all_of_a_customer_are_taken_back_and_nobody_elses() {
     items.extend([item("a", "ann", "window"), at(T0 + 1_000, item("a", "ann", "near"))]);
     w.send(items);
     w.drain_jobs();
-    let counted = Answer::Counted { waiting: 3_002, in_flight: 0, parked: 0, next_due: Some(T0 + 1_000) };
+    let counted =
+        Answer::Counted { waiting: 3_002, in_flight: 0, parked: 0, next_due: Some(T0 + 1_000), paused: None };
     assert_eq!(w.ask(Command::Count(of("ann"))), counted);
     let taken = w.ask(Command::CancelAll(of("ann")));
     assert_eq!(taken, Answer::Cancelled { count: 3_002, in_flight: 0 });

@@ -123,6 +123,7 @@ impl Script {
                 format!("closed {first}'s at {} by {}", moment(row.due), row.cause.as_str())
             }
             Op::Remember { ended, .. } => format!("remember {}", end(&ended.end)),
+            Op::PutHeld(row) => format!("held {} until {:?}", row.customer, row.until.map(moment)),
             Op::Index { .. } | Op::PutQueue(_) | Op::BeginBucket(_) => return None,
         };
         Some(line)

@@ -25,6 +25,7 @@ pub(crate) struct FakeStore {
     bare: BTreeSet<(Name, Key)>,
     counts: BTreeMap<Name, u64>,
     pub(super) queues: BTreeMap<Name, QueueRow>,
+    pub(super) held: BTreeMap<(Name, Name), u64>,
     pub(super) windows: BTreeMap<(Name, Name), WindowRow>,
     /// Windows that closed early, by queue, planned end and number.
     pub(super) closings: BTreeMap<(Name, u64, u64), ClosingRow>,
@@ -151,6 +152,10 @@ impl FakeStore {
                     self.queues.insert(row.queue.clone(), row);
                 }
             }
+            Op::PutHeld(HeldRow { application, customer, until }) => match until {
+                Some(until) => drop(self.held.insert((application, customer), until)),
+                None => drop(self.held.remove(&(application, customer))),
+            },
             Op::PutWindow(row) => {
                 assert!(row.count > 0, "a window without members: {row:?}");
                 self.windows.insert((row.application.clone(), row.customer.clone()), row);
@@ -418,6 +423,15 @@ impl FakeStore {
         Opened {
             marks: self.marks,
             queues: self.queues.values().cloned().collect(),
+            held: self
+                .held
+                .iter()
+                .map(|((application, customer), until)| HeldRow {
+                    application: application.clone(),
+                    customer: customer.clone(),
+                    until: Some(*until),
+                })
+                .collect(),
             windows: self.windows.values().cloned().collect(),
             buckets: self.buckets.clone(),
             ahead: self.ahead(wall),

@@ -223,7 +223,7 @@ fn what_is_asked_behind_a_cancel_of_its_customer_waits_for_no_room() {
     assert_eq!(w.answer_to(102), None, "it waits for the cancel");
     w.input(Input::StoreFull(true));
     w.drain_jobs();
-    let none = Answer::Counted { waiting: 0, in_flight: 0, parked: 0, next_due: None };
+    let none = Answer::Counted { waiting: 0, in_flight: 0, parked: 0, next_due: None, paused: None };
     assert_eq!(w.answer_to(102), Some(none));
 }
 

@@ -14,6 +14,7 @@ mod cancels;
 mod check;
 mod clocks;
 pub(crate) mod fake_store;
+mod held;
 mod identity;
 mod inspect;
 mod limits;

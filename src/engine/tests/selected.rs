@@ -10,7 +10,7 @@ fn all() -> Selection {
 }
 
 fn counted(w: &mut World, selection: Selection) -> (u64, Option<u64>) {
-    let Answer::Counted { waiting, in_flight: 0, parked: 0, next_due } =
+    let Answer::Counted { waiting, in_flight: 0, parked: 0, next_due, .. } =
         w.ask(Command::CountSelected(selection))
     else {
         panic!("no count")

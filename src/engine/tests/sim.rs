@@ -10,6 +10,7 @@ mod asks;
 mod broker;
 mod commands;
 mod customers;
+mod held;
 mod judge;
 mod known;
 mod listed;
@@ -485,10 +486,7 @@ impl Sim {
         self.connect_egress();
         self.world.input(Input::EgressBlocked(false));
         self.set_store_full(false);
-        for application in self.apps.clone() {
-            self.ask(Command::Resume(application.as_str().into()));
-            self.ask(Command::Slow(application.as_str().into(), None, None));
-        }
+        self.let_all_go();
         let mut left = 0;
         for turn in 0..4_000 {
             self.world.drain_jobs();

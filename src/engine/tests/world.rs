@@ -568,9 +568,9 @@ impl World {
     /// Until the engine wants to be called again, ms.
     pub(super) fn wait(&self) -> Option<u64> {
         let deadline = self.engine.next_deadline();
-        let wall = deadline.wall.map(|at| at.saturating_sub(self.now.wall));
+        assert!(deadline.wall.is_none_or(|at| at < u64::MAX / 1_000), "what has no end is no deadline");
         let mono = deadline.mono.map(|at| at.saturating_sub(self.now.mono));
-        wall.into_iter().chain(mono).min()
+        deadline.wall.map(|at| at.saturating_sub(self.now.wall)).into_iter().chain(mono).min()
     }
 
     /// Everything in its time: the store at once, the broker at once, the clock to the next deadline, until `ms`

@@ -307,6 +307,8 @@ proptest! {
                     Command::Cancel(target) => ("cancel", &target.application, &target.id, 255),
                     Command::Lookup(target) => ("lookup", &target.application, &target.id, 255),
                     Command::CancelAll(of) => ("cancel", &of.application, &of.customer, 200),
+                    Command::PauseCustomer(of, _) => ("pause", &of.application, &of.customer, 200),
+                    Command::ResumeCustomer(of) => ("resume", &of.application, &of.customer, 200),
                     Command::Flush(of) => ("flush", &of.application, &of.customer, 200),
                     Command::Reschedule(target, _) => ("reschedule", &target.application, &target.id, 255),
                     Command::Pause(application, _) => ("pause", application, application, 200),

@@ -144,6 +144,7 @@ impl Sim {
         let command = match self.pick(30) {
             0..7 => Command::Cancel(self.any_target()),
             7..12 => Command::Lookup(self.any_target()),
+            12..15 if self.plan.holds => self.any_hold(of),
             12..15 if self.plan.selects => {
                 Command::CountSelected(self.any_selection(&application, &customer))
             }

@@ -95,6 +95,7 @@ impl Model {
             self.app(name).pausing += 1;
         }
         self.note_slowing(&command);
+        self.note_holding(&command);
         let dues = match &command {
             Command::Count(of) => {
                 let its = self.of_customer(&of.application, &of.customer);
@@ -325,6 +326,7 @@ impl Model {
                 }
                 app.paused = until.filter(|until| *until > wall);
             }
+            Command::PauseCustomer(of, _) | Command::ResumeCustomer(of) => self.judge_hold(asked, of, answer),
             Command::Slow(name, rate, _) => self.judge_slow(asked, name, *rate, answer),
             Command::Retry(name) => {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };

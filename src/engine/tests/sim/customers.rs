@@ -7,7 +7,9 @@ use crate::engine::types::*;
 impl Model {
     /// Of those that it is about some may have gone, come or moved meanwhile.
     pub(super) fn judge_count(&self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
-        let Answer::Counted { waiting, in_flight, parked, next_due } = answer else { panic!("{answer:?}") };
+        let Answer::Counted { waiting, in_flight, parked, next_due, .. } = answer else {
+            panic!("{answer:?}")
+        };
         let total = waiting + in_flight + parked;
         if !self.durable {
             return;

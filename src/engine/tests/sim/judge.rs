@@ -24,6 +24,7 @@ impl Model {
         self.walls.push((self.call, call.now.wall));
         for app in self.apps.values_mut() {
             app.paused = app.paused.filter(|until| *until > call.now.wall);
+            app.held.tell_time(call.now.wall);
             app.slowed = app.slowed.filter(|slowed| slowed.until > call.now.wall);
         }
         if self.trace {

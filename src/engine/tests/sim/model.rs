@@ -203,6 +203,7 @@ pub(super) struct App {
     pub(super) slowed: Option<Slowed>,
     pub(super) slowing: u32,
     pub(super) credit: Option<super::paced::Credit>,
+    pub(super) held: super::held::HeldBack,
     /// With nothing stored: the last call in which so many may have been taken that the oldest are given up.
     pub(super) over: usize,
 }

@@ -28,6 +28,7 @@ impl Sim {
                 || app.pausing > 0
                 || app.left_alone_until > model.now.mono
                 || self.is_paced(name)
+                || model.may_be_held(life)
                 || !app.flights.is_empty();
             // With nothing stored one that has died is seen again when its dead letter leaves.
             let expiry = model.asks[life.ask].new.expiry;

@@ -45,7 +45,8 @@ const FOUND_BY: &str = "\
     ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13, \
     RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36, FlushLeavesOne 32, \
     SelectedInMemoryAll 64, SelectedFarAll 64, \
-    BatchCountsOnce 36, RateIgnored 36, HeldForEver 6, RateForgotten 6, FetchedOutrunsRate 15";
+    BatchCountsOnce 36, RateIgnored 36, HeldForEver 6, RateForgotten 6, FetchedOutrunsRate 15, \
+    HeldForgotten 27, HeldIsPublished 75, PassedOverForgotten 115";
 
 thread_local! {
     /// Failures are expected here.

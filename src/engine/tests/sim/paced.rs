@@ -59,7 +59,11 @@ impl Model {
     }
 
     /// A batch leaves: its application's rate allows that. One that is larger than a burst needs all of it.
-    pub(super) fn check_rate(&mut self, batch: &Batch) {
+    /// And where it is `fresh`, its customer is not held back.
+    pub(super) fn check_rate(&mut self, batch: &Batch, fresh: bool) {
+        if fresh {
+            self.check_held(batch);
+        }
         let name = batch.application.to_string();
         let unsure = self.apps[&name].slowing > 0 || !self.before.is_empty();
         let Some(rate) = self.rate_of(&name).filter(|_| !unsure) else {

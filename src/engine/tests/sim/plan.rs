@@ -45,6 +45,8 @@ pub(super) struct Plan {
     pub(super) flushes: bool,
     /// Items are counted and cancelled by what they have in common.
     pub(super) selects: bool,
+    /// Customers are held back.
+    pub(super) holds: bool,
     /// Items of all applications leave at a rate.
     pub(super) rates: bool,
     /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
@@ -108,6 +110,7 @@ impl Plan {
             forgetful: seed % 20 == 1,
             flushes: seed % 20 == 12,
             selects: matches!(seed % 40, 8 | 24 | 34),
+            holds: matches!(seed % 40, 10 | 27 | 35),
             rates: matches!(seed % 40, 6 | 15 | 36),
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }

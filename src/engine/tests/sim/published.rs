@@ -64,7 +64,7 @@ impl Model {
             if fresh {
                 self.check_whole(batch);
             }
-            self.check_rate(batch);
+            self.check_rate(batch, fresh);
             let app = &self.apps[&name];
             assert!(app.paused.is_none() || app.pausing > 0, "published while paused");
             // A suspect has a channel of its own, and goes on being tried.

@@ -49,6 +49,7 @@ impl Model {
             (app.failing, app.left_alone_until, app.pausing, app.paused) = (false, 0, 0, paused);
             (app.parked_until, app.failures) = (0, 0);
         }
+        self.restore_held(store);
         for name in self.apps.keys().cloned().collect::<Vec<_>>() {
             self.restore_rate(&name, store.queues.get(name.as_str()).and_then(|row| row.slowed));
         }

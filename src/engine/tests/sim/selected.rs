@@ -84,7 +84,9 @@ impl Model {
     }
 
     pub(super) fn judge_count_selected(&self, asked: &Asked, selection: &Selection, answer: &Answer) {
-        let Answer::Counted { waiting, in_flight, parked, next_due } = answer else { panic!("{answer:?}") };
+        let Answer::Counted { waiting, in_flight, parked, next_due, .. } = answer else {
+            panic!("{answer:?}")
+        };
         let total = waiting + in_flight + parked;
         assert_eq!(next_due.is_some(), total > 0, "{answer:?}");
         if !self.durable {

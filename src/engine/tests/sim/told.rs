@@ -111,7 +111,8 @@ impl Sim {
             let out = self.out_of(&application, Some(&*customer));
             let heirs =
                 self.model.of_customer(&application, &customer).filter(|life| life.superseded).count();
-            let Answer::Counted { waiting, in_flight, parked, next_due } = self.told(Command::Count(asked))
+            let Answer::Counted { waiting, in_flight, parked, next_due, .. } =
+                self.told(Command::Count(asked))
             else {
                 panic!("a count")
             };

@@ -1,0 +1,122 @@
+//! Customers that are held back: what a command changes of that, and what may leave meanwhile.
+
+use super::commands::Asked;
+use super::model::{Life, Model};
+use super::Sim;
+use crate::engine::event::FOR_EVER;
+use crate::engine::tests::fake_store::FakeStore;
+use crate::engine::types::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Customers of an application.
+#[derive(Default)]
+pub(super) struct HeldBack {
+    /// Until then, UTC ms.
+    until: BTreeMap<String, u64>,
+    /// Commands that are under way.
+    changing: BTreeMap<String, u32>,
+}
+
+impl HeldBack {
+    fn is_held(&self, customer: &str) -> bool {
+        self.until.contains_key(customer)
+    }
+
+    fn is_changing(&self, customer: &str) -> bool {
+        self.changing.get(customer).is_some_and(|n| *n > 0)
+    }
+
+    pub(super) fn tell_time(&mut self, wall: u64) {
+        self.until.retain(|_, until| *until > wall);
+    }
+}
+
+impl Sim {
+    /// Nothing is held back any more: no application, by a pause or a rate, and no customer.
+    pub(super) fn let_all_go(&mut self) {
+        for application in self.apps.clone() {
+            self.ask(Command::Resume(application.as_str().into()));
+            self.ask(Command::Slow(application.as_str().into(), None, None));
+            let held = self.model.apps.get(&application).map(|app| &app.held);
+            let held = held.into_iter().flat_map(|held| held.until.keys().chain(held.changing.keys()));
+            for customer in held.cloned().collect::<BTreeSet<String>>() {
+                let of = CustomerOf { application: application.as_str().into(), customer: customer.into() };
+                self.ask(Command::ResumeCustomer(of));
+            }
+        }
+    }
+
+    pub(super) fn any_hold(&mut self, of: CustomerOf) -> Command {
+        match self.looks.draw() % 3 {
+            0 => Command::ResumeCustomer(of),
+            _ => Command::PauseCustomer(of, self.any_end()),
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn note_holding(&mut self, command: &Command) {
+        if let Command::PauseCustomer(of, _) | Command::ResumeCustomer(of) = command {
+            *self.app(&of.application).held.changing.entry(of.customer.to_string()).or_default() += 1;
+        }
+    }
+
+    /// Its customer may be held back.
+    pub(super) fn may_be_held(&self, life: &Life) -> bool {
+        let new = &self.asks[life.ask].new;
+        let held = &self.apps[&*new.application].held;
+        new.customer.as_deref().is_some_and(|customer| held.is_held(customer) || held.is_changing(customer))
+    }
+
+    /// A batch is formed: its customer is not held back.
+    pub(super) fn check_held(&self, batch: &Batch) {
+        let Some(customer) = batch.customer.as_deref() else { return };
+        let held = &self.apps[&*batch.application].held;
+        assert!(
+            !held.is_held(customer) || held.is_changing(customer),
+            "published while {customer} is held back"
+        );
+    }
+
+    pub(super) fn judge_hold(&mut self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
+        let since = self.walls.iter().rev().take_while(|(call, _)| *call >= asked.call);
+        let wall = since.map(|(_, wall)| *wall).max().unwrap_or(0);
+        let most = self.settings.customers.min(self.settings.max_applications);
+        let held = &mut self.app(&of.application).held;
+        let customer = of.customer.to_string();
+        *held.changing.get_mut(&customer).expect("it was asked for") -= 1;
+        match (answer, &asked.command) {
+            (Answer::Until { until, .. }, Command::PauseCustomer(..)) => {
+                held.until.insert(customer, until.unwrap_or(FOR_EVER));
+            }
+            (Answer::Done { .. }, Command::ResumeCustomer(_)) => drop(held.until.remove(&customer)),
+            // Its end came in the line.
+            (Answer::Rejected(_), Command::PauseCustomer(_, Some(_))) => {}
+            (Answer::Unavailable(_), Command::PauseCustomer(..)) => {
+                let all: usize = self.apps.values().map(|app| app.held.until.len()).sum();
+                assert!((all + self.apps.len()) as u64 >= most, "{answer:?}");
+                return;
+            }
+            _ => panic!("{answer:?}"),
+        }
+        held.tell_time(wall);
+    }
+
+    /// What was answered is durable, and nothing but a command changes it before its end.
+    pub(super) fn restore_held(&mut self, store: &FakeStore) {
+        let (durable, wall) = (self.durable, self.latest_wall);
+        for (name, app) in &mut self.apps {
+            let of_it = store.held.iter().filter(|((application, _), _)| **application == **name);
+            let until = of_it.map(|((_, customer), until)| (customer.to_string(), *until)).collect();
+            let mut found = HeldBack { until, ..HeldBack::default() };
+            found.tell_time(wall);
+            app.held.tell_time(wall);
+            let before = std::mem::replace(&mut app.held, found);
+            let sure = |customer: &&String| durable && !before.is_changing(customer);
+            for customer in before.until.keys().chain(app.held.until.keys()).filter(sure) {
+                let (was, is) = (before.until.get(customer), app.held.until.get(customer));
+                assert_eq!(was, is, "{customer} of {name}");
+            }
+        }
+    }
+}
