@@ -3,7 +3,9 @@
 use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
-use tidegate_harness::{now_ms, text, wait_until, Config, Daemon, Inbox, Push, Received, Site, Verdict};
+use tidegate_harness::{
+    now_ms, text, wait_until, Client, Config, Daemon, Inbox, Node, Push, Received, Site, Verdict,
+};
 
 const MIN_MS: i64 = 300;
 /// Before the first try again, the second and so on.
@@ -233,4 +235,41 @@ fn where_tries_are_not_counted_a_batch_is_a_letter_that_says_so_and_is_sent_back
     assert_eq!((status, &told["count"]), (200, &json!(1)), "{told}");
     let again = inbox.next();
     assert_eq!((again.id(), &again.body, again.number("x-retry")), (batch.id(), &batch.body, Some(1)));
+}
+
+/// What a consumer has sent back waits in tidegate, and comes when the broker is there again: its try is not lost, and
+/// not another one.
+#[test]
+fn a_try_that_waits_outlives_a_kill_of_the_broker() {
+    let Some(node) = Node::own("a_try_that_waits_outlives_a_kill_of_the_broker", "") else { return };
+    let site = Site::on(&node, "again-broker");
+    let inbox = rejecting(&site, "work");
+    let redeliver = r#"{ min = "4s", max = "4s", attempts = 2 }"#;
+    let mut daemon = site.start(&site.config().set("defaults.redeliver", redeliver));
+    site.client.publish(&site.push("work", "1").id("a").customer("anna"));
+    let first = inbox.next();
+    let path = format!("/api/v1/items/work/{}", first.id());
+    let told = || daemon.ask("GET", &path).1;
+    wait_until("it waits again, durably", Duration::from_secs(10), || {
+        let told = told();
+        told["state"] == "waiting" && told["retry"] == 1
+    });
+    node.kill9();
+    node.start_again();
+    daemon.wait_ready();
+    let client = Client::connect(node.uri());
+    let inbox = client.consume_and_reject(&site.queue("work"));
+    let mut tries = Vec::new();
+    while tries.last() != Some(&2) {
+        let next = inbox.next();
+        next.is_not_early();
+        assert_eq!((next.text("x-batch"), &next.body), (first.text("x-batch"), &first.body));
+        // What was rejected just before the kill the broker may deliver once more, as it was.
+        tries.extend(next.number("x-retry"));
+    }
+    assert_eq!(tries, [1, 2], "no try is lost, and none counts twice");
+    wait_until("it is dead after the last", Duration::from_secs(20), || {
+        daemon.state()["totals"]["dead_confirmed"] == 1
+    });
+    inbox.quiet(Duration::from_millis(300));
 }

@@ -183,7 +183,7 @@ pub fn batch(number: u64) -> Batch {
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: 1_000,
-        free_at: 0,
+        held: None,
         alone: false,
         items: vec![BatchItem {
             seq: number,

@@ -112,7 +112,7 @@ fn publish(items: &[NewItem]) {
             closed_by: ClosedBy::Time,
             attempt: 1,
             due: NOW,
-            free_at: 0,
+            held: None,
             alone: false,
             items: (1..)
                 .zip(&items[..some])

@@ -56,6 +56,16 @@ impl TurnOutput {
     }
 }
 
+/// For how long its rate held back what was due then, ms.
+fn held_ms(batch: &Batch, due: u64) -> u64 {
+    batch.held.map_or(0, |[from, until]| until.saturating_sub(due.max(from)))
+}
+
+/// How late it is that was due then, without what its rate held it back for, us.
+fn late_us(batch: &Batch, due: u64, now_us: u64) -> u64 {
+    now_us.saturating_sub(due.saturating_add(held_ms(batch, due)).saturating_mul(1_000))
+}
+
 /// The outcomes of batches that were not published at all.
 pub(super) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<Item = Settled> {
     batches.into_iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unsent })
@@ -85,9 +95,8 @@ impl Encoder {
         let Outgoing { exchange, routing_key, properties, body, id, trace } = outgoing;
         // Repeats are late for a reason of their own.
         if batch.dead.is_none() && batch.attempt == 1 {
-            let late = |due: u64| now_us.saturating_sub(due.max(batch.free_at).saturating_mul(1_000));
-            output.late_us.extend(batch.items.iter().map(|item| late(item.due)));
-            let held = batch.items.iter().map(|item| batch.free_at.saturating_sub(item.due));
+            output.late_us.extend(batch.items.iter().map(|item| late_us(batch, item.due, now_us)));
+            let held = batch.items.iter().map(|item| held_ms(batch, item.due));
             output.held_us.extend(held.filter(|ms| *ms > 0).map(|ms| ms.saturating_mul(1_000)));
             output.sizes.push((batch.items.len() as u64, body.len() as u64));
         }
@@ -103,7 +112,7 @@ impl Encoder {
                 items: batch.items.len() as u64,
                 bytes: body.len() as u64,
                 attempt: batch.attempt,
-                lateness: now_us.saturating_sub(batch.due.max(batch.free_at).saturating_mul(1_000)),
+                lateness: late_us(batch, batch.due, now_us),
                 ..PublishSpan::default()
             };
             let error = Some("no answer of the broker".to_owned());

@@ -170,7 +170,7 @@ impl Limits {
             || self.trimming.iter().any(|queue| {
                 stock.queues.get(*queue).is_some_and(|known| {
                     let over = known.total() > stock.queues.settings_of(*queue).max_waiting;
-                    let near = known.near_until();
+                    let near = known.near_until_of_all();
                     let first = known.live().and_then(|live| live.droppable().next());
                     over && first.is_some_and(|(key, _)| key <= near)
                 })
@@ -199,7 +199,7 @@ impl Limits {
         }
         // What stands at the bound itself is in memory, and the first: others may push it out whenever it has
         // been read.
-        let bound = stock.queues[queue].near_until();
+        let bound = stock.queues[queue].near_until_of_all();
         let most = stock.thresholds().trimmed.saturating_sub(victims.len());
         let live = stock.queues.at(queue).at_work();
         let most = most.min(over as usize);

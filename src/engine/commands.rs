@@ -314,12 +314,10 @@ fn pause_customer(
     if is_new && queues.held() >= settings.customers {
         return Answer::Unavailable("limits.customers are paused already");
     }
-    if queue.is_none() && queues.occupied() + queues.held() >= settings.max_applications {
-        return Answer::Unavailable("limits.applications are there already");
-    }
     let queue = core.stock.queues.id(&of.application);
     let ends = until.unwrap_or(FOR_EVER);
     let before = core.stock.hold(queue, &of.customer, ends);
+    core.dispatch.paced.look_at(queue);
     Answer::Until { until, changed: before != Some(ends) }
 }
 
@@ -334,6 +332,7 @@ fn slow(
     let Some((rate, end)) = rate else {
         let queue = core.stock.queues.find(application);
         let changed = queue.is_some_and(|queue| core.stock.queues.at(queue).set_slowed(None));
+        queue.into_iter().for_each(|queue| core.dispatch.paced.look_at(queue));
         if changed {
             core.stock.shared.journal.hurry();
         }
@@ -348,7 +347,9 @@ fn slow(
         return Answer::Unavailable("limits.applications have rates already");
     }
     let queue = queues.id(application);
-    let changed = queues.at(queue).set_slowed(Some(Slowed { rate, until: until.unwrap_or(FOR_EVER) }));
+    let slowed = Slowed { rate, until: until.unwrap_or(FOR_EVER) };
+    let changed = queues.at(queue).set_slowed(Some(slowed));
+    core.dispatch.paced.look_at(queue);
     if changed {
         core.stock.shared.journal.hurry();
     }

@@ -244,9 +244,26 @@ impl Core {
             let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) else { return false };
             gone += candidate.rows.len();
             candidate.rows = self.screen(std::mem::take(&mut candidate.rows), now);
-            self.send(candidate, now, out);
+            if self.is_held(&candidate) {
+                self.keep_back(candidate, now);
+            } else {
+                self.send(candidate, now, out);
+            }
         }
         true
+    }
+
+    /// It has never been out, and its customer has been held back since it was formed.
+    fn is_held(&self, candidate: &Candidate) -> bool {
+        let held = candidate.rows.first().is_some_and(|id| self.stock.is_held(*id));
+        held && !candidate.has_been_out() && !mutated(Mutant::HeldIsPublished)
+    }
+
+    /// Its members wait with the others of their customer.
+    fn keep_back(&mut self, mut candidate: Candidate, now: Now) {
+        let rows = std::mem::take(&mut candidate.rows);
+        self.dispatch.drop_candidate(&mut self.stock, &candidate);
+        rows.into_iter().for_each(|id| self.return_to_queue(id, false, "", now));
     }
 
     fn send(&mut self, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
@@ -354,10 +371,11 @@ impl Core {
     /// Whether that was all.
     pub(super) fn end_pauses(&mut self, now: Now) -> bool {
         self.dispatch.end_backoffs(&mut self.stock, now);
-        self.fetched.extend(self.dispatch.held.end(&mut self.stock, now));
+        self.fetched.extend(self.dispatch.paced.end(&mut self.stock, now));
         for _ in 0..PAUSES_ENDED {
             let Some(queue) = self.stock.queues.slowed_enough(now.wall) else { break };
             self.stock.queues.at(queue).set_slowed(None);
+            self.dispatch.paced.look_at(queue);
         }
         for _ in 0..PAUSES_ENDED {
             let Some((queue, customer)) = self.stock.queues.held_enough(now.wall) else { break };
@@ -372,6 +390,14 @@ impl Core {
         queues.pause_ended(now.wall).is_none()
             && queues.slowed_enough(now.wall).is_none()
             && queues.held_enough(now.wall).is_none()
+    }
+
+    /// Settings have changed: what waits for a rate is looked at again.
+    pub(super) fn look_at_fetched(&mut self) {
+        let queues = &self.stock.queues;
+        let fetches =
+            |id: &QueueId| queues[*id].live().is_some_and(|live| live.lane().first_fetching().is_some());
+        self.fetched.extend(queues.ids().filter(fetches));
     }
 
     /// A queue is drained again that was not.

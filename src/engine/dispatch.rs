@@ -13,7 +13,7 @@ mod channels;
 mod egress;
 mod flight;
 mod given_up;
-mod held;
+mod paced;
 mod pauses;
 
 use super::event::Load;
@@ -30,7 +30,10 @@ use channels::SoloChannels;
 pub(super) use egress::Egress;
 use flight::FlightState;
 pub(super) use flight::{Candidate, Flight, Flights};
-use held::HeldQueues;
+use paced::PacedQueues;
+
+/// What has been formed gives its slot back where its rate would keep it for longer, ms.
+const LONG_HOLD_MS: u64 = 1_000;
 
 /// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
 /// in memory; and others wait no longer for its channel, ms.
@@ -46,8 +49,8 @@ pub(super) struct Dispatch {
     channels: SoloChannels,
     /// Queues that are left alone, by when their pause ends, monotonic.
     backoffs: BTreeSet<(u64, QueueId)>,
-    /// What rates hold back.
-    pub(super) held: HeldQueues,
+    /// Queues that wait for their rates.
+    pub(super) paced: PacedQueues,
     /// Arrival numbers of items whose payloads must be fetched.
     lacking: Vec<u64>,
 }
@@ -60,7 +63,7 @@ impl Dispatch {
             suspects: VecDeque::new(),
             channels: SoloChannels::new(),
             backoffs: BTreeSet::new(),
-            held: HeldQueues::default(),
+            paced: PacedQueues::default(),
             lacking: Vec::new(),
         };
         dispatch.configure(settings);
@@ -86,7 +89,7 @@ impl Dispatch {
         self.egress.is_open()
             && !queue.is_held_back()
             && !live.health().needs_probe()
-            && live.pace().held_until().is_none()
+            && live.pace().waits_until().is_none()
             && live.lane().first_to_resend().is_none()
             && live.lane().suspects() == 0
             && self.egress.has_slots_behind(live.line().len())
@@ -97,7 +100,7 @@ impl Dispatch {
     /// way out is open is not asked.
     pub(super) fn could_send(&self, stock: &Stock, id: QueueId) -> bool {
         let queue = &stock.queues[id];
-        if queue.is_held_back() || queue.held_until().is_some() || !self.egress.has_room() {
+        if queue.is_held_back() || queue.paced_until().is_some() || !self.egress.has_room() {
             return false;
         }
         let Some(live) = queue.live() else { return true };
@@ -146,7 +149,7 @@ impl Dispatch {
         if !self.may_send(stock, queue, now) {
             return None;
         }
-        if self.holds(stock, queue, now) {
+        if self.paces(stock, queue, now) {
             return None;
         }
         let health = stock.queues.at(queue).at_work().health();
@@ -254,9 +257,9 @@ impl Dispatch {
         let (count, since) = (rows.len() as u64, now.mono);
         let pace = stock.queues.at(queue).at_work().pace_mut();
         // By the clock that dues are told by: what it is late by from then on its rate is no reason for.
-        let held_until = pace.form(count, now.mono);
-        let free_at = held_until.map_or(0, |mono| now.wall.saturating_sub(now.mono - mono));
-        let flight = Flight { queue, rows, bytes, format, publishes, state, since, free_at, recalled: false };
+        let wall = |mono: u64| now.wall.saturating_sub(now.mono.saturating_sub(mono));
+        let held = pace.form(count, now.mono).map(|waited| [wall(waited.from), wall(waited.until)]);
+        let flight = Flight { queue, rows, bytes, format, publishes, state, since, held, recalled: false };
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {
@@ -332,9 +335,16 @@ impl Dispatch {
         let FlightState::Fetching { missing: 0, alone } = flight.state else { return None };
         let pace = stock.queues.at(queue).at_work().pace();
         let leaves_at = pace.may_leave_at(flight.rows.len() as u64);
+        let new = flight.publishes == 0;
+        if new && leaves_at > now.mono + LONG_HOLD_MS {
+            // Its rate has become lower since it was formed: others need its slot.
+            flight.recalled = true;
+            stock.queues.at(queue).at_work().lane_mut().fetched(false);
+            return Some((number, std::mem::take(&mut flight.rows)));
+        }
         if leaves_at > now.mono && !alone && !flight.recalled {
             // Those before it have waited for their payloads, too.
-            self.held.wait_to_leave(queue, leaves_at);
+            self.paced.wait_to_leave(queue, leaves_at);
             return None;
         }
         stock.queues.at(queue).at_work().lane_mut().fetched(flight.recalled);
@@ -364,6 +374,7 @@ impl Dispatch {
         if left > 0 && self.egress.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, now, out);
         } else {
+            stock.queues.at(queue).at_work().pace_mut().give_back(left);
             self.free_slot(stock, number, left);
             if left == 0 {
                 self.flights.end(number);
@@ -376,6 +387,9 @@ impl Dispatch {
 
     /// A flight whose payloads were fetched is given up: its members go back to their queue.
     pub(super) fn withdraw(&mut self, stock: &mut Stock, number: u64, rows: u64) {
+        if let Some(flight) = self.flights.get(number) {
+            stock.queues.at(flight.queue).at_work().pace_mut().give_back(rows);
+        }
         self.free_slot(stock, number, rows);
         self.flights.end(number);
     }
@@ -424,7 +438,7 @@ impl Dispatch {
             closed_by: first.closed_by(),
             attempt,
             due: items[0].due,
-            free_at: flight.free_at,
+            held: flight.held,
             alone,
             items,
         });

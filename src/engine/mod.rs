@@ -302,6 +302,7 @@ impl Engine {
         self.core.dispatch.configure(&self.settings);
         self.limits.configure(&mut self.core.stock);
         self.core.stock.queues.configure(Arc::clone(&self.settings));
+        self.core.look_at_fetched();
         self.core.stock.configure(self.settings.budget, now);
     }
 

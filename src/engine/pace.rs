@@ -110,9 +110,18 @@ pub(super) struct Pace {
     formed: u64,
     left: u64,
     /// Nothing is formed before: it has been asked, and is asked again then.
-    held_until: Option<u64>,
+    waits_until: Option<u64>,
     /// What is formed next has waited for that.
     waited: bool,
+    /// Since when each batch has had to wait.
+    since: u64,
+}
+
+/// For how long something was held back, monotonic ms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waited {
+    pub(super) from: u64,
+    pub(super) until: u64,
 }
 
 impl Pace {
@@ -144,11 +153,22 @@ impl Pace {
         bound.map_or(0, |bound| bound.free_at(self.left, items))
     }
 
-    /// So many are formed now. Until when they were held back, if they were.
-    pub(super) fn form(&mut self, items: u64, mono: u64) -> Option<u64> {
-        let waited = std::mem::take(&mut self.waited).then(|| self.ready_at(items).min(mono));
+    /// So many are formed now. For how long they were held back, if they were.
+    pub(super) fn form(&mut self, items: u64, mono: u64) -> Option<Waited> {
+        let waited = std::mem::take(&mut self.waited);
+        let waited = waited.then(|| Waited { from: self.since, until: self.ready_at(items).min(mono) });
+        if waited.is_none() {
+            // What comes next has not waited before now.
+            self.since = mono;
+        }
         self.formed = self.bound.map_or(0, |bound| bound.pay(self.formed, items, mono));
         waited
+    }
+
+    /// So many that were formed do not leave after all. What has left is paid for all the same.
+    pub(super) fn give_back(&mut self, items: u64) {
+        let paid = self.bound.map_or(0, |bound| items * bound.rate.each_ms);
+        self.formed = self.formed.saturating_sub(paid).max(self.left);
     }
 
     /// So many leave now.
@@ -159,18 +179,18 @@ impl Pace {
     /// Nothing is owed: forgotten, it would come back the same.
     pub(super) fn is_at_rest(&self, mono: u64) -> bool {
         let paid = |bound: Bound| self.formed.max(self.left) <= bound.all_until(mono);
-        self.held_until.is_none() && self.bound.is_none_or(paid)
+        self.waits_until.is_none() && self.bound.is_none_or(paid)
     }
 
     /// Until when something has been held back that could leave otherwise.
-    pub(super) fn held_until(&self) -> Option<u64> {
-        self.held_until
+    pub(super) fn waits_until(&self) -> Option<u64> {
+        self.waits_until
     }
 
     /// The same from now on; what it was.
-    pub(super) fn hold(&mut self, until: Option<u64>) -> Option<u64> {
+    pub(super) fn wait(&mut self, until: Option<u64>) -> Option<u64> {
         self.waited |= until.is_some();
-        std::mem::replace(&mut self.held_until, until)
+        std::mem::replace(&mut self.waits_until, until)
     }
 }
 

@@ -122,8 +122,8 @@ impl Queue {
     }
 
     /// Until when its rate holds something back that could leave otherwise, monotonic.
-    pub(super) fn held_until(&self) -> Option<u64> {
-        self.live.as_ref()?.pace().held_until()
+    pub(super) fn paced_until(&self) -> Option<u64> {
+        self.live.as_ref()?.pace().waits_until()
     }
 
     /// Customers whose items are held back.
@@ -134,6 +134,11 @@ impl Queue {
     /// No item of this customer that memory lacks lies below.
     pub(super) fn near_until_of(&self, customer: &str) -> Key {
         self.near_until().min(self.held.first(customer))
+    }
+
+    /// No item that memory lacks lies below, of no customer.
+    pub(super) fn near_until_of_all(&self) -> Key {
+        self.near_until().min(self.held.low())
     }
 
     /// A stored item of a customer that is held back is in the store alone from now on, or stays there. Call

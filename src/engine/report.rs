@@ -28,7 +28,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
         let queue = &queues[id];
         parked += parked_of(queue, now);
         in_flight += queue.live().map_or(0, |live| live.lane().items());
-        if !queue.is_held_back() && queue.held_until().is_none() {
+        if !queue.is_held_back() && queue.paced_until().is_none() {
             oldest = [oldest, oldest_due(core, id, now)].into_iter().flatten().min();
         }
         names.push((queue.name(), id));
@@ -106,12 +106,12 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         ..Application::default()
     };
     let Some(live) = queue.live() else { return Application { waiting: total, ..told } };
-    let held_until = live.pace().held_until().filter(|_| !paused && !queue.is_failing());
+    let held_until = live.pace().waits_until().filter(|_| !paused && !queue.is_failing());
     let (parked, in_flight) = (parked_of(queue, now), live.lane().items());
     // What is due while it cannot be delivered to is parked.
     let due = if queue.is_failing() { 0 } else { live.line().items() };
     Application {
-        held: held_until.map_or(0, |_| due_behind(queue, live.line().items(), now)),
+        held: held_until.map_or(0, |_| live.line().items()),
         held_until: held_until.map(|until| now.wall + until.saturating_sub(now.mono)),
         waiting: total.saturating_sub(due + in_flight + parked),
         due,

@@ -138,7 +138,8 @@ pub struct Application {
     /// When that ends by itself, where a command has given it for a while, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_until: Option<u64>,
-    /// Due items that its rate holds back, wherever they are; counted among the others as well.
+    /// Due items in memory that its rate holds back, counted among the others as well; more may lie in the
+    /// store.
     #[serde(default)]
     pub held: u64,
     /// When the next of them leaves, UTC ms.

@@ -407,8 +407,8 @@ pub struct Batch {
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// Before this moment the application's rate held it back, UTC ms; 0: there is none.
-    pub free_at: u64,
+    /// From when and until when its application's rate held it back, UTC ms, if it did.
+    pub held: Option<[u64; 2]>,
     /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then
     /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time; its channel is its own until
     /// it is settled.

@@ -213,6 +213,8 @@ struct Import {
     queues: HashMap<Arc<str>, QueueRow>,
     /// Application and customer of the windows that the store had.
     windows: HashSet<(Arc<str>, Arc<str>)>,
+    /// Likewise of the customers that are held back.
+    held: HashSet<(Arc<str>, Arc<str>)>,
     /// The buckets of ended items that have begun, the latest one last.
     buckets: Vec<BucketRow>,
     told: Imported,
@@ -229,7 +231,7 @@ impl Import {
         now: u64,
     ) -> Result<Self, Option<ImportError>> {
         let OpenDisk { store, opened, identity: own } = opened;
-        let Opened { mut marks, queues, windows, buckets, .. } = opened;
+        let Opened { mut marks, queues, held, windows, buckets, .. } = opened;
         let key = rows::import_key(export);
         let before = store.imports().map_err(|error| Some(error.into()))?;
         let new = ImportRow { store: identity, ..ImportRow::default() };
@@ -262,6 +264,7 @@ impl Import {
             former: (first.version == 1).then(FormerWindows::default),
             queues: queues.into_iter().map(|row| (Arc::clone(&row.queue), row)).collect(),
             windows: windows.into_iter().map(|row| (row.application, row.customer)).collect(),
+            held: held.into_iter().map(|row| (row.application, row.customer)).collect(),
             buckets,
             told: Imported { founded: row.founding, lines_before: row.lines, ..Imported::default() },
             items: 0,
@@ -450,8 +453,11 @@ impl Import {
                 }
             }
             ImportEntry::Held(row) => {
-                self.told.paused += 1;
-                ops.ops.push(Op::PutHeld(row));
+                // One that is held back here goes on being so, to its own end.
+                if self.held.insert((Arc::clone(&row.application), Arc::clone(&row.customer))) {
+                    self.told.paused += 1;
+                    ops.ops.push(Op::PutHeld(row));
+                }
             }
             ImportEntry::Queue(row) => {
                 if !self.queues.contains_key(&row.queue) {

@@ -5,6 +5,9 @@ use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
 use crate::engine::types::Key;
 use serde::{Deserialize, Serialize};
 
+/// No moment before is one at which something ends: rows have other meanings for these numbers.
+const FIRST_END: u64 = 2;
+
 /// What is known of a queue beside its items.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -56,7 +59,7 @@ impl QueueLine {
     /// The row of a customer that is held back, where it is one's.
     pub fn held(&self) -> Option<HeldRow> {
         let customer = self.customer.as_deref().filter(|_| self.paused)?;
-        let until = Some(self.until.unwrap_or(FOR_EVER));
+        let until = Some(self.until.unwrap_or(FOR_EVER).max(FIRST_END));
         Some(HeldRow { application: self.application.as_str().into(), customer: customer.into(), until })
     }
 
@@ -67,13 +70,13 @@ impl QueueLine {
     pub fn row(&self) -> Result<QueueRow, String> {
         let slowed = self.rate.as_deref().map(|text| {
             let rate = text.parse().map_err(|error| format!("rate: {error}"))?;
-            Ok::<_, String>(Slowed { rate, until: self.rate_until.unwrap_or(FOR_EVER) })
+            Ok::<_, String>(Slowed { rate, until: self.rate_until.unwrap_or(FOR_EVER).max(FIRST_END) })
         });
         Ok(QueueRow {
             queue: self.application.as_str().into(),
             count: 0,
             low: Key::default(),
-            paused: self.paused.then(|| self.until.unwrap_or(FOR_EVER)),
+            paused: self.paused.then(|| self.until.unwrap_or(FOR_EVER).max(FIRST_END)),
             unindexed_until: 0,
             slowed: slowed.transpose()?,
         })

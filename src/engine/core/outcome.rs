@@ -78,6 +78,8 @@ impl Core {
         if let Some(until) = live.health_mut().failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
         }
+        // What waits for its rate goes back at once.
+        self.dispatch.paced.look_at(queue);
         for id in self.dispatch.recall(&mut self.stock, queue) {
             self.return_to_queue(id, false, error, now);
         }

@@ -19,6 +19,13 @@ pub(in crate::engine) struct Candidate {
     pub(super) suspect: bool,
 }
 
+impl Candidate {
+    /// Somebody may have had it.
+    pub(in crate::engine) fn has_been_out(&self) -> bool {
+        self.before.is_some_and(|(_, publishes)| publishes > 0)
+    }
+}
+
 /// How far a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlightState {
@@ -46,8 +53,8 @@ pub(in crate::engine) struct Flight {
     pub(super) state: FlightState,
     /// When it took its slot, monotonic ms.
     pub(in crate::engine) since: u64,
-    /// Same as [`crate::engine::types::Batch::free_at`].
-    pub(super) free_at: u64,
+    /// Same as [`crate::engine::types::Batch::held`].
+    pub(super) held: Option<[u64; 2]>,
     /// Its queue was given up while payloads were fetched: its members go back once these have come.
     pub(super) recalled: bool,
 }

@@ -57,7 +57,7 @@ impl Dispatch {
             queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is(Condition::Hindered))
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
-        [backoff, channel, late, self.held.next()].into_iter().flatten().min()
+        [backoff, channel, late, self.paced.next()].into_iter().flatten().min()
     }
 
     // ---- who gives way ------------------------------------------------------------------------------------

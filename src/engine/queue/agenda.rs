@@ -168,7 +168,7 @@ impl<'q> QueueMut<'q> {
     pub(in crate::engine) fn add_far(&mut self, place: Key, held: Option<&str>) {
         self.count_in();
         self.count_later(place, true);
-        match held {
+        match held.filter(|_| !self.queue.is_trimming()) {
             Some(customer) => self.queue.pass_over(customer, place),
             None => self.lower(place),
         }
@@ -186,7 +186,7 @@ impl<'q> QueueMut<'q> {
     /// A stored item has left memory. `held`: its customer, where that is held back.
     pub(in crate::engine) fn evicted(&mut self, place: Key, held: Option<&str>) {
         self.count_later(place, true);
-        match held {
+        match held.filter(|_| !self.queue.is_trimming()) {
             Some(customer) => self.queue.pass_over(customer, place),
             None => self.lower(place),
         }

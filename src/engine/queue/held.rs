@@ -6,7 +6,7 @@
 
 use super::LAST;
 use crate::engine::types::Key;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// One of them.
@@ -22,13 +22,13 @@ struct HeldCustomer {
 #[derive(Debug)]
 pub(in crate::engine) struct HeldCustomers {
     all: BTreeMap<Arc<str>, HeldCustomer>,
-    /// The lowest of what they say.
-    low: Key,
+    /// Where the first of each lies of whom something was passed over.
+    firsts: BTreeSet<(Key, Arc<str>)>,
 }
 
 impl HeldCustomers {
     pub(super) fn new() -> Self {
-        HeldCustomers { all: BTreeMap::new(), low: LAST }
+        HeldCustomers { all: BTreeMap::new(), firsts: BTreeSet::new() }
     }
 
     pub(in crate::engine) fn len(&self) -> usize {
@@ -46,7 +46,7 @@ impl HeldCustomers {
 
     /// No item of theirs that was passed over lies below.
     pub(super) fn low(&self) -> Key {
-        self.low
+        self.firsts.first().map_or(LAST, |(first, _)| *first)
     }
 
     /// The same of one.
@@ -65,21 +65,25 @@ impl HeldCustomers {
     /// It goes on: until when it was held, and where the first of it lies that was passed over.
     pub(super) fn release(&mut self, customer: &str) -> Option<(u64, Key)> {
         let held = self.all.remove(customer)?;
-        self.low = self.all.values().map(|held| held.first).min().unwrap_or(LAST);
+        self.firsts.remove(&(held.first, customer.into()));
         Some((held.until, held.first))
     }
 
     /// An item of one of them, in the store alone, is passed over.
     pub(super) fn pass_over(&mut self, customer: &str, place: Key) {
-        if let Some(held) = self.all.get_mut(customer) {
-            held.first = held.first.min(place);
-            self.low = self.low.min(place);
+        if let Some(held) = self.all.get_mut(customer).filter(|held| place < held.first) {
+            let before = std::mem::replace(&mut held.first, place);
+            self.firsts.remove(&(before, customer.into()));
+            self.firsts.insert((place, customer.into()));
         }
     }
 
     /// All that was passed over is to be read: from where on.
     pub(super) fn take_low(&mut self) -> Key {
-        self.all.values_mut().for_each(|held| held.first = LAST);
-        std::mem::replace(&mut self.low, LAST)
+        let low = self.low();
+        for (_, customer) in std::mem::take(&mut self.firsts) {
+            self.all.get_mut(&customer).into_iter().for_each(|held| held.first = LAST);
+        }
+        low
     }
 }

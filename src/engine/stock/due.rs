@@ -11,9 +11,9 @@ impl QueueStock<'_> {
     pub(super) fn is_crowded(&self) -> bool {
         let ready = self.queue.live().map_or(0, |live| live.line().items());
         let turn = self.queue.thresholds();
-        // What a rate holds back needs no more than its head there.
-        let held = self.queue.held_until().is_some();
-        ready >= if held { turn.enough } else { turn.ready.max(self.shared.budget.rows as u64 / 2) }
+        // What waits for a rate needs no more than its head there.
+        let paced = self.queue.paced_until().is_some();
+        ready >= if paced { turn.enough } else { turn.ready.max(self.shared.budget.rows as u64 / 2) }
     }
 
     /// An item is due: it goes into the line, or out of memory where older ones have gone before it.

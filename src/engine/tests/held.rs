@@ -104,13 +104,41 @@ fn the_oldest_are_given_up_though_they_are_held_back() {
     assert_eq!(w.ask(pause("ann")), PAUSED);
     w.send((0..10).map(|n| at(T0, item("a", "ann", &format!("ann{n}")))).collect());
     w.run(1_000);
-    w.send((0..4).map(|n| at(T0 + 60_000, item("a", "bob", &format!("bob{n}")))).collect());
-    w.run(1_000);
+    // Some that lie in memory, and some that lie far ahead.
+    for (n, due) in [5_000, 5_000, 60_000, 60_000].into_iter().enumerate() {
+        w.send(vec![at(T0 + due, item("a", "bob", &format!("bob{n}")))]);
+        w.run(100);
+    }
     let dead: Vec<String> = ends(&w).1.into_iter().map(|(name, _)| name).collect();
     assert_eq!(dead, ["ann0", "ann1", "ann2", "ann3"]);
     assert_eq!(w.ask(Command::ResumeCustomer(of("ann"))), Answer::Done { changed: true });
     w.run(1_000);
     assert_eq!(ends(&w).0, ["ann4", "ann5", "ann6", "ann7", "ann8", "ann9"]);
+}
+
+/// Formed before it was held back, and handed out for the first time after that: it is not.
+#[test]
+fn a_batch_that_has_never_been_out_waits_with_its_customer() {
+    let mut w = World::new(with(|app| app.window = 500));
+    w.send(vec![item("a", "bob", "first")]);
+    w.run(1_000);
+    lose_egress(&mut w);
+    w.send(vec![at(T0, item("a", "ann", "ann")), at(T0, item("a", "bob", "bob"))]);
+    w.drain_jobs();
+    w.input(Input::EgressReady);
+    w.drain_jobs();
+    while !w.out.is_empty() {
+        w.settle(0, Outcome::Unsent);
+    }
+    lose_egress(&mut w);
+    assert_eq!(w.ask(pause("ann")), PAUSED);
+    w.input(Input::EgressReady);
+    w.run(5_000);
+    assert_eq!(ends(&w).0, ["first", "bob"]);
+    assert_eq!(w.ask(Command::ResumeCustomer(of("ann"))), Answer::Done { changed: true });
+    w.run(5_000);
+    assert_eq!(ends(&w).0, ["first", "bob", "ann"]);
+    w.store.check_empty();
 }
 
 #[test]

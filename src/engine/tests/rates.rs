@@ -37,12 +37,9 @@ fn items_leave_at_the_rate_of_their_application_and_others_in_their_time() {
     assert_eq!(moments(&w, "fast"), [(0, 1), (300, 1), (600, 1), (900, 1), (1_200, 1)]);
     let names: Vec<String> = ends(&w).0.into_iter().filter(|name| name != "fast").collect();
     assert_eq!(names, (0..20).map(|n| n.to_string()).collect::<Vec<_>>(), "in order");
-    let free: Vec<u64> = w.delivered.iter().map(|(_, batch)| batch.free_at).filter(|at| *at > T0).collect();
-    assert_eq!(
-        free,
-        (1..18).map(|n| T0 + n * 100).collect::<Vec<_>>(),
-        "what it is late by for its rate is told"
-    );
+    let held: Vec<[u64; 2]> = w.delivered.iter().filter_map(|(_, batch)| batch.held).collect();
+    let wanted: Vec<[u64; 2]> = (1..18).map(|n| [T0, T0 + n * 100]).collect();
+    assert_eq!(held, wanted, "what it is late by for its rate is told");
 }
 
 /// A batch counts its items, and leaves whole: what follows waits for all of them.
@@ -143,4 +140,27 @@ fn a_reload_changes_the_rate_of_what_waits() {
         moments(&w, "slow").into_iter().skip(1).map(|(at, _)| at).collect::<Vec<_>>(),
         [1_100, 1_200, 1_300, 1_400]
     );
+}
+
+/// Formed at once, and the rate becomes lower while their payloads are read: they give their slots back.
+#[test]
+fn what_a_lower_rate_would_keep_for_long_gives_its_slots_back() {
+    let mut settings = with(|_| ());
+    (settings.max_in_flight, settings.budget.contents) = (8, 1);
+    let mut w = World::new(settings);
+    w.send((0..6).map(|n| at(T0 + 30_000, item("slow", "", &n.to_string()))).collect());
+    w.run(29_000);
+    w.advance(1_000);
+    w.do_job();
+    let slow = |rate: &str| Command::Slow("slow".into(), rate.parse().ok(), None);
+    assert_eq!(w.ask(slow("1/h")), Answer::Until { until: None, changed: true });
+    w.drain_jobs();
+    w.send((0..30).map(|n| at(T0 + 30_000, item("fast", "", &n.to_string()))).collect());
+    w.run(2_000);
+    assert_eq!(moments(&w, "fast").len(), 30, "others have the slots");
+    assert!(moments(&w, "slow").len() < 3, "{:?}", moments(&w, "slow"));
+    assert_eq!(w.ask(slow("")), Answer::Done { changed: true });
+    w.run(2_000);
+    assert_eq!(moments(&w, "slow").len(), 6, "what was formed and given back is charged to nobody");
+    w.store.check_empty();
 }

@@ -33,7 +33,7 @@ pub(super) fn batch(format: Format, items: Vec<BatchItem>) -> Batch {
         closed_by: ClosedBy::Count,
         attempt: 2,
         due: NOW + 1,
-        free_at: 0,
+        held: None,
         alone: false,
         items,
     }

@@ -28,7 +28,7 @@ fn republished(item: &NewItem) -> Incoming<'static> {
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: NOW,
-        free_at: 0,
+        held: None,
         alone: false,
         items: vec![BatchItem {
             seq: 1,

@@ -25,7 +25,7 @@ fn batch(format: Format, items: Vec<NewItem>) -> Batch {
     Batch {
         number: 1,
         dead: None,
-        free_at: 0,
+        held: None,
         alone: false,
         application: "orders".into(),
         customer: None,

@@ -222,7 +222,7 @@ pub(super) fn batch_of(
         closed_by: ClosedBy::Time,
         attempt: 1,
         due: seq,
-        free_at: 0,
+        held: None,
         alone: false,
         items: items.iter().enumerate().map(item).collect(),
     }

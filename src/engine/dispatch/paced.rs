@@ -1,4 +1,4 @@
-//! What rates hold back, and until when.
+//! What waits for the rate of its application, and until when.
 
 use super::{Dispatch, Flights};
 use crate::engine::ids::QueueId;
@@ -8,40 +8,45 @@ use crate::engine::stock::Stock;
 use crate::engine::types::{Format, Now};
 use std::collections::BTreeSet;
 
-/// What waits for the rate of a queue.
+/// What it is that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum HeldStep {
+enum PacedStep {
     /// The next batch is not formed before.
     Form,
     /// One that has been formed, and has its payloads by now, does not leave before.
     Leave,
 }
 
-/// Queues that their rates hold back, by when they are looked at again, monotonic ms.
+/// Queues that wait for their rates, by when they are looked at again, monotonic ms.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct HeldQueues(BTreeSet<(u64, QueueId, HeldStep)>);
+pub(in crate::engine) struct PacedQueues(BTreeSet<(u64, QueueId, PacedStep)>);
 
-impl HeldQueues {
+impl PacedQueues {
     /// When the next of them is looked at.
     pub(super) fn next(&self) -> Option<u64> {
         self.0.first().map(|(at, ..)| *at)
     }
 
+    /// What has been formed of the queue may not wait any more, or not for so long.
+    pub(in crate::engine) fn look_at(&mut self, queue: QueueId) {
+        self.0.insert((0, queue, PacedStep::Leave));
+    }
+
     /// A batch that has been formed may leave then.
     pub(super) fn wait_to_leave(&mut self, queue: QueueId, at: u64) {
-        self.0.insert((at, queue, HeldStep::Leave));
+        self.0.insert((at, queue, PacedStep::Leave));
     }
 
     /// The next batch of the queue may be formed then, and not at `before`.
     fn wait_to_form(&mut self, queue: QueueId, before: Option<u64>, until: Option<u64>) {
         if let Some(at) = before {
-            self.0.remove(&(at, queue, HeldStep::Form));
+            self.0.remove(&(at, queue, PacedStep::Form));
         }
-        self.0.extend(until.map(|at| (at, queue, HeldStep::Form)));
+        self.0.extend(until.map(|at| (at, queue, PacedStep::Form)));
     }
 
-    /// Queues whose next batch may be formed by now stand in line again; and those of which one that has been
-    /// formed may leave.
+    /// Queues whose next batch may be formed by now stand in line again; and those of which one that has
+    /// been formed may leave.
     pub(in crate::engine) fn end(&mut self, stock: &mut Stock, now: Now) -> Vec<QueueId> {
         let mut leave = Vec::new();
         while let Some((_, queue, step)) = self.0.first().copied().filter(|(at, ..)| *at <= now.mono) {
@@ -53,11 +58,11 @@ impl HeldQueues {
                 continue;
             }
             match step {
-                HeldStep::Form => {
-                    stock.queues.at(queue).at_work().pace_mut().hold(None);
+                PacedStep::Form => {
+                    stock.queues.at(queue).at_work().pace_mut().wait(None);
                     stock.queues.at(queue).look_again();
                 }
-                HeldStep::Leave => leave.push(queue),
+                PacedStep::Leave => leave.push(queue),
             }
         }
         leave
@@ -65,14 +70,15 @@ impl HeldQueues {
 }
 
 impl Dispatch {
-    /// The queue's rate holds its next batch back. It is looked at again when that may leave.
-    pub(super) fn holds(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> bool {
+    /// The queue's next batch waits for its rate. It is looked at again when that may leave.
+    pub(super) fn paces(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> bool {
+        stock.turn_held_out(queue);
         let size = next_size(&self.flights, stock, queue);
         let pace = stock.queues.at(queue).at_work().pace_mut();
         let until = Some(pace.ready_at(size)).filter(|at| *at > now.mono);
-        let before = pace.hold(until);
+        let before = pace.wait(until);
         if before != until {
-            self.held.wait_to_form(queue, before, until);
+            self.paced.wait_to_form(queue, before, until);
         }
         until.is_some()
     }
