@@ -5,8 +5,8 @@ mod letters;
 mod store;
 
 pub(super) use commands::{
-    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand, ParkedListArgs,
-    PauseArgs, RateArgs, RescheduleArgs, ResumeArgs,
+    ApplicationArgs, CancelArgs, DropArgs, EndArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand,
+    ParkedListArgs, PauseArgs, RateArgs, RescheduleArgs, ResumeArgs,
 };
 pub(super) use letters::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,

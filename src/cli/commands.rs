@@ -2,14 +2,13 @@
 //! question, one answer.
 
 use super::args::{
-    ApplicationArgs, CancelArgs, DropArgs, FlushArgs, LookupArgs, Output, PauseArgs, RateArgs,
+    ApplicationArgs, CancelArgs, DropArgs, EndArgs, FlushArgs, LookupArgs, Output, PauseArgs, RateArgs,
     RescheduleArgs, ResumeArgs,
 };
 use super::client::{is_unknown, path, query, Client};
 use super::output::{plain, Failure, Out};
 use super::{millis, moment};
 use serde_json::Value;
-use std::time::Duration;
 use ureq::http::Method;
 
 /// The words for what a command does.
@@ -129,7 +128,7 @@ pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result
 /// # Errors
 /// As [`flush`].
 pub(super) fn pause(client: &Client, args: &PauseArgs, output: Output) -> Result<(), Failure> {
-    let end: Vec<(&str, String)> = end(args.until, args.for_time)?.into_iter().collect();
+    let end: Vec<(&str, String)> = end(&args.end)?.into_iter().collect();
     let path = held(&args.application, args.customer.as_deref(), "pause") + &query(&end);
     let words = Wording { changed: ["paused", "it was paused already"], ..CANCELLED };
     conclude(&client.ask(Method::POST, &path)?, words, output)
@@ -146,14 +145,14 @@ pub(super) fn rate(client: &Client, args: &RateArgs, output: Output) -> Result<(
         return conclude(&client.ask(Method::DELETE, &path)?, words, output);
     };
     let rate = ("rate", rate.to_string());
-    let pairs: Vec<(&str, String)> = std::iter::once(rate).chain(end(args.until, args.for_time)?).collect();
+    let pairs: Vec<(&str, String)> = std::iter::once(rate).chain(end(&args.end)?).collect();
     let words = Wording { changed: ["set", "it was so already"], ..CANCELLED };
     conclude(&client.ask(Method::POST, &(path + &query(&pairs)))?, words, output)
 }
 
 /// When what holds for a while is to end.
-fn end(until: Option<u64>, time: Option<Duration>) -> Result<Option<(&'static str, String)>, Failure> {
-    match (until, time) {
+fn end(args: &EndArgs) -> Result<Option<(&'static str, String)>, Failure> {
+    match (args.until, args.for_time) {
         (Some(at), None) => Ok(Some(("until", at.to_string()))),
         (None, Some(time)) => Ok(Some(("for", millis(time).to_string()))),
         (None, None) => Ok(None),
@@ -184,18 +183,9 @@ fn held(application: &str, customer: Option<&str>, verb: &str) -> String {
 /// # Errors
 /// As [`flush`].
 pub(super) fn retry(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
-    order(client, args, "retry", ["tried now", "there was nothing to try: it is not parked"], output)
-}
-
-fn order(
-    client: &Client,
-    args: &ApplicationArgs,
-    verb: &str,
-    changed: [&'static str; 2],
-    output: Output,
-) -> Result<(), Failure> {
-    let path = path(&["applications", &args.application, verb]);
-    conclude(&client.ask(Method::POST, &path)?, Wording { changed, ..CANCELLED }, output)
+    let path = path(&["applications", &args.application, "retry"]);
+    let words = Wording { changed: ["tried now", "there was nothing to try: it is not parked"], ..CANCELLED };
+    conclude(&client.ask(Method::POST, &path)?, words, output)
 }
 
 /// Runs `parked drop`.
@@ -449,24 +439,22 @@ mod tests {
         assert_eq!(ended(cancel(&client, &all, Output::Table)), 3);
         let sms = ApplicationArgs { application: "%sms".to_owned() };
         assert_eq!(ended(retry(&client, &sms, Output::Table)), 3);
-        let mut held =
-            PauseArgs { application: "%sms".to_owned(), customer: None, for_time: None, until: None };
+        let mut held = PauseArgs { application: "%sms".to_owned(), customer: None, end: EndArgs::default() };
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
         held.customer = Some("c d".to_owned());
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
         let goes_on = ResumeArgs { application: "%sms".to_owned(), customer: held.customer.take() };
         assert_eq!(ended(resume(&client, &goes_on, Output::Table)), 3);
-        held.for_time = Some(std::time::Duration::from_secs(90));
+        held.end.for_time = Some(std::time::Duration::from_secs(90));
         assert_eq!(ended(pause(&client, &held, Output::Table)), 3);
         let mut slow = RateArgs {
             application: "%sms".to_owned(),
             rate: "10/s".parse().ok(),
-            for_time: Some(Duration::from_secs(90)),
-            until: None,
+            end: EndArgs { for_time: Some(std::time::Duration::from_secs(90)), until: None },
             clear: false,
         };
         assert_eq!(ended(rate(&client, &slow, Output::Table)), 3);
-        (slow.rate, slow.for_time, slow.clear) = (None, None, true);
+        (slow.rate, slow.end, slow.clear) = (None, EndArgs::default(), true);
         assert_eq!(ended(rate(&client, &slow, Output::Table)), 3);
         let yes = DropArgs { application: "%sms".to_owned(), yes: true };
         assert_eq!(ended(drop_parked(&client, &yes, Output::Table)), 3);

@@ -13,7 +13,7 @@ use super::event::{Found, Stored};
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, ItemFlag};
 use super::mutant::{mutated, Mutant};
-use super::queue::Condition;
+use super::queue::{Condition, EndOf};
 use super::recent::Recent;
 use super::stock::Stock;
 use super::types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason, Settled};
@@ -244,7 +244,7 @@ impl Core {
             let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) else { return false };
             gone += candidate.rows.len();
             candidate.rows = self.screen(std::mem::take(&mut candidate.rows), now);
-            if self.is_held(&candidate) {
+            if self.is_held(candidate.has_been_out(), &candidate.rows) {
                 self.keep_back(candidate, now);
             } else {
                 self.send(candidate, now, out);
@@ -254,9 +254,9 @@ impl Core {
     }
 
     /// It has never been out, and its customer has been held back since it was formed.
-    fn is_held(&self, candidate: &Candidate) -> bool {
-        let held = candidate.rows.first().is_some_and(|id| self.stock.is_held(*id));
-        held && !candidate.has_been_out() && !mutated(Mutant::HeldIsPublished)
+    fn is_held(&self, has_been_out: bool, rows: &[ItemId]) -> bool {
+        let held = rows.first().is_some_and(|id| self.stock.is_held(*id));
+        held && !has_been_out && !mutated(Mutant::HeldIsPublished)
     }
 
     /// Its members wait with the others of their customer.
@@ -294,12 +294,8 @@ impl Core {
             lane.remove_items((before - rows.len()) as u64);
             // What goes alone since others were out with it goes on though its queue is parked.
             let parked = self.stock.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
-            let held = self.dispatch.flights.is_new(number)
-                && rows.first().is_some_and(|id| self.stock.is_held(*id));
-            if self.dispatch.flights.is_recalled(number)
-                || parked
-                || held && !mutated(Mutant::HeldIsPublished)
-            {
+            let held = self.is_held(!self.dispatch.flights.is_new(number), &rows);
+            if self.dispatch.flights.is_recalled(number) || parked || held {
                 self.withdraw(queue, number, rows, now);
                 continue;
             }
@@ -373,23 +369,20 @@ impl Core {
         self.dispatch.end_backoffs(&mut self.stock, now);
         self.fetched.extend(self.dispatch.paced.end(&mut self.stock, now));
         for _ in 0..PAUSES_ENDED {
-            let Some(queue) = self.stock.queues.slowed_enough(now.wall) else { break };
-            self.stock.queues.at(queue).set_slowed(None);
-            self.dispatch.paced.look_at(queue);
+            let Some((queue, ends)) = self.stock.queues.ended(now.wall) else { return true };
+            match ends {
+                EndOf::Pause => {
+                    self.stock.queues.at(queue).set_paused(None);
+                    self.resume(queue);
+                }
+                EndOf::Rate => {
+                    self.stock.queues.at(queue).set_slowed(None);
+                    self.dispatch.paced.look_at(queue);
+                }
+                EndOf::Customer(customer) => drop(self.stock.let_go(queue, &customer)),
+            }
         }
-        for _ in 0..PAUSES_ENDED {
-            let Some((queue, customer)) = self.stock.queues.held_enough(now.wall) else { break };
-            self.stock.let_go(queue, &customer);
-        }
-        for _ in 0..PAUSES_ENDED {
-            let Some(queue) = self.stock.queues.pause_ended(now.wall) else { break };
-            self.stock.queues.at(queue).set_paused(None);
-            self.resume(queue);
-        }
-        let queues = &self.stock.queues;
-        queues.pause_ended(now.wall).is_none()
-            && queues.slowed_enough(now.wall).is_none()
-            && queues.held_enough(now.wall).is_none()
+        self.stock.queues.ended(now.wall).is_none()
     }
 
     /// Settings have changed: what waits for a rate is looked at again.

@@ -161,6 +161,10 @@ impl Dispatch {
         let candidate = self.next_of(stock, queue, alone, now);
         if candidate.is_none() {
             stock.queues.at(queue).look_at();
+            if stock.queues.at(queue).at_work().pace().wanted() > 1 {
+                // What comes next was too large.
+                self.paces(stock, queue, now);
+            }
         }
         candidate
     }

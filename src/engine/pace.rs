@@ -85,6 +85,14 @@ impl Bound {
         paid.saturating_sub(self.all_until(mono)).div_ceil(self.rate.each_ms)
     }
 
+    /// How many may go.
+    fn room(self, paid: u64, mono: u64) -> u64 {
+        match self.owed(paid, mono) {
+            0 => u64::MAX,
+            owed => u64::from(self.burst).saturating_sub(owed),
+        }
+    }
+
     /// When so many may go. More than the bucket holds wait until that is full; the rest is owed then.
     fn free_at(self, paid: u64, items: u64) -> u64 {
         let burst = u64::from(self.burst);
@@ -102,7 +110,7 @@ impl Bound {
 }
 
 /// See the module's page. Moments are monotonic, ms.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pace {
     bound: Option<Bound>,
     /// All that has been formed, and all that has left, is paid for at this moment, times the items of the
@@ -111,6 +119,8 @@ pub(super) struct Pace {
     left: u64,
     /// Nothing is formed before: it has been asked, and is asked again then.
     waits_until: Option<u64>,
+    /// Items of the batch that comes next, where it was too large for what may leave; else 1.
+    wanted: u64,
     /// What is formed next has waited for that.
     waited: bool,
     /// Since when each batch has had to wait.
@@ -126,7 +136,7 @@ pub(super) struct Waited {
 
 impl Pace {
     pub(super) fn new(bound: Option<Bound>) -> Self {
-        Pace { bound, ..Pace::default() }
+        Pace { bound, formed: 0, left: 0, waits_until: None, wanted: 1, waited: false, since: 0 }
     }
 
     /// What is owed stays owed, item by item.
@@ -139,6 +149,23 @@ impl Pace {
             let owed = before.map_or(0, |before| before.owed(*paid, mono));
             *paid = bound.map_or(0, |bound| bound.all_until(mono) + owed * bound.rate.each_ms);
         }
+    }
+
+    /// So many items may be formed at once. Whatever there is, once the bucket is full: what that takes
+    /// beyond is owed.
+    pub(super) fn room(&self, mono: u64) -> u64 {
+        let bound = self.bound.filter(|_| !mutated(Mutant::RateIgnored));
+        bound.map_or(u64::MAX, |bound| bound.room(self.formed.max(self.left), mono))
+    }
+
+    /// The next batch has so many items, and there is no room for them.
+    pub(super) fn want(&mut self, items: u64) {
+        self.wanted = items;
+    }
+
+    /// As many items as the next batch is known to have.
+    pub(super) fn wanted(&self) -> u64 {
+        self.wanted
     }
 
     /// When a batch of so many may be formed; 0: nothing is bounded.
@@ -156,6 +183,7 @@ impl Pace {
     /// So many are formed now. For how long they were held back, if they were.
     pub(super) fn form(&mut self, items: u64, mono: u64) -> Option<Waited> {
         let waited = std::mem::take(&mut self.waited);
+        self.wanted = 1;
         let waited = waited.then(|| Waited { from: self.since, until: self.ready_at(items).min(mono) });
         if waited.is_none() {
             // What comes next has not waited before now.
@@ -253,6 +281,7 @@ mod tests {
         pace.go(15, 1_000);
         assert_eq!([1, 5, 6, 20].map(|items| pace.ready_at(items)), [600, 1_000, 1_100, 2_500]);
         assert_eq!(pace.ready_at(500), 2_500);
+        assert_eq!([599, 600, 1_000, 2_499, 2_500].map(|mono| pace.room(mono)), [0, 1, 5, 19, u64::MAX]);
         pace.go(500, 2_500);
         assert_eq!(pace.ready_at(1), 2_500 + 50_000 - 1_900);
         assert!(!pace.is_at_rest(52_499) && pace.is_at_rest(52_500));

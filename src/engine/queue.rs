@@ -23,7 +23,7 @@ use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
 use super::types::{AppSettings, Key, Settings};
-pub(super) use agenda::QueueMut;
+pub(super) use agenda::{EndOf, QueueMut};
 use due_line::DueLine;
 pub(super) use due_line::Entry;
 use held::HeldCustomers;
@@ -230,9 +230,7 @@ impl Queue {
 
     /// No stored item lies below.
     pub(super) fn low(&self) -> Key {
-        let near = self.live.as_ref().and_then(|live| live.resident().first_due()).map(Key::at);
-        let far = (self.far() > 0).then_some(self.near_until);
-        [near, far, Some(self.held.low())].into_iter().flatten().min().unwrap_or(LAST)
+        self.low_of_free().min(self.held.low())
     }
 
     /// The same, without what is held back of customers.

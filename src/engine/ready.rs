@@ -29,11 +29,6 @@ impl ReadyItems {
         }
     }
 
-    /// How many there are, at most.
-    pub(super) fn len(&self) -> usize {
-        self.in_order.len() + self.late.len()
-    }
-
     /// The one that is first.
     pub(super) fn first(&self) -> Option<ItemId> {
         let late = self.late.first_key_value().map(|(place, item)| (*place, *item));

@@ -76,7 +76,14 @@ pub(crate) struct PauseArgs {
     /// This customer of it alone
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
-    /// For so long, such as 10m; without this and --until, until it is resumed
+    #[command(flatten)]
+    pub end: EndArgs,
+}
+
+/// When what holds for a while ends.
+#[derive(Args, Debug, Default)]
+pub(crate) struct EndArgs {
+    /// For so long, such as 10m; without this and --until, until another command ends it
     #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "until")]
     pub for_time: Option<Duration>,
     /// Until then: RFC 3339 with offset, or UTC milliseconds
@@ -104,12 +111,8 @@ pub(crate) struct RateArgs {
     /// How fast its items leave, such as 10/s, 5/min or 100/h
     #[arg(required_unless_present = "clear", conflicts_with = "clear")]
     pub rate: Option<Rate>,
-    /// For so long, such as 10m; without this and --until, until another is given
-    #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "until")]
-    pub for_time: Option<Duration>,
-    /// Until then: RFC 3339 with offset, or UTC milliseconds
-    #[arg(long, value_name = "T", value_parser = moment)]
-    pub until: Option<u64>,
+    #[command(flatten)]
+    pub end: EndArgs,
     /// As fast as the configuration says again
     #[arg(long, conflicts_with_all = ["for_time", "until"])]
     pub clear: bool,

@@ -1,11 +1,10 @@
 //! What waits for the rate of its application, and until when.
 
-use super::{Dispatch, Flights};
+use super::Dispatch;
 use crate::engine::ids::QueueId;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::queue::Entry;
 use crate::engine::stock::Stock;
-use crate::engine::types::{Format, Now};
+use crate::engine::types::Now;
 use std::collections::BTreeSet;
 
 /// What it is that waits.
@@ -72,9 +71,11 @@ impl PacedQueues {
 impl Dispatch {
     /// The queue's next batch waits for its rate. It is looked at again when that may leave.
     pub(super) fn paces(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> bool {
-        stock.turn_held_out(queue);
-        let size = next_size(&self.flights, stock, queue);
-        let pace = stock.queues.at(queue).at_work().pace_mut();
+        let live = stock.queues.at(queue).at_work();
+        let again = live.lane().first_to_resend().and_then(|number| self.flights.get(number));
+        let again = again.map(|flight| flight.rows.len() as u64);
+        let pace = live.pace_mut();
+        let size = again.unwrap_or(pace.wanted());
         let until = Some(pace.ready_at(size)).filter(|at| *at > now.mono);
         let before = pace.wait(until);
         if before != until {
@@ -82,22 +83,4 @@ impl Dispatch {
         }
         until.is_some()
     }
-}
-
-/// Items of the batch that is the queue's next, as far as that is known before it is formed.
-fn next_size(flights: &Flights, stock: &Stock, queue: QueueId) -> u64 {
-    let Some(live) = stock.queues[queue].live() else { return 1 };
-    let again = live.lane().first_to_resend().and_then(|number| flights.get(number));
-    let size = match (again, live.line().first()) {
-        (Some(flight), _) => flight.rows.len(),
-        (None, Some(Entry::Customer(customer))) => {
-            let ready = stock.customers().get(customer).map_or(1, |owner| owner.ready.len());
-            let settings = live.settings();
-            let alone = settings.format == Format::Passthrough;
-            ready.min(if alone { 1 } else { settings.max_items as usize })
-        }
-        (None, Some(Entry::Single(_)) | None) => 1,
-    };
-    let most = if live.health().is_failing() { stock.thresholds().probe } else { usize::MAX };
-    size.min(most) as u64
 }

@@ -2,7 +2,7 @@
 //! with it at hand ([`QueueMut`]), and knows of no other queue.
 
 use super::{Condition, DueLine, Live, Loading, Queue, LAST};
-use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS};
+use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS, FOR_EVER};
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::pace::Bound;
@@ -10,6 +10,17 @@ use crate::engine::types::{AppSettings, Key, Settings, Thresholds};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
+
+/// What of a queue holds for a while, and ends by itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::engine) enum EndOf {
+    /// Its own pause.
+    Pause,
+    /// The rate that a command has given it.
+    Rate,
+    /// The pause of a customer.
+    Customer(Arc<str>),
+}
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -25,17 +36,35 @@ pub(super) struct Agenda {
     pub(super) live: usize,
     pub(super) occupied: u64,
     pub(super) paused: u64,
-    /// When pauses end by themselves, and rates that hold for a while, UTC ms.
-    pub(super) pauses: BTreeSet<(u64, QueueId)>,
-    pub(super) slowed: BTreeSet<(u64, QueueId)>,
-    /// When customers that are held back go on, likewise.
-    pub(super) held: BTreeSet<(u64, QueueId, Arc<str>)>,
+    /// Queues with a rate for a while, and customers that are held back.
+    pub(super) slowed: u64,
+    pub(super) held: u64,
+    /// What ends by itself, by when, UTC ms.
+    pub(super) ends: BTreeSet<(u64, QueueId, EndOf)>,
     /// Items, and due items, of all queues.
     pub(super) total: u64,
     pub(super) ready_rows: u64,
     /// The clocks at the last call: wall, and monotonic.
     pub(super) wall: u64,
     pub(super) mono: u64,
+}
+
+impl Agenda {
+    /// What ended then, or not at all, ends by itself at another moment, or not.
+    fn note_end(&mut self, id: QueueId, of: EndOf, before: Option<u64>, ends: Option<u64>) {
+        if let Some(before) = before {
+            self.ends.remove(&(before, id, of.clone()));
+        }
+        self.ends.extend(ends.filter(|until| *until < FOR_EVER).map(|until| (until, id, of)));
+    }
+
+    /// A queue's rate for a while is another one, or none.
+    fn note_slowed(&mut self, id: QueueId, known: &mut Option<Slowed>, slowed: Option<Slowed>) {
+        let before = std::mem::replace(known, slowed);
+        let until = |slowed: Option<Slowed>| slowed.map(|slowed| slowed.until);
+        self.note_end(id, EndOf::Rate, until(before), until(slowed));
+        self.slowed = self.slowed + u64::from(slowed.is_some()) - u64::from(before.is_some());
+    }
 }
 
 /// A queue that is changed: each change tells the agenda what it makes of the queue.
@@ -74,8 +103,7 @@ impl<'q> QueueMut<'q> {
         self.agenda.total += row.count;
         self.agenda.occupied += u64::from(row.count > 0);
         self.note_paused(row.paused);
-        self.queue.slowed = row.slowed;
-        self.agenda.slowed.extend(row.slowed.map(|slowed| (slowed.until, self.id)));
+        self.agenda.note_slowed(self.id, &mut self.queue.slowed, row.slowed);
         self.look_at();
     }
 
@@ -298,16 +326,10 @@ impl<'q> QueueMut<'q> {
     }
 
     fn note_paused(&mut self, until: Option<u64>) {
-        let Agenda { paused, pauses, .. } = &mut *self.agenda;
-        if let Some(until) = self.queue.paused_until() {
-            pauses.remove(&(until, self.id));
-        }
-        let was = u64::from(self.queue.is_paused());
-        self.queue.paused = until;
-        *paused = *paused + u64::from(until.is_some()) - was;
-        if let Some(until) = self.queue.paused_until().filter(|_| !mutated(Mutant::PauseHasNoEnd)) {
-            pauses.insert((until, self.id));
-        }
+        let before = std::mem::replace(&mut self.queue.paused, until);
+        let ends = if mutated(Mutant::PauseHasNoEnd) { None } else { until };
+        self.agenda.note_end(self.id, EndOf::Pause, before, ends);
+        self.agenda.paused = self.agenda.paused + u64::from(until.is_some()) - u64::from(before.is_some());
     }
 
     /// A rate holds for a while, or none does any more. Whether that changed anything.
@@ -315,10 +337,7 @@ impl<'q> QueueMut<'q> {
         if self.queue.slowed == slowed {
             return false;
         }
-        if let Some(before) = std::mem::replace(&mut self.queue.slowed, slowed) {
-            self.agenda.slowed.remove(&(before.until, self.id));
-        }
-        self.agenda.slowed.extend(slowed.map(|slowed| (slowed.until, self.id)));
+        self.agenda.note_slowed(self.id, &mut self.queue.slowed, slowed);
         self.touch_row();
         let bound = bound(&self.queue.name, slowed, self.settings());
         let mono = self.agenda.mono;
@@ -332,17 +351,16 @@ impl<'q> QueueMut<'q> {
     /// A customer is held back until then. Until when it was before, if it was.
     pub(in crate::engine) fn hold(&mut self, customer: &Arc<str>, until: u64) -> Option<u64> {
         let before = self.queue.held.hold(Arc::clone(customer), until);
-        if let Some(before) = before {
-            self.agenda.held.remove(&(before, self.id, Arc::clone(customer)));
-        }
-        self.agenda.held.insert((until, self.id, Arc::clone(customer)));
+        self.agenda.note_end(self.id, EndOf::Customer(Arc::clone(customer)), before, Some(until));
+        self.agenda.held += u64::from(before.is_none());
         before
     }
 
     /// A customer that was held back goes on: what was passed over of it is read. Whether it was.
     pub(in crate::engine) fn let_go(&mut self, customer: &str) -> bool {
         let Some((until, first)) = self.queue.held.release(customer) else { return false };
-        self.agenda.held.remove(&(until, self.id, customer.into()));
+        self.agenda.note_end(self.id, EndOf::Customer(customer.into()), Some(until), None);
+        self.agenda.held -= 1;
         self.read_from(first);
         true
     }

@@ -46,11 +46,6 @@ impl DueLine {
         self.items
     }
 
-    /// The first that may leave.
-    pub(in crate::engine) fn front(&self) -> Option<Entry> {
-        self.line.front().copied()
-    }
-
     /// The first entry; of what is stalled, where nothing may leave.
     pub(in crate::engine) fn first(&self) -> Option<Entry> {
         self.line.front().or(self.stalled.first()).copied()

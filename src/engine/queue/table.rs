@@ -1,9 +1,9 @@
 //! The table of all queues: by name and by handle, what they count together, and which of them has work.
 
-use super::agenda::{bound, Agenda, QueueMut};
+use super::agenda::{bound, Agenda, EndOf, QueueMut};
 use super::held::HeldCustomers;
 use super::{Condition, Queue, LAST};
-use crate::engine::event::{QueueRow, DEAD_LETTERS, FOR_EVER};
+use crate::engine::event::{QueueRow, DEAD_LETTERS};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::slab::{self, Handle, Slab};
@@ -88,45 +88,25 @@ impl Queues {
         self.agenda.paused
     }
 
-    /// When the next pause ends by itself, UTC ms.
-    pub(in crate::engine) fn pause_ends(&self) -> Option<u64> {
-        self.agenda.pauses.first().map(|(until, _)| *until)
-    }
-
-    /// A queue whose pause was to end by then.
-    pub(in crate::engine) fn pause_ended(&self, wall: u64) -> Option<QueueId> {
-        self.agenda.pauses.first().filter(|(until, _)| *until <= wall).map(|(_, queue)| *queue)
-    }
-
     /// Queues that have a rate for a while.
     pub(in crate::engine) fn slowed(&self) -> u64 {
-        self.agenda.slowed.len() as u64
-    }
-
-    /// When the next such rate ends, UTC ms.
-    pub(in crate::engine) fn slowed_until(&self) -> Option<u64> {
-        self.agenda.slowed.first().map(|(until, _)| *until).filter(|until| *until < FOR_EVER)
-    }
-
-    /// A queue whose rate was to end by then.
-    pub(in crate::engine) fn slowed_enough(&self, wall: u64) -> Option<QueueId> {
-        self.agenda.slowed.first().filter(|(until, _)| *until <= wall).map(|(_, queue)| *queue)
+        self.agenda.slowed
     }
 
     /// Customers of all queues that are held back.
     pub(in crate::engine) fn held(&self) -> u64 {
-        self.agenda.held.len() as u64
+        self.agenda.held
     }
 
-    /// When the next of them goes on by itself, UTC ms.
-    pub(in crate::engine) fn held_until(&self) -> Option<u64> {
-        self.agenda.held.first().map(|(until, ..)| *until).filter(|until| *until < FOR_EVER)
+    /// When something ends by itself next, UTC ms.
+    pub(in crate::engine) fn next_end(&self) -> Option<u64> {
+        self.agenda.ends.first().map(|(until, ..)| *until)
     }
 
-    /// One that was to go on by then, and its queue.
-    pub(in crate::engine) fn held_enough(&self, wall: u64) -> Option<(QueueId, Arc<str>)> {
-        let first = self.agenda.held.first().filter(|(until, ..)| *until <= wall);
-        first.map(|(_, queue, customer)| (*queue, Arc::clone(customer)))
+    /// What was to end by then, and whose it is.
+    pub(in crate::engine) fn ended(&self, wall: u64) -> Option<(QueueId, EndOf)> {
+        let first = self.agenda.ends.first().filter(|(until, ..)| *until <= wall);
+        first.map(|(_, queue, ending)| (*queue, ending.clone()))
     }
 
     pub(in crate::engine) fn total(&self) -> u64 {

@@ -84,8 +84,15 @@ impl QueueStock<'_> {
                         }
                         self.of(customer).close_window(cause, now);
                     }
-                    let Some(taken) = self.of(customer).take_batch(bound, most, now) else { continue };
-                    taken
+                    match self.of(customer).take_batch(bound, most, now) {
+                        None => continue,
+                        Some(Formed::Batch(taken)) => taken,
+                        Some(Formed::TooLarge(items)) => {
+                            self.queue.live_mut().pace_mut().want(items);
+                            self.queue.line_mut().put_back(entry);
+                            return Vec::new();
+                        }
+                    }
                 }
             };
             if !taken.is_empty() {

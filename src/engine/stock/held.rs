@@ -67,22 +67,6 @@ impl Stock {
     }
 }
 
-impl Stock {
-    /// Customers that are held back and stand first in the queue's line leave it.
-    pub(in crate::engine) fn turn_held_out(&mut self, queue: QueueId) {
-        let mut at = self.at(queue);
-        while at.queue.held().len() > 0 {
-            let first = at.queue.live().and_then(|live| live.line().front());
-            let Some(Entry::Customer(customer)) = first else { return };
-            if name(&at, Some(customer)).is_none() {
-                return;
-            }
-            at.queue.line_mut().take();
-            leave(&mut at, customer);
-        }
-    }
-}
-
 /// What is due of a customer that is held back leaves memory, where there is a store.
 pub(super) fn leave(at: &mut QueueStock<'_>, customer: CustomerId) {
     at.shared.customers.turn_to(Entry::Customer(customer), CustomerTurn::Leaving);

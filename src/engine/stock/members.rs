@@ -206,8 +206,9 @@ impl CustomerStock<'_, '_> {
     }
 
     /// As many due items as a batch takes, below the bound. A window that is cut by it waits for its rest,
-    /// unless the batch is full, or it is to leave in parts. `None`: nothing of theirs is due any more.
-    pub(super) fn take_batch(&mut self, bound: Key, most: usize, now: Now) -> Option<Vec<ItemId>> {
+    /// unless the batch is full, or it is to leave in parts. One for which the queue's rate has no room stays
+    /// where it is. `None`: nothing of theirs is due any more.
+    pub(super) fn take_batch(&mut self, bound: Key, most: usize, now: Now) -> Option<Formed> {
         let QueueStock { queue, shared } = &mut *self.at;
         let SharedStock { items, customers, counters, .. } = &mut **shared;
         let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
@@ -249,14 +250,21 @@ impl CustomerStock<'_, '_> {
             taken.push(id);
             owner.ready.pop_first();
         }
+        let mut is_cut = false;
         if taken.len() < most && !is_full && (waits || in_parts) {
             let whole = whole(taken.iter().map(|id| items[*id].place()), bound, next);
             if waits {
                 owner.ready.put_back(taken.split_off(whole), |id| items[id].place());
-            } else if whole < taken.len() {
-                counters.windows_in_parts += 1;
+            } else {
+                is_cut = whole < taken.len();
             }
         }
+        let size = taken.len() as u64;
+        if queue.live().is_some_and(|live| live.pace().room(now.mono) < size) {
+            owner.ready.put_back(taken, |id| items[id].place());
+            return Some(Formed::TooLarge(size));
+        }
+        counters.windows_in_parts += u64::from(is_cut);
         if owner.ready.is_empty() {
             owner.turn = CustomerTurn::None;
             if taken.is_empty() {
@@ -266,8 +274,16 @@ impl CustomerStock<'_, '_> {
         } else if !taken.is_empty() {
             self.at.queue.line_mut().push(Entry::Customer(self.id));
         }
-        Some(taken)
+        Some(Formed::Batch(taken))
     }
+}
+
+/// What is due of a customer, as a batch.
+pub(super) enum Formed {
+    /// What leaves together. Empty: it waits for what has still to be loaded.
+    Batch(Vec<ItemId>),
+    /// So many items, for which the rate of their queue has no room now.
+    TooLarge(u64),
 }
 
 /// How many of these, which are due and lie below the bound, leave nothing of their windows behind. The rest

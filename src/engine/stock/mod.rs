@@ -38,7 +38,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use members::CustomerStock;
+use members::{CustomerStock, Formed};
 use shared::{rewritten, standing, ItemRow, SharedStock};
 use ways::Dying;
 
@@ -257,9 +257,7 @@ impl Stock {
 
     /// When the next item is due, or a pause or a rate ends, UTC ms.
     pub(super) fn next_end(&self) -> Option<u64> {
-        let queues = &self.queues;
-        let ends = [queues.pause_ends(), queues.slowed_until(), queues.held_until()];
-        ends.into_iter().chain([self.shared.next_due()]).flatten().min()
+        [self.shared.next_due(), self.queues.next_end()].into_iter().flatten().min()
     }
 
     /// Forgets what no answer can be out of date by.

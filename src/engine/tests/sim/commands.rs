@@ -320,7 +320,7 @@ impl Model {
                 let app = self.app(name);
                 app.pausing -= 1;
                 // It may have ended since.
-                let over = app.paused.is_some_and(|until| until <= wall);
+                let over = app.paused.is_some_and(|until| until <= wall) || app.pause_over >= asked.call;
                 if app.pausing == 0 && !over {
                     assert_eq!(changed, app.paused != until, "{:?}", asked.command);
                 }

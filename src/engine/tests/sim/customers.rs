@@ -45,10 +45,7 @@ impl Model {
         // Several commands over one customer share what they take.
         let others = |other: &&Asked| {
             matches!(&other.command, Command::CancelAll(o) if o == of)
-                || matches!(
-                    other.command,
-                    Command::Cancel(_) | Command::CancelSelected(_) | Command::DropParked(_)
-                )
+                || takes_back(&other.command) && !matches!(other.command, Command::CancelAll(_))
         };
         // One that went on when the connection that brought it was lost may have been first.
         let shared = self.commands.values().chain(self.orphaned.values()).any(|asked| others(&asked))
@@ -125,4 +122,12 @@ impl Model {
         let old = win.members.iter().filter(|seq| self.lives[seq].accepted < asked.call).count();
         assert!(old == 0 || win.unsure, "{of:?} was flushed, and {old} members are still in an open window");
     }
+}
+
+/// It takes items back.
+pub(super) fn takes_back(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::Cancel(_) | Command::CancelAll(_) | Command::CancelSelected(_) | Command::DropParked(_)
+    )
 }

@@ -105,6 +105,9 @@ impl Model {
     /// What was answered is durable, and nothing but a command changes it before its end.
     pub(super) fn restore_held(&mut self, store: &FakeStore) {
         let (durable, wall) = (self.durable, self.latest_wall);
+        // That it had ended may not have been written when it was killed, and the clock have been set back.
+        let ended = |until: u64, walls: &[u64]| walls.iter().any(|wall| *wall >= until);
+        let walls: Vec<u64> = self.walls.iter().map(|(_, wall)| *wall).collect();
         for (name, app) in &mut self.apps {
             let of_it = store.held.iter().filter(|((application, _), _)| **application == **name);
             let until = of_it.map(|((_, customer), until)| (customer.to_string(), *until)).collect();
@@ -115,7 +118,8 @@ impl Model {
             let sure = |customer: &&String| durable && !before.is_changing(customer);
             for customer in before.until.keys().chain(app.held.until.keys()).filter(sure) {
                 let (was, is) = (before.until.get(customer), app.held.until.get(customer));
-                assert_eq!(was, is, "{customer} of {name}");
+                let over = is.is_some_and(|until| ended(*until, &walls));
+                assert!(was == is || over, "{customer} of {name}: {was:?}, now {is:?}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Every call of the engine, judged: what it wrote, acked, published and answered, by what was true then.
 
 use super::super::world::*;
+use super::customers::takes_back;
 use super::model::*;
 use super::windows::CLOCK_SLACK_MS;
 use crate::engine::event::*;
@@ -23,7 +24,9 @@ impl Model {
         self.latest_wall = self.latest_wall.max(call.now.wall);
         self.walls.push((self.call, call.now.wall));
         for app in self.apps.values_mut() {
-            app.paused = app.paused.filter(|until| *until > call.now.wall);
+            if app.paused.is_some_and(|until| until <= call.now.wall) {
+                (app.paused, app.pause_over) = (None, self.call);
+            }
             app.held.tell_time(call.now.wall);
             app.slowed = app.slowed.filter(|slowed| slowed.until > call.now.wall);
         }
@@ -331,15 +334,7 @@ impl Model {
         for (name, app) in &self.apps {
             let settings = self.settings.of(name);
             let limited = settings.max_waiting > 0 && settings.on_full != OnFull::DropOldest;
-            let asked = self.commands.values().any(|a| {
-                matches!(
-                    a.command,
-                    Command::Cancel(_)
-                        | Command::CancelAll(_)
-                        | Command::CancelSelected(_)
-                        | Command::DropParked(_)
-                )
-            });
+            let asked = self.commands.values().any(|asked| takes_back(&asked.command));
             let over = limited && app.live > settings.max_waiting;
             if over && self.before.is_empty() && self.lives_begun == 1 && !asked {
                 let waiting = (app.live - self.succeeded(name)).saturating_sub(self.heirs(name));

@@ -197,6 +197,8 @@ pub(super) struct App {
     pub(super) failure: usize,
     /// Until then, UTC ms.
     pub(super) paused: Option<u64>,
+    /// The call in which its last pause was over: a command may have been there first.
+    pub(super) pause_over: usize,
     /// A pause or its end is under way: both are possible.
     pub(super) pausing: u32,
     /// The rate that a command has given it, changes of that which are under way, and what may leave at present.

@@ -114,9 +114,16 @@ impl Model {
         app.slowed = slowed.filter(|slowed| slowed.until > wall);
     }
 
+    /// The clock has shown this moment once.
+    pub(super) fn was_over(&self, until: u64) -> bool {
+        self.walls.iter().any(|(_, wall)| *wall >= until)
+    }
+
     /// What was answered is durable, and nothing but a command changes it before its end.
     pub(super) fn restore_rate(&mut self, name: &str, slowed: Option<Slowed>) {
-        let sure = self.durable && self.apps[name].slowing == 0;
+        // That it had ended may not have been written when it was killed, and the clock have been set back.
+        let over = slowed.is_some_and(|slowed| self.was_over(slowed.until));
+        let sure = self.durable && self.apps[name].slowing == 0 && !over;
         let wall = self.latest_wall;
         let not_over = |slowed: Option<Slowed>| slowed.filter(|slowed| slowed.until > wall);
         let before = self.apps[name].slowed;

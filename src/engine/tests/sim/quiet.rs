@@ -1,6 +1,7 @@
 //! A world at rest: the store has done its work, the clock has passed every deadline. Nothing may wait without a reason.
 
 use super::commands::Asked;
+use super::customers::takes_back;
 use super::model::{Known, Life, State};
 use super::{DeadExchange, Sim};
 use crate::engine::event::*;
@@ -355,11 +356,9 @@ impl Sim {
         for (number, asked) in &model.commands {
             let may_wait = match &asked.command {
                 // It may have met what is in flight only once the store had told of it.
-                Command::Cancel(_)
-                | Command::CancelAll(_)
-                | Command::CancelSelected(_)
-                | Command::DropParked(_)
-                | Command::Reschedule(..) => model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200,
+                command if takes_back(command) || matches!(command, Command::Reschedule(..)) => {
+                    model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200
+                }
                 // Behind others in the line.
                 _ => false,
             };

@@ -2,6 +2,7 @@
 
 use super::super::world::assigned;
 use super::commands::Asked;
+use super::customers::takes_back;
 use super::model::*;
 use super::verdicts::own_due;
 use super::Sim;
@@ -109,14 +110,7 @@ impl Model {
     /// As many of those that this process has asked for wait for outcomes as may.
     pub(super) fn many_wait(&self, asked: &Asked) -> bool {
         let waits = |other: &&Asked| {
-            let may_wait = matches!(
-                other.command,
-                Command::Cancel(_)
-                    | Command::CancelAll(_)
-                    | Command::CancelSelected(_)
-                    | Command::DropParked(_)
-                    | Command::Reschedule(..)
-            );
+            let may_wait = takes_back(&other.command) || matches!(other.command, Command::Reschedule(..));
             may_wait && other.local && other.answered >= asked.call
         };
         self.commands.values().chain(self.answered.values()).filter(waits).count() >= MOST_WAIT

@@ -1,6 +1,7 @@
 //! Cancels and counts of what a selection takes: what is asked for, and what is told.
 
 use super::commands::Asked;
+use super::customers::takes_back;
 use super::model::{Life, Model, State};
 use super::Sim;
 use crate::engine::types::*;
@@ -56,18 +57,9 @@ impl Model {
         if !self.durable {
             return;
         }
-        let cancels = |other: &&Asked| {
-            matches!(
-                other.command,
-                Command::Cancel(_)
-                    | Command::CancelAll(_)
-                    | Command::CancelSelected(_)
-                    | Command::DropParked(_)
-            )
-        };
         let lately = self.answered.values().filter(|other| other.call + 200 >= asked.call);
         let others = self.commands.values().chain(self.orphaned.values()).chain(lately);
-        let shared = others.into_iter().any(|other| cancels(&other));
+        let shared = others.into_iter().any(|other| takes_back(&other.command));
         // What a request behind it replaced was taken back first.
         let replaced = |life: &&Life| life.state == State::Replaced && life.ended_call >= asked.call;
         let (took, more) = (asked.took.len() as u64, self.lives.values().filter(replaced).count() as u64);
