@@ -215,11 +215,15 @@ fn every_key_is_read() {
         max_waiting = 9
         rate = "90/min"
         burst = 7
+        customer_rate = "5/s"
+        customer_burst = 2
         [applications.shop]
         window = "1m"
         quiet = "59s"
         retry.attempts = 8
         rate = "off"
+        customer_rate = "off"
+        customer_burst = 0
         [applications."a b"]
         format = "passthrough"
         on_full = "flush-early"
@@ -249,6 +253,8 @@ fn every_key_is_read() {
         max_waiting: 9,
         rate: "90/min".parse().ok(),
         burst: 7,
+        customer_rate: "5/s".parse().ok(),
+        customer_burst: 2,
     };
     assert_eq!(c.defaults, defaults);
     let shop = AppSettings {
@@ -256,6 +262,8 @@ fn every_key_is_read() {
         quiet: 59_000,
         retry: Retry { attempts: 8, ..defaults.retry },
         rate: None,
+        customer_rate: None,
+        customer_burst: 0,
         ..defaults.clone()
     };
     assert_eq!(c.applications["shop"], shop);

@@ -157,3 +157,63 @@ fn a_backlog_that_is_held_back_leaves_memory_to_others() {
     assert_eq!(told.code, 0, "{told:?}");
     slow.take(ITEMS as usize - 200, Duration::from_secs(300));
 }
+
+/// Of one customer by itself, far more than memory has room for: in order at its rate, over a kill, and another's in their
+/// time.
+#[test]
+fn each_customer_has_a_rate_of_its_own_and_nobody_waits_for_another() {
+    const ITEMS: u64 = 12_000;
+    let site = Site::new("ratecustomer");
+    let inbox = site.inbox("shop");
+    let config = site.config().text("defaults.format", "passthrough").text("limits.memory", "16MiB");
+    let mut daemon = site.start(&config.clone().text("applications.shop.customer_rate", "20/s"));
+    let of = |customer: &str, n: u64| {
+        let id = format!("{customer}{n}");
+        site.push("shop", "1").id(&id).customer(customer)
+    };
+    // Whose it is, and which.
+    let number = |message: &Received| {
+        let id = message.id();
+        let (customer, n) = id.split_at(3);
+        (usize::from(customer == "bob"), n.parse::<u64>().expect("a number"))
+    };
+    let begun = now_ms();
+    site.client.publish_all((0..ITEMS).map(|n| of("ann", n)));
+    let told = |daemon: &Daemon| application(daemon, "shop");
+    wait_until("all but its head is in the store alone", LONG, || {
+        let told = told(&daemon);
+        told["total"].as_u64().is_some_and(|total| total > ITEMS / 10 * 9)
+            && told["held"].as_u64().is_some_and(|held| (1..200).contains(&held))
+            && told["held_until"].as_u64().is_some()
+    });
+    // Those of the other come at less than their rate.
+    let bob = now_ms();
+    site.client.publish_all((0..60).map(|n| of("bob", n).delay(n as i64 * 100)));
+    let mut seen = [Vec::new(), Vec::new()];
+    let mut take = |inbox: &Inbox, until: usize| {
+        while seen[1].len() < until {
+            let message = inbox.next();
+            message.is_not_early();
+            let (customer, n) = number(&message);
+            seen[customer].push((n, message.at_us));
+        }
+    };
+    take(&inbox, 60);
+    let [ann, others] = &seen;
+    assert!(ann.iter().map(|(n, _)| *n).eq(0..ann.len() as u64), "in order");
+    for (n, (_, at)) in (1..).zip(ann) {
+        let soonest = begun * 1_000 + (n as u64).saturating_sub(20) * 50_000;
+        assert!(at + 1_000 >= soonest, "VERDICT: item {n} came {} us too soon", soonest - at);
+    }
+    assert!(ann.len() > 40, "{} of a rate of twenty a second", ann.len());
+    let late = others.iter().map(|(n, at)| (at / 1_000).saturating_sub(bob + n * 100)).max();
+    assert!(late.is_some_and(|late| late < 3_000), "VERDICT: another's came {late:?} ms late");
+    daemon.kill9();
+    daemon.rewrite(&config.text("applications.shop.customer_rate", "off"));
+    daemon.start_again();
+    daemon.wait_ready();
+    let mut left: BTreeSet<u64> = (ann.len() as u64..ITEMS).collect();
+    while !left.is_empty() {
+        left.remove(&number(&inbox.next()).1);
+    }
+}

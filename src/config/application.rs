@@ -6,7 +6,7 @@ use super::section::Section;
 use super::terms::BROKER_MAX;
 use super::units::{Flag, RateText, Size, Span, Text, Whole, Words};
 use crate::engine::pace::MOST;
-use crate::engine::types::{AppSettings, Format, OnFull, Retry};
+use crate::engine::types::{AppSettings, Format, OnFull, Rate, Retry};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,8 +50,9 @@ pub(super) fn application(
     let longest = hold_max.map_or(u64::MAX, |h| h.as_millis() as u64);
     let redeliver = redeliver(s.section("redeliver"), &base_reading.redeliver, max_bytes, longest);
     let on_full = s.get("on_full", base.on_full, Words(policies));
-    let rate = s.get("rate", base.rate, RateText);
-    let burst = s.get("burst", base.burst.into(), Whole(0..=MOST.into())) as u32;
+    let (rate, burst) = rate_of(&mut s, ["rate", "burst"], (base.rate, base.burst));
+    let of_customers = (base.customer_rate, base.customer_burst);
+    let (customer_rate, customer_burst) = rate_of(&mut s, ["customer_rate", "customer_burst"], of_customers);
     let max_waiting = s.get("max_waiting", base.max_waiting, Whole(0..=1_000_000_000_000));
 
     let judged = base_sound != Some(false) && !s.failed(&["window", "quiet"]);
@@ -83,8 +84,20 @@ pub(super) fn application(
         max_waiting,
         rate,
         burst,
+        customer_rate,
+        customer_burst,
     };
     ((settings, Reading { copies, delay_from, traces, redeliver }), sound)
+}
+
+/// How fast items leave, and how many at once.
+fn rate_of(
+    s: &mut Section<'_, '_>,
+    keys: [&'static str; 2],
+    base: (Option<Rate>, u32),
+) -> (Option<Rate>, u32) {
+    let [rate, burst] = keys;
+    (s.get(rate, base.0, RateText), s.get(burst, base.1.into(), Whole(0..=MOST.into())) as u32)
 }
 
 fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retry, bool) {

@@ -210,7 +210,8 @@ impl Limits {
         victims.extend(first.map(|(_, id)| (id, sentence.clone())));
         let lacking = victims.len() - before < most;
         if !live.set(Condition::Trimming, lacking) && lacking {
-            stock.queues.at(queue).read_held();
+            stock.queues.at(queue).read_passed();
+            stock.call_all(queue);
         }
         if lacking {
             self.trimming.remove(&queue);

@@ -309,7 +309,8 @@ fn pause_customer(
         Err(text) => return Answer::Rejected(text.into()),
     };
     let queue = core.stock.queues.find(&of.application);
-    let is_new = queue.is_none_or(|queue| core.stock.queues[queue].held().until(&of.customer).is_none());
+    let is_new =
+        queue.is_none_or(|queue| core.stock.queues[queue].passed().held_until(&of.customer).is_none());
     let queues = &core.stock.queues;
     if is_new && queues.held() >= settings.customers {
         return Answer::Unavailable("limits.customers are paused already");

@@ -290,8 +290,9 @@ impl Core {
             let before = rows.len();
             gone += before;
             let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.screen(rows, now) };
-            let lane = self.stock.queues.at(queue).at_work().lane_mut();
-            lane.remove_items((before - rows.len()) as u64);
+            let gone = (before - rows.len()) as u64;
+            self.stock.queues.at(queue).at_work().lane_mut().remove_items(gone);
+            self.dispatch.flights.give_back(&mut self.stock, number, gone);
             // What goes alone since others were out with it goes on though its queue is parked.
             let parked = self.stock.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
             let held = self.is_held(!self.dispatch.flights.is_new(number), &rows);

@@ -11,6 +11,7 @@ use super::event::{Op, WindowRow};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{Item, Items};
 use super::mutant::{mutated, Mutant};
+use super::pace::{Bound, Pace, Waited};
 use super::queue::{Entry, Live, Queues};
 use super::ready::ReadyItems;
 use super::schedule::{Schedule, Taken};
@@ -19,8 +20,12 @@ use super::slab::{Handle, Slab};
 use super::thresholds::Thresholds;
 use super::types::{ClosedBy, Key, Now};
 use super::window::{Member, Plan, Window};
+use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
+
+/// While something that was formed has not left, a customer without anything due is looked at so often, ms.
+const PACE_LOOK_MS: u64 = 1_000;
 
 /// Where a customer with due items stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +38,20 @@ pub(super) enum CustomerTurn {
     Stalled,
     /// Among those that are held back: what is due of it leaves memory.
     Leaving,
+    /// It waits until its rate lets its next batch go.
+    Paced,
+    /// It waits for what was passed over of it.
+    Behind,
+}
+
+impl CustomerTurn {
+    /// Its turn comes by something else than its queue's line.
+    pub(super) fn is_aside(self) -> bool {
+        match self {
+            CustomerTurn::None | CustomerTurn::InLine | CustomerTurn::Stalled => false,
+            CustomerTurn::Leaving | CustomerTurn::Paced | CustomerTurn::Behind => true,
+        }
+    }
 }
 
 /// See the module's page.
@@ -44,11 +63,26 @@ pub(super) struct Customer {
     pub(super) window: Option<Window>,
     pub(super) ready: ReadyItems,
     pub(super) turn: CustomerTurn,
+    /// Items that are due and in no batch.
+    pub(super) due: u32,
+    /// Some of them are to leave memory: it stands in the list for that.
+    pub(super) is_leaving: bool,
+    /// How fast they leave, where that is bounded and something has left lately.
+    pace: Option<Box<Pace>>,
+    /// When that is looked at, monotonic.
+    looked_at: u64,
     /// Items in memory, and the first of the list that runs through them.
     rows: u32,
     first: Option<ItemId>,
     /// Work under way that needs it to stay.
     pins: u32,
+}
+
+impl Customer {
+    /// Until when its rate holds back what is due of it, monotonic.
+    pub(super) fn paced_until(&self) -> Option<u64> {
+        self.pace.as_ref()?.waits_until().filter(|_| self.turn == CustomerTurn::Paced)
+    }
 }
 
 /// Customers of all queues.
@@ -57,6 +91,9 @@ pub(super) struct Customers {
     table: Slab<CustomerId, Customer>,
     /// When windows are looked at, by the place of their customer; monotonic clock.
     timers: Schedule,
+    /// When those are looked at that have a pace, monotonic: what waits for it, or that it is at rest.
+    paced: BTreeSet<(u64, CustomerId)>,
+    waiting: u64,
     open_windows: u64,
     /// Customers whose window's row is out of date.
     dirty: Vec<CustomerId>,
@@ -64,7 +101,14 @@ pub(super) struct Customers {
 
 impl Customers {
     pub(super) fn new(now: Now) -> Self {
-        Customers { table: Slab::new(), timers: Schedule::new(now.mono), open_windows: 0, dirty: Vec::new() }
+        Customers {
+            table: Slab::new(),
+            timers: Schedule::new(now.mono),
+            paced: BTreeSet::new(),
+            waiting: 0,
+            open_windows: 0,
+            dirty: Vec::new(),
+        }
     }
 
     /// The customer of this name, made known if it is not.
@@ -80,6 +124,10 @@ impl Customers {
             window: None,
             ready: ReadyItems::default(),
             turn: CustomerTurn::None,
+            due: 0,
+            is_leaving: false,
+            pace: None,
+            looked_at: 0,
             rows: 0,
             first: None,
             pins: 0,
@@ -109,13 +157,6 @@ impl Customers {
         let window = customer.and_then(|id| self.window(id));
         let near = |place: &Key| place.due == due && seq - place.window <= span;
         window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
-    }
-
-    /// The entry's customer, if it is one's, stands there now.
-    pub(super) fn turn_to(&mut self, entry: Entry, turn: CustomerTurn) {
-        if let Entry::Customer(id) = entry {
-            self.table[id].turn = turn;
-        }
     }
 
     /// Keeps a customer while work is under way that may take its last item away.
@@ -163,6 +204,100 @@ impl Customers {
         }
     }
 
+    // ---- rates --------------------------------------------------------------------------------------------
+
+    /// Customers that wait for their rate, or for what was passed over of them.
+    pub(super) fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
+    /// One of them stands elsewhere.
+    pub(super) fn count_waiting(&mut self, before: CustomerTurn, now: CustomerTurn) {
+        let waits = |turn| u64::from(matches!(turn, CustomerTurn::Paced | CustomerTurn::Behind));
+        self.waiting = self.waiting + waits(now) - waits(before);
+    }
+
+    /// The next with a pace whose moment has come. What it waited for may leave; or it is at rest, or is
+    /// looked at again later.
+    pub(super) fn take_paced(&mut self, now: Now) -> Option<CustomerId> {
+        let (at, id) = self.paced.first().copied().filter(|(at, _)| *at <= now.mono)?;
+        self.paced.remove(&(at, id));
+        let pace = &mut self.table[id].pace;
+        if pace.as_mut().is_some_and(|pace| {
+            pace.wait(None);
+            pace.is_at_rest(now.mono)
+        }) {
+            *pace = None;
+        } else {
+            self.look_at_pace(id, None, now);
+        }
+        Some(id)
+    }
+
+    /// When it waits for that, or else rests.
+    fn look_at_pace(&mut self, id: CustomerId, waits: Option<u64>, now: Now) {
+        let Some(pace) = self.table[id].pace.as_mut() else { return };
+        // What is out is looked for once in a while.
+        let at = waits.unwrap_or(pace.rests_at().max(now.mono + PACE_LOOK_MS));
+        let before = std::mem::replace(&mut self.table[id].looked_at, at);
+        self.paced.remove(&(before, id));
+        self.paced.insert((at, id));
+    }
+
+    /// How fast its items leave, where something bounds that.
+    fn pace(&mut self, id: CustomerId, bound: Option<Bound>, mono: u64) -> Option<&mut Pace> {
+        let customer = &mut self.table[id];
+        if bound.is_none() {
+            if customer.pace.take().is_some() {
+                self.paced.remove(&(customer.looked_at, id));
+            }
+            return None;
+        }
+        let pace = customer.pace.get_or_insert_with(|| Box::new(Pace::new(bound)));
+        pace.set(bound, mono);
+        Some(pace)
+    }
+
+    /// Until when a batch of so many of its items has to wait, monotonic; `None`: it may leave.
+    pub(super) fn waits_until(
+        &mut self,
+        id: CustomerId,
+        bound: Option<Bound>,
+        items: u64,
+        now: Now,
+    ) -> Option<u64> {
+        let pace = self.pace(id, bound, now.mono)?;
+        let until = Some(pace.ready_alone_at(items, now.mono)).filter(|at| *at > now.mono);
+        pace.wait(until);
+        self.look_at_pace(id, until, now);
+        until
+    }
+
+    /// So many of its items are formed to a batch. For how long its rate held them back, if it did.
+    pub(super) fn form(
+        &mut self,
+        id: CustomerId,
+        bound: Option<Bound>,
+        items: u64,
+        now: Now,
+    ) -> Option<Waited> {
+        let waited = self.pace(id, bound, now.mono)?.form(items, now.mono);
+        self.look_at_pace(id, None, now);
+        waited
+    }
+
+    /// So many that were formed leave now.
+    pub(super) fn leave(&mut self, id: Option<CustomerId>, items: u64, mono: u64) {
+        let pace = id.and_then(|id| self.table.get_mut(id)?.pace.as_mut());
+        pace.into_iter().for_each(|pace| pace.leave(items, mono));
+    }
+
+    /// So many that were formed do not leave after all.
+    pub(super) fn give_back(&mut self, id: Option<CustomerId>, items: u64) {
+        let pace = id.and_then(|id| self.table.get_mut(id)?.pace.as_mut());
+        pace.into_iter().for_each(|pace| pace.give_back(items));
+    }
+
     // ---- windows ------------------------------------------------------------------------------------------
 
     /// Number of open windows.
@@ -170,9 +305,10 @@ impl Customers {
         self.open_windows
     }
 
-    /// When the next window may have to close, monotonic.
+    /// When the next window may have to close, or a rate may let something go, monotonic.
     pub(super) fn next_look(&self) -> Option<u64> {
-        self.timers.next()
+        let paced = self.paced.first().map(|(at, _)| *at);
+        self.timers.next().into_iter().chain(paced).min()
     }
 
     /// The customer whose window closes next.
@@ -278,7 +414,8 @@ impl CustomerMut<'_> {
     /// Forgets it where nothing needs it any more.
     pub(super) fn release(&mut self) {
         let customer = &self.customers.table[self.id];
-        let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
+        let unused =
+            customer.rows == 0 && customer.pins == 0 && customer.window.is_none() && customer.pace.is_none();
         if unused && customer.turn == CustomerTurn::None {
             self.live.forget_customer(&customer.name);
             self.customers.table.remove(self.id);

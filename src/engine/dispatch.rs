@@ -20,6 +20,7 @@ use super::event::Load;
 use super::ids::{ItemId, QueueId};
 use super::items::{ItemFlag, Stage};
 use super::mutant::{mutated, Mutant};
+use super::pace::Waited;
 use super::queue::{Condition, Lane};
 use super::stock::Stock;
 use super::types::{Batch, BatchItem, Content, Now, Settings};
@@ -259,11 +260,19 @@ impl Dispatch {
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let (count, since) = (rows.len() as u64, now.mono);
-        let pace = stock.queues.at(queue).at_work().pace_mut();
         // By the clock that dues are told by: what it is late by from then on its rate is no reason for.
         let wall = |mono: u64| now.wall.saturating_sub(now.mono.saturating_sub(mono));
-        let held = pace.form(count, now.mono).map(|waited| [wall(waited.from), wall(waited.until)]);
-        let flight = Flight { queue, rows, bytes, format, publishes, state, since, held, recalled: false };
+        let customer = stock.items()[rows[0]].customer();
+        let of_queue = stock.queues.at(queue).at_work().pace_mut().form(count, now.mono);
+        let bound = stock.queues.settings_of(queue).customer_bound();
+        let of_customer = customer.and_then(|id| stock.shared.customers.form(id, bound, count, now));
+        let held = of_queue
+            .into_iter()
+            .chain(of_customer)
+            .reduce(|one, other| Waited { from: one.from.min(other.from), until: one.until.max(other.until) })
+            .map(|waited| [wall(waited.from), wall(waited.until)]);
+        let flight =
+            Flight { queue, customer, rows, bytes, format, publishes, state, since, held, recalled: false };
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {
@@ -378,7 +387,7 @@ impl Dispatch {
         if left > 0 && self.egress.is_open() && !known.is_paused() && !behind {
             self.launch(stock, number, now, out);
         } else {
-            stock.queues.at(queue).at_work().pace_mut().give_back(left);
+            self.flights.give_back(stock, number, left);
             self.free_slot(stock, number, left);
             if left == 0 {
                 self.flights.end(number);
@@ -391,9 +400,7 @@ impl Dispatch {
 
     /// A flight whose payloads were fetched is given up: its members go back to their queue.
     pub(super) fn withdraw(&mut self, stock: &mut Stock, number: u64, rows: u64) {
-        if let Some(flight) = self.flights.get(number) {
-            stock.queues.at(flight.queue).at_work().pace_mut().give_back(rows);
-        }
+        self.flights.give_back(stock, number, rows);
         self.free_slot(stock, number, rows);
         self.flights.end(number);
     }
@@ -406,7 +413,9 @@ impl Dispatch {
         flight.state = FlightState::Out { alone };
         self.channels.launched(number, now);
         let queue = flight.queue;
-        stock.queues.at(queue).at_work().pace_mut().leave(flight.rows.len() as u64, now.mono);
+        let count = flight.rows.len() as u64;
+        stock.queues.at(queue).at_work().pace_mut().leave(count, now.mono);
+        stock.shared.customers.leave(flight.customer, count, now.mono);
         let mut items = Vec::with_capacity(flight.rows.len());
         let mut attempt = flight.publishes;
         for id in &flight.rows {

@@ -9,9 +9,10 @@ use super::ids::{ItemId, QueueId};
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Loading, LAST};
 use super::reads::ReadLine;
-use super::stock::{Stock, HORIZON_MS};
-use super::types::Now;
+use super::stock::{fill_of, Stock, HORIZON_MS};
+use super::types::{Key, Now};
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// Items due within this time make others leave memory that are due later, ms.
@@ -23,6 +24,8 @@ struct Share {
     bytes: u64,
     /// Beyond the bound.
     few: bool,
+    /// Of what was passed over.
+    back: bool,
 }
 
 /// See the module's page.
@@ -33,6 +36,9 @@ pub(super) struct Loader {
     /// The same of those that fail, for a probe: once it is due and not before. Apart, or where memory is
     /// full they would stand behind all that is due within the next seconds.
     probes: BTreeSet<(u64, QueueId)>,
+    /// Queues of which something that was passed over is to be read; and the last of which it was.
+    back: BTreeSet<QueueId>,
+    last_back: Option<QueueId>,
     under_way: VecDeque<Share>,
     /// When memory was short: the moment at which others have to make way.
     blocked_until: Option<u64>,
@@ -48,6 +54,8 @@ impl Loader {
         Loader {
             wanted,
             probes,
+            back: BTreeSet::new(),
+            last_back: None,
             under_way: VecDeque::new(),
             blocked_until: None,
             moved: false,
@@ -62,9 +70,18 @@ impl Loader {
             if stock.queues.get(id).is_some() {
                 let at = wanted_at(stock, id, now);
                 self.want(stock, id, at);
+                if is_wanted_back(stock, id) {
+                    self.back.insert(id);
+                } else {
+                    self.back.remove(&id);
+                }
             }
         }
         (self.blocked_until, self.moved, self.exhausted) = (None, false, false);
+        // One at a time: what is read of queues in their order waits for no more.
+        if !self.under_way.iter().any(|share| share.back) {
+            loads.extend(self.next_read_back(stock, now));
+        }
         while self.under_way.len() < stock.thresholds().reads {
             let Some(load) = self.next_read(stock, now) else { break };
             loads.push(load);
@@ -119,13 +136,14 @@ impl Loader {
                 continue;
             }
             let near = stock.queues[id].near_until().due;
-            let rows = match self.room(stock, id, now) {
+            let waits = self.is_stuck(stock, id) && near <= now.wall;
+            let rows = match self.room(stock, id, near, now) {
                 Some(room) => room,
-                None if self.make_room_for_few(stock, id, now) => {
+                None if self.make_room_for_few(stock, id, waits, now) => {
                     few = true;
                     stock.thresholds().few
                 }
-                None if near <= now.wall && !self.is_stuck(stock, id) => {
+                None if near <= now.wall && !waits => {
                     // What it has in memory moves first; then it is looked at again.
                     self.want(stock, id, u64::MAX);
                     continue;
@@ -141,22 +159,63 @@ impl Loader {
         let bytes = stock.shared.free_bytes() / 2;
         stock.shared.reserve(0, bytes);
         stock.shared.reads.begin(ReadLine::Ordered);
-        self.under_way.push_back(Share { bytes, few });
+        self.under_way.push_back(Share { bytes, few, back: false });
         Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: bytes })
     }
 
-    /// How many rows of this queue find room. Others make way where it is urgent.
-    fn room(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> Option<usize> {
-        let near = stock.queues[id].near_until();
+    /// Reads what was passed over, from its first row on of which more is wanted: of some queues, the others
+    /// in their turn. Payloads are fetched once it leaves.
+    fn next_read_back(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
+        let (mut ranges, mut few) = (Vec::new(), false);
+        let behind = |last: QueueId| self.back.range((Bound::Excluded(last), Bound::Unbounded));
+        let mut ids: Vec<QueueId> = self.last_back.into_iter().flat_map(behind).copied().collect();
+        ids.extend(self.back.iter().filter(|id| self.last_back.is_none_or(|last| **id <= last)));
+        for id in ids {
+            if ranges.len() >= stock.thresholds().ranges || few {
+                break;
+            }
+            let wanted = stock
+                .queues
+                .get(id)
+                .and_then(|queue| queue.passed().wanted().filter(|(first, _)| *first < queue.near_until()));
+            let Some((from, of)) = wanted else {
+                self.back.remove(&id);
+                continue;
+            };
+            let rows = match self.room(stock, id, from.due, now) {
+                Some(room) => room,
+                None if self.make_room_for_few(stock, id, true, now) => {
+                    few = true;
+                    stock.thresholds().few
+                }
+                None => continue,
+            };
+            self.back.remove(&id);
+            self.last_back = Some(id);
+            // All that is looked at is of use where there is nothing between that is not wanted.
+            let useful = fill_of(stock, id).saturating_mul(of as u64).try_into().unwrap_or(usize::MAX);
+            ranges.push(begin_back(stock, id, from, rows.min(useful)));
+        }
+        if ranges.is_empty() {
+            return None;
+        }
+        stock.shared.reads.begin(ReadLine::Ordered);
+        self.under_way.push_back(Share { bytes: 0, few, back: true });
+        Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: 0 })
+    }
+
+    /// How many rows of this queue find room, the first of which is due at `near`. Others make way where it
+    /// is urgent.
+    fn room(&mut self, stock: &mut Stock, id: QueueId, near: u64, now: Now) -> Option<usize> {
         if stock.shared.free_rows() == 0 {
             // What is to be given up is wanted now, whenever it is due.
             let ahead = if stock.queues[id].is_trimming() { u64::MAX } else { URGENT_MS };
-            let urgent_at = near.due.saturating_sub(ahead);
+            let urgent_at = near.saturating_sub(ahead);
             if urgent_at <= now.wall {
-                stock.evict_furthest(stock.thresholds().few * 4, near.due, now);
+                stock.evict_furthest(stock.thresholds().few * 4, near, now);
             }
             // Others make way from then on; where none can, a few come in beyond the bound once due.
-            let next = [urgent_at, near.due].into_iter().find(|at| *at > now.wall);
+            let next = [urgent_at, near].into_iter().find(|at| *at > now.wall);
             self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
         }
         if mutated(Mutant::MembersCrowdIn) {
@@ -171,10 +230,9 @@ impl Loader {
     }
 
     /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
-    /// What the queue has there comes behind it, and makes room. Whether there is some.
-    fn make_room_for_few(&mut self, stock: &mut Stock, id: QueueId, now: Now) -> bool {
-        let near = stock.queues[id].near_until();
-        let waits = self.is_stuck(stock, id) && near.due <= now.wall;
+    /// What the queue has there comes behind it, and makes room. Whether there is some. `waits`: something
+    /// does.
+    fn make_room_for_few(&mut self, stock: &mut Stock, id: QueueId, waits: bool, now: Now) -> bool {
         if !(waits || stock.queues[id].is_trimming()) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
@@ -200,6 +258,13 @@ impl Loader {
     /// A read has come back: what it brought, in order.
     pub(super) fn loaded(&mut self, stock: &mut Stock, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
         let mut restored = Vec::new();
+        if self.under_way.front().is_some_and(|share| share.back) {
+            self.under_way.pop_front();
+            for range in ranges {
+                restored.extend(loaded_back(stock, range, now));
+            }
+            return restored;
+        }
         for RangeRows { queue: name, rows, next } in ranges {
             let Some(id) = stock.queues.find(&name) else {
                 debug_assert!(false, "a queue that is being read stays known");
@@ -210,10 +275,10 @@ impl Loader {
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
-                restored.extend(rows.into_iter().filter_map(|stored| stock.restore(stored, now)));
+                restored.extend(rows.into_iter().filter_map(|stored| stock.restore(stored, false, now)));
             }
             let next = if mutated(Mutant::NearUntilOffByOne) {
-                next.map(|key| super::types::Key { seq: key.seq + 1, ..key })
+                next.map(|key| Key { seq: key.seq + 1, ..key })
             } else {
                 next
             };
@@ -270,6 +335,66 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
         return u64::MAX;
     }
     near.due.saturating_sub(HORIZON_MS / 2)
+}
+
+/// Whether something that was passed over is to be read now.
+fn is_wanted_back(stock: &Stock, id: QueueId) -> bool {
+    let queue = &stock.queues[id];
+    // What lies beyond the bound waits for what lies before.
+    let wanted = queue.passed().wanted().is_some_and(|(first, _)| first < queue.near_until());
+    if !wanted || queue.is_paused() || queue.is_parked() {
+        return false;
+    }
+    let Some(live) = queue.live() else { return true };
+    let is_idle = live.line().is_empty() && live.lane().under_way() == 0;
+    // Of one that fails for a probe, once there is nothing else to be sent.
+    !live.is(Condition::Hindered) && !live.is(Condition::Evicting) && (!queue.is_failing() || is_idle)
+}
+
+/// Asks for what was passed over, from there on; the place it takes is reserved.
+fn begin_back(stock: &mut Stock, id: QueueId, from: Key, room: usize) -> Range {
+    let queue = &stock.queues[id];
+    let probe = queue.is_held_back();
+    let most = if probe { stock.thresholds().probe } else { stock.thresholds().chunk };
+    let rows = most.min(room).max(1);
+    // Beyond the bound nothing has been passed over.
+    let until = queue.near_until().due.saturating_add(1);
+    let name = Arc::clone(queue.name());
+    stock.shared.reserve(rows, 0);
+    stock.queues.at(id).passed_mut().begin_read(from, rows, probe);
+    Range { queue: name, from, until, max_rows: rows }
+}
+
+/// What was passed over has come back. What it brought, in order.
+fn loaded_back(stock: &mut Stock, RangeRows { queue: name, rows, next }: RangeRows, now: Now) -> Vec<ItemId> {
+    let mut restored = Vec::new();
+    let Some(id) = stock.queues.find(&name) else {
+        debug_assert!(false, "a queue that is being read stays known");
+        return restored;
+    };
+    let queue = &stock.queues[id];
+    let Some(reading) = queue.passed().reading() else { return restored };
+    // Of a queue that has been given up meanwhile it would only have to leave again.
+    let void = queue.is_held_back() && !reading.probe;
+    if !void {
+        let near = queue.near_until();
+        let rows = rows.into_iter().filter(|stored| stored.place() < near);
+        restored.extend(rows.filter_map(|stored| stock.restore(stored, true, now)));
+    }
+    let reached = (!void).then_some(next.unwrap_or(LAST));
+    let near = stock.queues[id].near_until();
+    if let Some((read, customers)) = stock.queues.at(id).passed_mut().end_read(reached, near) {
+        stock.shared.fulfil(read.rows, 0);
+        for customer in customers {
+            let known = stock.queues[id].customer(&customer);
+            known.into_iter().for_each(|known| stock.at(id).of(known).call_behind());
+        }
+    }
+    if stock.queues[id].near_until() == LAST {
+        // What waited for something else of the queue waits for nothing any more.
+        stock.at(id).unstall();
+    }
+    restored
 }
 
 /// Asks for the queue's next rows; the place they take is reserved.

@@ -169,6 +169,14 @@ mutants! {
     HeldForEver,
     /// A rate that a command gave does not outlive the process.
     RateForgotten,
+    /// A customer's rate bounds nothing.
+    CustomerRateIgnored,
+    /// What comes behind something that was passed over leaves before it.
+    PassedOvertaken,
+    /// What is passed over while others of its customer are read back is taken for read.
+    ReadBackForgets,
+    /// Memory holds what it likes of a customer that waits for its rate.
+    FillIgnored,
     /// A cancel of a selection takes all that memory has of its application.
     SelectedInMemoryAll,
     /// A cancel or count of a selection takes all that the store alone has.

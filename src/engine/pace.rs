@@ -117,6 +117,8 @@ pub(super) struct Pace {
     /// rate. The two differ by what waits for payloads.
     formed: u64,
     left: u64,
+    /// Items that have been formed and have not left.
+    out: u64,
     /// Nothing is formed before: it has been asked, and is asked again then.
     waits_until: Option<u64>,
     /// Items of the batch that comes next, where it was too large for what may leave; else 1.
@@ -136,7 +138,7 @@ pub(super) struct Waited {
 
 impl Pace {
     pub(super) fn new(bound: Option<Bound>) -> Self {
-        Pace { bound, formed: 0, left: 0, waits_until: None, wanted: 1, waited: false, since: 0 }
+        Pace { bound, formed: 0, left: 0, out: 0, waits_until: None, wanted: 1, waited: false, since: 0 }
     }
 
     /// What is owed stays owed, item by item.
@@ -174,6 +176,17 @@ impl Pace {
         bound.map_or(0, |bound| bound.free_at(self.formed.max(self.left), items))
     }
 
+    /// When a batch of so many may be formed that leaves as soon as it can, whatever is before it: what has
+    /// been formed and waits for payloads still is taken to leave now. 0: nothing is bounded.
+    pub(super) fn ready_alone_at(&self, items: u64, mono: u64) -> u64 {
+        let bound = self.bound.filter(|_| !mutated(Mutant::CustomerRateIgnored));
+        let paid = |bound: Bound| match self.out {
+            0 => self.left,
+            out => bound.pay(self.left, out, mono),
+        };
+        bound.map_or(0, |bound| bound.free_at(paid(bound), items))
+    }
+
     /// When a batch of so many that was formed may leave.
     pub(super) fn may_leave_at(&self, items: u64) -> u64 {
         let bound = self.bound.filter(|_| !mutated(Mutant::FetchedOutrunsRate));
@@ -190,6 +203,7 @@ impl Pace {
             self.since = mono;
         }
         self.formed = self.bound.map_or(0, |bound| bound.pay(self.formed, items, mono));
+        self.out += items;
         waited
     }
 
@@ -197,17 +211,25 @@ impl Pace {
     pub(super) fn give_back(&mut self, items: u64) {
         let paid = self.bound.map_or(0, |bound| items * bound.rate.each_ms);
         self.formed = self.formed.saturating_sub(paid).max(self.left);
+        self.out = self.out.saturating_sub(items);
     }
 
     /// So many leave now.
     pub(super) fn leave(&mut self, items: u64, mono: u64) {
         self.left = self.bound.map_or(0, |bound| bound.pay(self.left, items, mono));
+        self.out = self.out.saturating_sub(items);
     }
 
     /// Nothing is owed: forgotten, it would come back the same.
     pub(super) fn is_at_rest(&self, mono: u64) -> bool {
         let paid = |bound: Bound| self.formed.max(self.left) <= bound.all_until(mono);
-        self.waits_until.is_none() && self.bound.is_none_or(paid)
+        self.waits_until.is_none() && self.out == 0 && self.bound.is_none_or(paid)
+    }
+
+    /// When all that has left is paid for.
+    pub(super) fn rests_at(&self) -> u64 {
+        let paid = self.formed.max(self.left);
+        self.bound.map_or(0, |bound| paid.div_ceil(u64::from(bound.rate.items)))
     }
 
     /// Until when something has been held back that could leave otherwise.

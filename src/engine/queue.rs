@@ -11,10 +11,10 @@
 
 mod agenda;
 mod due_line;
-mod held;
 mod lane;
 mod later;
 mod live;
+mod passed;
 mod resident;
 mod table;
 
@@ -26,9 +26,10 @@ use super::types::{AppSettings, Key, Settings};
 pub(super) use agenda::{EndOf, QueueMut};
 use due_line::DueLine;
 pub(super) use due_line::Entry;
-use held::HeldCustomers;
 pub(super) use lane::Lane;
 pub(super) use live::{Condition, Live};
+use passed::PassedOver;
+pub(super) use passed::Room;
 use std::sync::Arc;
 pub(super) use table::Queues;
 
@@ -62,8 +63,8 @@ pub(super) struct Queue {
     paused: Option<u64>,
     /// The rate that a command has given it for a while.
     slowed: Option<Slowed>,
-    /// Customers whose items are held back.
-    held: HeldCustomers,
+    /// Customers of whom due items are passed over.
+    passed: PassedOver,
     /// Its row is out of date.
     dirty: bool,
     /// It stands in the list of those that the loader has to look at.
@@ -126,36 +127,56 @@ impl Queue {
         self.live.as_ref()?.pace().waits_until()
     }
 
-    /// Customers whose items are held back.
-    pub(super) fn held(&self) -> &HeldCustomers {
-        &self.held
+    /// Customers of whom due items are passed over.
+    pub(super) fn passed(&self) -> &PassedOver {
+        &self.passed
     }
 
     /// No item of this customer that memory lacks lies below.
     pub(super) fn near_until_of(&self, customer: &str) -> Key {
-        self.near_until().min(self.held.first(customer))
+        self.near_until().min(self.passed.first(customer))
     }
 
     /// No item that memory lacks lies below, of no customer.
     pub(super) fn near_until_of_all(&self) -> Key {
-        self.near_until().min(self.held.low())
+        self.near_until().min(self.passed.low())
     }
 
-    /// A stored item of a customer that is held back is in the store alone from now on, or stays there. Call
-    /// it before the counts change.
+    /// A stored item of a customer is in the store alone from now on, or stays there, and is passed over.
+    /// Call it before the counts change.
     fn pass_over(&mut self, customer: &str, place: Key) {
         if self.far() == 0 && !self.is_loading() {
             // Memory lacks nothing else.
             self.near_until = LAST;
         }
-        self.held.pass_over(customer, place);
+        self.passed.pass_over(customer, place);
     }
 
-    /// The loader passes over an item that is due and of a customer that is held back, and leaves it in the
-    /// store; not where the first items are to be given up, and not where it may lack its customer row.
-    pub(super) fn passes_over(&self, customer: Option<&str>, place: Key, wall: u64) -> bool {
-        let held = customer.is_some_and(|name| self.held.until(name).is_some());
-        held && place.due <= wall && place.due >= self.former_unindexed && !self.is_trimming()
+    /// An item with this place is in the store alone from now on. `passed`: its customer, where it is passed
+    /// over. Call it before the counts change.
+    fn leave_in_store(&mut self, place: Key, passed: Option<&str>) {
+        match passed.filter(|_| !self.is_trimming()) {
+            Some(customer) => self.pass_over(customer, place),
+            None => self.lower(place),
+        }
+    }
+
+    /// An item with this place is in the store alone from now on. Call it before the counts change.
+    fn lower(&mut self, place: Key) {
+        let known = self.far() > 0 || self.is_loading();
+        self.near_until = if known { self.near_until.min(place) } else { place };
+        let loading = self.live.as_mut().and_then(|live| live.loading_mut().as_mut());
+        if let Some(loading) = loading {
+            loading.behind = Some(loading.behind.map_or(place, |behind| behind.min(place)));
+        }
+    }
+
+    /// The loader may pass over an item of a customer at this place, and leave it in the store: where it is
+    /// due; not where the first items are to be given up, and not where it may lack its customer row. `back`:
+    /// it has been passed over before, and has one.
+    pub(super) fn may_pass_over(&self, place: Key, back: bool, wall: u64) -> bool {
+        let is_indexed = back || place.due >= self.former_unindexed;
+        place.due <= wall && is_indexed && !self.is_trimming()
     }
 
     /// Its first items are to be given up, and are not in memory.
@@ -230,7 +251,7 @@ impl Queue {
 
     /// No stored item lies below.
     pub(super) fn low(&self) -> Key {
-        self.low_of_free().min(self.held.low())
+        self.low_of_free().min(self.passed.low())
     }
 
     /// The same, without what is held back of customers.
@@ -263,7 +284,7 @@ impl Queue {
         self.total() == 0
             && !self.is_paused()
             && self.slowed.is_none()
-            && self.held.len() == 0
+            && self.passed.is_empty()
             && !self.dirty
             && self.live.as_ref().is_none_or(|live| live.is_idle(true, mono))
     }

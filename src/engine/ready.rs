@@ -68,6 +68,34 @@ impl ReadyItems {
         (self.in_order, self.late) = (all.into(), BTreeMap::new());
     }
 
+    /// All of them come before this place in the order of the store. Those without a place have gone.
+    pub(super) fn ends_before(&self, place: Key, place_of: impl Fn(ItemId) -> Option<Key>) -> bool {
+        let in_order = self.in_order.iter().rev().map(|(at, item)| (at.0, *item));
+        let late = self.late.iter().rev().map(|(at, item)| (at.0, *item));
+        let comes_before = |(_, item): (u64, ItemId)| place_of(item).is_none_or(|other| other < place);
+        in_order.take_while(|(due, _)| *due >= place.due).all(comes_before)
+            && late.take_while(|(due, _)| *due >= place.due).all(comes_before)
+    }
+
+    /// Takes out as many as that, those that come last in the order of the store. Those without a place have
+    /// gone.
+    pub(super) fn pop_last(&mut self, most: usize, place_of: impl Fn(ItemId) -> Option<Key>) -> Vec<ItemId> {
+        let mut last: Vec<(Key, ItemId)> = Vec::new();
+        // What is due in one millisecond may lie there in another order.
+        let within = |last: &[(Key, ItemId)], item: ItemId| {
+            let due = place_of(item).map(|place| place.due);
+            last.len() < most || last.last().map(|(place, _)| place.due) == due
+        };
+        while let Some(item) = self.pop_last_if(|item| within(&last, item)) {
+            last.extend(place_of(item).map(|place| (place, item)));
+        }
+        last.sort_unstable();
+        let mut stay: Vec<(Key, ItemId)> = last.drain(..last.len().saturating_sub(most)).collect();
+        stay.sort_unstable_by_key(|(place, _)| (place.due, place.seq));
+        stay.into_iter().for_each(|(place, item)| self.push(place, item));
+        last.into_iter().map(|(_, item)| item).collect()
+    }
+
     pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
         self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
     }

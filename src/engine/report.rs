@@ -4,7 +4,7 @@ use super::core::Core;
 use super::event::FOR_EVER;
 use super::health::HealthState;
 use super::ids::QueueId;
-use super::queue::Queue;
+use super::queue::{Live, Queue};
 use super::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
 use super::types::Now;
 
@@ -19,7 +19,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
         queue.total() > 0
             || queue.is_paused()
             || queue.slowed().is_some()
-            || queue.held().len() > 0
+            || queue.passed().held() > 0
             || queue.live().is_some()
     };
     let mut names: Vec<(&str, QueueId)> = Vec::new();
@@ -99,19 +99,19 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         total,
         paused,
         paused_until: queue.paused_until(),
-        paused_customers: queue.held().len() as u64,
+        paused_customers: queue.passed().held(),
         rate: rate.filter(|_| id != core.stock.queues.dead_letters()).map(|rate| rate.to_string()),
         rate_until: slowed.map(|slowed| slowed.until).filter(|until| *until < FOR_EVER),
         oldest_due_at,
         ..Application::default()
     };
     let Some(live) = queue.live() else { return Application { waiting: total, ..told } };
-    let held_until = live.pace().waits_until().filter(|_| !paused && !queue.is_failing());
     let (parked, in_flight) = (parked_of(queue, now), live.lane().items());
     // What is due while it cannot be delivered to is parked.
-    let due = if queue.is_failing() { 0 } else { live.line().items() };
+    let due = if queue.is_failing() { 0 } else { live.line().all_items() };
+    let (held, held_until) = if paused || queue.is_failing() { (0, None) } else { held(core, live) };
     Application {
-        held: held_until.map_or(0, |_| live.line().items()),
+        held,
         held_until: held_until.map(|until| now.wall + until.saturating_sub(now.mono)),
         waiting: total.saturating_sub(due + in_flight + parked),
         due,
@@ -123,10 +123,21 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     }
 }
 
+/// Due items that a rate holds back, and when the next of them leaves, monotonic.
+fn held(core: &Core, live: &Live) -> (u64, Option<u64>) {
+    let line = live.line();
+    let of_queue = live.pace().waits_until().map(|until| (line.items(), until));
+    let aside = line.aside().iter().filter_map(|id| core.stock.customers().get(*id));
+    let of_customers = aside.filter_map(|customer| Some((u64::from(customer.due), customer.paced_until()?)));
+    of_queue.into_iter().chain(of_customers).fold((0, None), |(held, first), (items, until)| {
+        (held + items, Some(first.map_or(until, |first: u64| first.min(until))))
+    })
+}
+
 /// Items of a queue that cannot be delivered to.
 fn parked_of(queue: &Queue, now: Now) -> u64 {
     let live = queue.live().filter(|_| queue.is_failing());
-    live.map_or(0, |live| due_behind(queue, live.line().items(), now))
+    live.map_or(0, |live| due_behind(queue, live.line().all_items(), now))
 }
 
 /// The earliest due of what is due and not confirmed.

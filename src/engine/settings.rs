@@ -73,6 +73,10 @@ pub struct AppSettings {
     pub rate: Option<Rate>,
     /// Most items that leave at once under `rate`; 0 = those of a second.
     pub burst: u32,
+    /// How fast the items of each customer leave; `None` = as fast as they can.
+    pub customer_rate: Option<Rate>,
+    /// Most items of a customer that leave at once under `customer_rate`; 0 = those of a second.
+    pub customer_burst: u32,
 }
 
 impl AppSettings {
@@ -84,6 +88,19 @@ impl AppSettings {
     /// How fast its items leave, and how many at once.
     pub(super) fn bound(&self) -> Option<Bound> {
         self.rate.map(|rate| Bound::new(rate, self.burst))
+    }
+
+    /// The same of each customer.
+    pub(super) fn customer_bound(&self) -> Option<Bound> {
+        self.customer_rate.map(|rate| Bound::new(rate, self.customer_burst))
+    }
+
+    /// Most items of one batch, and most bytes.
+    pub(super) fn most_of_batch(&self) -> (usize, u64) {
+        match self.format {
+            Format::Passthrough => (1, u64::MAX),
+            Format::Json | Format::Ndjson | Format::CloudEvents => (self.max_items as usize, self.max_bytes),
+        }
     }
 }
 
@@ -104,6 +121,8 @@ impl Default for AppSettings {
             max_waiting: 0,
             rate: None,
             burst: 0,
+            customer_rate: None,
+            customer_burst: 0,
         }
     }
 }

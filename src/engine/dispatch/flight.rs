@@ -1,9 +1,10 @@
 //! A batch on its way out: what could be sent next, and what has been formed.
 
-use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::items::{Item, NumberMap, Stage};
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
+use crate::engine::stock::Stock;
 use crate::engine::types::Format;
 
 /// What could be sent next.
@@ -43,6 +44,8 @@ pub(super) enum FlightState {
 #[derive(Debug)]
 pub(in crate::engine) struct Flight {
     pub(in crate::engine) queue: QueueId,
+    /// Whose items they are, where they are a customer's.
+    pub(super) customer: Option<CustomerId>,
     /// In order of (due, seq). Empty only while they are looked at before they are sent.
     pub(in crate::engine) rows: Vec<ItemId>,
     /// Payload bytes, against the publisher's bound.
@@ -133,6 +136,14 @@ impl Flights {
     /// Whether it holds a slot.
     pub(in crate::engine) fn is_under_way(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.state.holds_slot())
+    }
+
+    /// So many of one that was formed do not leave after all: the rates are charged for what does.
+    pub(in crate::engine) fn give_back(&self, stock: &mut Stock, number: u64, rows: u64) {
+        if let Some(flight) = self.get(number) {
+            stock.queues.at(flight.queue).at_work().pace_mut().give_back(rows);
+            stock.shared.customers.give_back(flight.customer, rows);
+        }
     }
 
     /// It was handed over, and went nowhere.

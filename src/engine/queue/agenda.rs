@@ -1,6 +1,7 @@
 //! What all queues have in common: which of them have work, and what they count together. A queue is changed
 //! with it at hand ([`QueueMut`]), and knows of no other queue.
 
+use super::passed::PassedOver;
 use super::{Condition, DueLine, Live, Loading, Queue, LAST};
 use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS, FOR_EVER};
 use crate::engine::ids::{ItemId, QueueId};
@@ -149,9 +150,9 @@ impl<'q> QueueMut<'q> {
         }
     }
 
-    /// That many due items have come into its line, or left it.
-    pub(in crate::engine) fn count_ready(&mut self, change: i64) {
-        self.live_mut().line_mut().count(change);
+    /// That many due items have come, or gone: of its line, or of a customer that stands aside.
+    pub(in crate::engine) fn count_ready(&mut self, change: i64, aside: bool) {
+        self.live_mut().line_mut().count(change, aside);
         self.agenda.ready_rows = self.agenda.ready_rows.saturating_add_signed(change);
         if change < 0 {
             self.look_at();
@@ -191,15 +192,12 @@ impl<'q> QueueMut<'q> {
         self.touch_row();
     }
 
-    /// An item is written that is in the store alone from now on. `held`: its customer, where that is held
-    /// back.
-    pub(in crate::engine) fn add_far(&mut self, place: Key, held: Option<&str>) {
+    /// An item is written that is in the store alone from now on. `passed`: its customer, where it is passed
+    /// over.
+    pub(in crate::engine) fn add_far(&mut self, place: Key, passed: Option<&str>) {
         self.count_in();
         self.count_later(place, true);
-        match held.filter(|_| !self.queue.is_trimming()) {
-            Some(customer) => self.queue.pass_over(customer, place),
-            None => self.lower(place),
-        }
+        self.queue.leave_in_store(place, passed);
         self.queue.stored += 1;
         self.touch_row();
         self.look_at();
@@ -211,13 +209,10 @@ impl<'q> QueueMut<'q> {
         self.count_later(place, false);
     }
 
-    /// A stored item has left memory. `held`: its customer, where that is held back.
-    pub(in crate::engine) fn evicted(&mut self, place: Key, held: Option<&str>) {
+    /// A stored item has left memory. `passed`: its customer, where it is passed over.
+    pub(in crate::engine) fn evicted(&mut self, place: Key, passed: Option<&str>) {
         self.count_later(place, true);
-        match held.filter(|_| !self.queue.is_trimming()) {
-            Some(customer) => self.queue.pass_over(customer, place),
-            None => self.lower(place),
-        }
+        self.queue.leave_in_store(place, passed);
         self.live_mut().resident_mut().remove(place);
         self.look_at();
     }
@@ -251,16 +246,6 @@ impl<'q> QueueMut<'q> {
         self.touch_row();
     }
 
-    /// An item with this place is in the store alone from now on. Call it before the counts change.
-    fn lower(&mut self, place: Key) {
-        let known = self.queue.far() > 0 || self.queue.is_loading();
-        self.queue.near_until = if known { self.queue.near_until.min(place) } else { place };
-        let loading = self.queue.live.as_mut().and_then(|live| live.loading_mut().as_mut());
-        if let Some(loading) = loading {
-            loading.behind = Some(loading.behind.map_or(place, |behind| behind.min(place)));
-        }
-    }
-
     /// An item that is not due yet has gone to the store alone, or come from there.
     fn count_later(&mut self, place: Key, comes: bool) {
         if let Some(live) = self.queue.live.as_mut() {
@@ -270,7 +255,7 @@ impl<'q> QueueMut<'q> {
 
     /// Items in the store alone got another place, from `to` on.
     pub(in crate::engine) fn closed_far(&mut self, to: Key) {
-        self.lower(to);
+        self.queue.lower(to);
         self.touch_row();
         self.look_at();
     }
@@ -350,7 +335,7 @@ impl<'q> QueueMut<'q> {
 
     /// A customer is held back until then. Until when it was before, if it was.
     pub(in crate::engine) fn hold(&mut self, customer: &Arc<str>, until: u64) -> Option<u64> {
-        let before = self.queue.held.hold(Arc::clone(customer), until);
+        let before = self.queue.passed.hold(customer, until);
         self.agenda.note_end(self.id, EndOf::Customer(Arc::clone(customer)), before, Some(until));
         self.agenda.held += u64::from(before.is_none());
         before
@@ -358,24 +343,33 @@ impl<'q> QueueMut<'q> {
 
     /// A customer that was held back goes on: what was passed over of it is read. Whether it was.
     pub(in crate::engine) fn let_go(&mut self, customer: &str) -> bool {
-        let Some((until, first)) = self.queue.held.release(customer) else { return false };
+        let Some(until) = self.queue.passed.let_go(customer) else { return false };
         self.agenda.note_end(self.id, EndOf::Customer(customer.into()), Some(until), None);
         self.agenda.held -= 1;
-        self.read_from(first);
+        self.look_again();
         true
     }
 
-    /// The first items are to be given up: what was passed over is among them.
-    pub(in crate::engine) fn read_held(&mut self) {
-        let low = self.queue.held.take_low();
-        self.read_from(low);
-    }
+    // ---- what is passed over ------------------------------------------------------------------------------
 
-    fn read_from(&mut self, first: Key) {
-        if self.queue.far() > 0 && first < LAST && !mutated(Mutant::PassedOverForgotten) {
-            self.lower(first);
+    /// The first items are to be given up: what was passed over is among them.
+    pub(in crate::engine) fn read_passed(&mut self) {
+        let low = self.queue.passed.take_low();
+        if self.queue.far() > 0 && low < LAST && !mutated(Mutant::PassedOverForgotten) {
+            self.queue.lower(low);
         }
         self.look_again();
+    }
+
+    /// An item in the store alone, or about to be, is passed over.
+    pub(in crate::engine) fn pass_over(&mut self, customer: &str, place: Key) {
+        self.queue.pass_over(customer, place);
+    }
+
+    /// What is passed over, to be changed; the loader looks at it.
+    pub(in crate::engine) fn passed_mut(&mut self) -> &mut PassedOver {
+        self.look_at();
+        &mut self.queue.passed
     }
 
     // ---- what is to be done about it ----------------------------------------------------------------------

@@ -1,7 +1,7 @@
 //! A queue's due work, in order: what may leave, and what waits for older rows that have still to be loaded.
 
 use crate::engine::ids::{CustomerId, ItemId};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// What stands in a queue's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,9 @@ pub(in crate::engine) struct DueLine {
     in_parts: bool,
     /// Items of both.
     items: u64,
+    /// Customers that stand aside, whose turn comes by something else than the line, and their due items.
+    aside: BTreeSet<CustomerId>,
+    items_aside: u64,
 }
 
 impl DueLine {
@@ -44,6 +47,16 @@ impl DueLine {
     /// Items of all entries.
     pub(in crate::engine) fn items(&self) -> u64 {
         self.items
+    }
+
+    /// Items of all entries, and of customers that stand aside.
+    pub(in crate::engine) fn all_items(&self) -> u64 {
+        self.items + self.items_aside
+    }
+
+    /// Customers that stand aside.
+    pub(in crate::engine) fn aside(&self) -> &BTreeSet<CustomerId> {
+        &self.aside
     }
 
     /// The first entry; of what is stalled, where nothing may leave.
@@ -125,7 +138,21 @@ impl DueLine {
         self.stalled.len()
     }
 
-    pub(super) fn count(&mut self, change: i64) {
-        self.items = self.items.saturating_add_signed(change);
+    /// That many items have come, or gone: of entries, or of a customer that stands aside.
+    pub(super) fn count(&mut self, change: i64, aside: bool) {
+        let items = if aside { &mut self.items_aside } else { &mut self.items };
+        *items = items.saturating_add_signed(change);
+    }
+
+    /// A customer with so many due items stands aside, or does not any more.
+    pub(in crate::engine) fn set_aside(&mut self, customer: CustomerId, items: i64, aside: bool) {
+        if aside {
+            self.aside.insert(customer);
+        } else {
+            self.aside.remove(&customer);
+        }
+        let items = if aside { items } else { -items };
+        self.count(-items, false);
+        self.count(items, true);
     }
 }

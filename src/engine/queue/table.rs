@@ -1,13 +1,13 @@
 //! The table of all queues: by name and by handle, what they count together, and which of them has work.
 
 use super::agenda::{bound, Agenda, EndOf, QueueMut};
-use super::held::HeldCustomers;
+use super::passed::PassedOver;
 use super::{Condition, Queue, LAST};
 use crate::engine::event::{QueueRow, DEAD_LETTERS};
 use crate::engine::ids::QueueId;
 use crate::engine::lookup::Lookup;
 use crate::engine::slab::{self, Handle, Slab};
-use crate::engine::types::{AppSettings, Key, Now, Settings, Thresholds};
+use crate::engine::types::{AppSettings, Now, Settings, Thresholds};
 use std::ops::Index;
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ impl Queues {
             near_until: LAST,
             paused: None,
             slowed: None,
-            held: HeldCustomers::new(),
+            passed: PassedOver::new(),
             dirty: false,
             reviewed: false,
             former_unindexed: 0,
@@ -150,11 +150,6 @@ impl Queues {
     /// The clocks: by the one what is due later is told from what is due, by the other how fast it leaves.
     pub(in crate::engine) fn observe(&mut self, now: Now) {
         (self.agenda.wall, self.agenda.mono) = (now.wall, now.mono);
-    }
-
-    /// A stored item of a customer that is held back stays in the store, though its queue is read.
-    pub(in crate::engine) fn pass_over(&mut self, id: QueueId, customer: &str, place: Key) {
-        self.table[id].pass_over(customer, place);
     }
 
     // ---- counts -------------------------------------------------------------------------------------------

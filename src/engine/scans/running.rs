@@ -287,7 +287,7 @@ impl Running {
     fn paused(&self, core: &Core) -> Option<u64> {
         let Kind::Count(Scope::Customer(of)) = &self.kind else { return None };
         let queue = core.stock.queues.find(&of.application)?;
-        core.stock.queues[queue].held().until(&of.customer)
+        core.stock.queues[queue].passed().held_until(&of.customer)
     }
 
     pub(super) fn answer(&self, core: &Core) -> Answer {

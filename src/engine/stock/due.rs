@@ -19,8 +19,10 @@ impl QueueStock<'_> {
     /// An item is due: it goes into the line, or out of memory where older ones have gone before it.
     pub(super) fn make_ready(&mut self, id: ItemId, now: Now) {
         self.shared.set_stage(id, Stage::Ready);
+        let customer = self.shared.items[id].customer();
+        let passed = customer.map_or(LAST, |customer| self.of(customer).passed_from());
         let item = &self.shared.items[id];
-        let leaves = item.place() >= self.queue.memory_bound() || self.is_crowded();
+        let leaves = item.place() >= self.queue.memory_bound().min(passed) || self.is_crowded();
         if leaves && item.is_stored() && !mutated(Mutant::FarOvertaken) {
             self.evict(id, now);
         } else {
@@ -36,9 +38,12 @@ impl QueueStock<'_> {
             None => Some(Entry::Single(id)),
             Some(customer) => self.customer(customer).push_ready(place, id),
         };
-        if let (Some(Entry::Customer(id)), true) = (entry, held::name(self, customer).is_some()) {
-            held::leave(self, id);
-            return self.queue.count_ready(1);
+        count_due(self, customer, 1);
+        if let Some(customer) = customer {
+            if entry.is_some() && self.of(customer).is_held() {
+                return self.of(customer).leave();
+            }
+            self.of(customer).leave_beyond_fill();
         }
         let turn = customer.map(|customer| self.shared.customers[customer].turn);
         if turn == Some(CustomerTurn::Stalled) && place < self.queue.near_until() {
@@ -46,7 +51,6 @@ impl QueueStock<'_> {
             self.unstall();
         }
         entry.into_iter().for_each(|entry| self.queue.line_mut().push(entry));
-        self.queue.count_ready(1);
         self.queue.run();
     }
 
@@ -72,9 +76,9 @@ impl QueueStock<'_> {
                         vec![id]
                     }
                 }
-                Entry::Customer(customer) if held::name(self, Some(customer)).is_some() => {
+                Entry::Customer(customer) if self.of(customer).is_held() => {
                     // It was held back while it stood in line.
-                    held::leave(self, customer);
+                    self.of(customer).leave();
                     continue;
                 }
                 Entry::Customer(customer) => {
@@ -85,7 +89,7 @@ impl QueueStock<'_> {
                         self.of(customer).close_window(cause, now);
                     }
                     match self.of(customer).take_batch(bound, most, now) {
-                        None => continue,
+                        None | Some(Formed::Aside) => continue,
                         Some(Formed::Batch(taken)) => taken,
                         Some(Formed::TooLarge(items)) => {
                             self.queue.live_mut().pace_mut().want(items);
@@ -96,7 +100,9 @@ impl QueueStock<'_> {
                 }
             };
             if !taken.is_empty() {
-                self.queue.count_ready(-(taken.len() as i64));
+                let customer = self.shared.items[taken[0]].customer();
+                count_due(self, customer, -(taken.len() as i32));
+                customer.into_iter().for_each(|customer| self.of(customer).want_passed());
                 self.queue.line_mut().has_left();
                 self.shared.work += taken.len() as u64;
                 return taken;
@@ -104,7 +110,9 @@ impl QueueStock<'_> {
             if bound < near {
                 break entry;
             }
-            self.shared.customers.turn_to(entry, CustomerTurn::Stalled);
+            if let Entry::Customer(customer) = entry {
+                self.of(customer).turn_to(CustomerTurn::Stalled);
+            }
             self.queue.line_mut().stall(entry);
             self.shared.stalled.insert(self.queue.id());
             self.queue.look_at();
@@ -120,7 +128,11 @@ impl QueueStock<'_> {
         self.shared.stalled.remove(&self.queue.id());
         let again = self.queue.line_mut().unstall();
         self.shared.work += again.len() as u64;
-        again.into_iter().for_each(|entry| self.shared.customers.turn_to(entry, CustomerTurn::InLine));
+        for entry in again {
+            if let Entry::Customer(customer) = entry {
+                self.of(customer).turn_to(CustomerTurn::InLine);
+            }
+        }
         self.queue.run();
     }
 

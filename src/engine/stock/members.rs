@@ -2,6 +2,7 @@
 //! of their customer.
 
 use super::*;
+use crate::engine::queue::{Room, LAST};
 
 /// What of a queue's stock is one customer's.
 #[derive(Debug)]
@@ -205,24 +206,46 @@ impl CustomerStock<'_, '_> {
         all.filter(is_other).collect()
     }
 
-    /// As many due items as a batch takes, below the bound. A window that is cut by it waits for its rest,
-    /// unless the batch is full, or it is to leave in parts. One for which the queue's rate has no room stays
-    /// where it is. `None`: nothing of theirs is due any more.
+    /// As many due items as a batch takes, below the bound and before what was passed over of it. `None`:
+    /// nothing of theirs is due any more.
     pub(super) fn take_batch(&mut self, bound: Key, most: usize, now: Now) -> Option<Formed> {
+        self.at.shared.customers.get(self.id)?;
+        let passed = self.passed_from();
+        let name = (passed < LAST).then(|| Arc::clone(&self.at.shared.customers[self.id].name));
+        let mut formed = self.form(bound.min(passed), most, now);
+        let waits = matches!(&formed, Some(Formed::Batch(taken)) if taken.is_empty()) && passed < bound;
+        if waits {
+            self.turn_to(CustomerTurn::Behind);
+            formed = Some(Formed::Aside);
+        }
+        if let Some(name) = name {
+            let passed = self.at.queue.passed_mut();
+            match formed {
+                None => passed.set_room(&name, Room::Some),
+                Some(Formed::Aside) if waits => passed.set_room(&name, Room::Some),
+                // What comes behind may find room now.
+                Some(Formed::Batch(_)) if passed.room(&name) == Room::None => {
+                    passed.set_room(&name, Room::Unknown);
+                }
+                Some(Formed::Batch(_) | Formed::TooLarge(_) | Formed::Aside) => {}
+            }
+        }
+        formed
+    }
+
+    /// What of it leaves together. A window that is cut by the bound waits for its rest, unless the batch is
+    /// full, or it is to leave in parts. One for which a rate has no room stays where it is. `None`: nothing
+    /// is due any more.
+    fn form(&mut self, bound: Key, most: usize, now: Now) -> Option<Formed> {
+        let filled = bound < LAST && bound == self.passed_from() && self.lacks_room();
         let QueueStock { queue, shared } = &mut *self.at;
         let SharedStock { items, customers, counters, .. } = &mut **shared;
         let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
-        customers.get(self.id)?;
-        let in_parts = queue.live().is_some_and(|live| live.line().is_in_parts());
+        let in_parts = filled || queue.live().is_some_and(|live| live.line().is_in_parts());
         // Where the clock was set back its rest waits for it, and what is here was due.
         let waits = !in_parts && bound.due <= now.wall && !mutated(Mutant::WindowInParts);
         let settings = queue.settings();
-        let (max_items, max_bytes) = match settings.format {
-            Format::Passthrough => (1, u64::MAX),
-            Format::Json | Format::Ndjson | Format::CloudEvents => {
-                (settings.max_items as usize, settings.max_bytes)
-            }
-        };
+        let (max_items, max_bytes) = settings.most_of_batch();
         let owner = &mut customers[self.id];
         let overhead = owner.overhead;
         let most = max_items.min(most).max(1);
@@ -260,6 +283,13 @@ impl CustomerStock<'_, '_> {
             }
         }
         let size = taken.len() as u64;
+        let customer_bound = settings.customer_bound();
+        if size > 0 && customers.waits_until(self.id, customer_bound, size, now).is_some() {
+            customers[self.id].ready.put_back(taken, |id| items[id].place());
+            self.turn_to(CustomerTurn::Paced);
+            return Some(Formed::Aside);
+        }
+        let owner = &mut customers[self.id];
         if queue.live().is_some_and(|live| live.pace().room(now.mono) < size) {
             owner.ready.put_back(taken, |id| items[id].place());
             return Some(Formed::TooLarge(size));
@@ -284,6 +314,8 @@ pub(super) enum Formed {
     Batch(Vec<ItemId>),
     /// So many items, for which the rate of their queue has no room now.
     TooLarge(u64),
+    /// Nothing now: it stands aside.
+    Aside,
 }
 
 /// How many of these, which are due and lie below the bound, leave nothing of their windows behind. The rest

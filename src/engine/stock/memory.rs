@@ -39,7 +39,7 @@ impl<'s> QueueStock<'s> {
         }
         let (customer, place, stage) = (item.customer(), item.place(), item.stage());
         let customer_row = self.row(item).customer();
-        let held = held::name(self, customer);
+        let passed = customer.and_then(|customer| self.of(customer).passed(place, now));
         self.shared.customers.pin(customer);
         if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, stage) {
             self.of(customer).forget_member(pos);
@@ -51,12 +51,15 @@ impl<'s> QueueStock<'s> {
         }
         if item.is_stored() {
             self.rewrite(&item, customer_row);
-            self.queue.evicted(place, held.as_deref());
+            self.queue.evicted(place, passed.as_deref());
         } else {
             item.set(ItemFlag::Indexed, customer_row.is_some());
             self.write(&mut item);
             self.queue.remove_pending();
-            self.queue.add_far(place, held.as_deref());
+            self.queue.add_far(place, passed.as_deref());
+        }
+        if let (Some(customer), true) = (customer, passed.is_some()) {
+            self.of(customer).want_passed();
         }
         self.unpin(customer);
     }
@@ -127,7 +130,7 @@ impl<'s> QueueStock<'s> {
                 }
             }
             // Its entry is passed over when it is met.
-            Stage::Ready => self.queue.count_ready(-1),
+            Stage::Ready => count_due(self, customer, -1),
             Stage::Flying(_) => return,
         }
         self.shared.set_stage(id, Stage::Flying(0));
@@ -160,11 +163,6 @@ pub(super) struct Clearance<'q, 's> {
 }
 
 impl Clearance<'_, '_> {
-    /// What is due of this entry, which stands nowhere else. Whether anything of it is left.
-    pub(super) fn one(&mut self, entry: Entry) -> bool {
-        self.entry(entry, Key::default())
-    }
-
     /// What is stalled, the last first, from this bound on.
     pub(super) fn stalled(&mut self, bound: Key) {
         let mut entries = self.at.queue.line_mut().take_stalled();
@@ -203,7 +201,9 @@ impl Clearance<'_, '_> {
     }
 
     fn put_in_line(&mut self, entry: Entry) {
-        self.at.shared.customers.turn_to(entry, CustomerTurn::InLine);
+        if let Entry::Customer(id) = entry {
+            self.at.of(id).turn_to(CustomerTurn::InLine);
+        }
         self.at.queue.line_mut().push(entry);
     }
 
@@ -231,15 +231,16 @@ impl Clearance<'_, '_> {
         }
         *self.left = self.left.saturating_sub(ids.len());
         for id in ids {
-            if self.at.shared.items.get(id).is_some_and(|item| item.stage() == Stage::Ready) {
-                self.at.queue.count_ready(-1);
-                self.at.evict(id, self.now);
-            }
+            let item = self.at.shared.items.get(id).filter(|item| item.stage() == Stage::Ready);
+            let Some(customer) = item.map(Item::customer) else { continue };
+            count_due(self.at, customer, -1);
+            self.at.evict(id, self.now);
         }
         let Entry::Customer(customer) = entry else { return false };
         let is_left = !self.at.shared.customers[customer].ready.is_empty();
         if !is_left {
-            self.at.shared.customers.turn_to(entry, CustomerTurn::None);
+            self.at.of(customer).turn_to(CustomerTurn::None);
+            self.at.of(customer).want_passed();
             self.at.customer(customer).release();
         }
         is_left

@@ -12,15 +12,15 @@
 //! goes over several queues: who gives way when memory is short, what is due next, and the step to the dead
 //! letters.
 
+mod aside;
 mod due;
-mod held;
 mod members;
 mod memory;
 mod shared;
 mod times;
 mod ways;
 
-use super::customers::{CustomerMut, CustomerTurn, Customers};
+use super::customers::{Customer, CustomerMut, CustomerTurn, Customers};
 pub(super) use super::event::HORIZON_MS;
 use super::event::{ClosingRow, IndexRows, Op, Opened, Place, Stored, FOR_EVER};
 use super::ids::{CustomerId, ItemId, QueueId};
@@ -31,13 +31,16 @@ use super::queue::{Condition, Entry, QueueMut, Queues};
 use super::reads::ReadLine;
 use super::schedule::Taken;
 use super::types::{
-    Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Format, Identity, Key, NewItem, Now, Thresholds,
+    AppSettings, Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Identity, Key, NewItem, Now,
+    Thresholds,
 };
 use super::window::{self, Member, Plan, Window};
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
+use aside::count_due;
+pub(super) use aside::fill_of;
 use members::{CustomerStock, Formed};
 use shared::{rewritten, standing, ItemRow, SharedStock};
 use ways::Dying;
@@ -238,8 +241,9 @@ impl Stock {
 
     // ---- memory -------------------------------------------------------------------------------------------
 
-    /// Takes a stored item into memory, unless it is there or has ended meanwhile. Its handle, where it came.
-    pub(super) fn restore(&mut self, mut stored: Stored, now: Now) -> Option<ItemId> {
+    /// Takes a stored item into memory, unless it is there or has ended meanwhile, or is passed over. Its
+    /// handle, where it came. `back`: it was passed over before.
+    pub(super) fn restore(&mut self, mut stored: Stored, back: bool, now: Now) -> Option<ItemId> {
         let seq = stored.key.seq;
         if self.items().by_seq(seq).is_some() || !self.shared.reads.is_current(ReadLine::Ordered, seq) {
             return None;
@@ -247,9 +251,7 @@ impl Stock {
         // Its window may have closed, and it have left memory, since the read began.
         self.shared.reads.renew(&mut stored);
         let queue = self.queues.id(stored.queue());
-        let (customer, place) = (stored.customer.as_deref(), stored.place());
-        if self.queues[queue].passes_over(customer, place, now.wall) {
-            customer.into_iter().for_each(|customer| self.queues.pass_over(queue, customer, place));
+        if aside::passes_over(self, queue, &stored, back, now) {
             return None;
         }
         Some(self.at(queue).restore(stored, now))
@@ -357,6 +359,7 @@ impl Stock {
 
     /// The queue is held back: its due items are to leave memory, where they can.
     pub(super) fn begin_evicting(&mut self, queue: QueueId, now: Now) {
+        self.call_all(queue);
         let mut known = self.queues.at(queue);
         known.begin_hold(now.wall);
         if !self.shared.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
@@ -374,6 +377,7 @@ impl Stock {
 
     /// Items whose time has come, at most `limit` of them. Whether these are all.
     pub(super) fn take_due(&mut self, limit: usize, now: Now) -> bool {
+        aside::call_paced(self, now);
         for queue in std::mem::take(&mut self.shared.held) {
             if self.queues.get(queue).is_some() {
                 self.queues.at(queue).run();
@@ -445,6 +449,10 @@ impl Stock {
     pub(super) fn configure(&mut self, budget: Budget, now: Now) {
         self.shared.budget = budget;
         self.shared.customers.configure(&self.queues, now);
+        for queue in self.queues.ids().collect::<Vec<_>>() {
+            self.call_all(queue);
+            self.queues.at(queue).passed_mut().want_all();
+        }
         for id in self.items().ids().collect::<Vec<_>>() {
             let (queue, key) = (self.items()[id].queue(), self.items()[id].place());
             let flying = matches!(self.items()[id].stage(), Stage::Flying(_));
@@ -539,7 +547,9 @@ impl Stock {
             assert_eq!(known.total() - known.stored(), pending, "pending items of queue {}", known.name());
         }
         let loading = self.queues.ids().filter_map(|id| self.queues[id].live()?.loading());
-        let reserved: usize = loading.map(|loading| loading.rows).sum();
+        let back = self.queues.ids().filter_map(|id| self.queues[id].passed().reading());
+        let reserved: usize =
+            loading.map(|loading| loading.rows).chain(back.map(|reading| reading.rows)).sum();
         assert_eq!(self.shared.reserved_rows(), reserved, "rows that reads under way may bring");
     }
 }

@@ -24,7 +24,7 @@ pub(in crate::engine) struct SharedStock {
     pub(in crate::engine) watch: Watch,
     pub(super) counters: Counters,
     pub(super) items: Items,
-    pub(super) customers: Customers,
+    pub(in crate::engine) customers: Customers,
     /// What waits for its own time, and members of windows, by key; wall clock.
     pub(super) schedule: Schedule,
     /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.

@@ -93,12 +93,14 @@ impl<'s> QueueStock<'s> {
             self.shared.deferred.push_back((now.mono + DEFER_MS, id));
             return self.enlist(id, windowed, now);
         }
-        let held = held::name(self, item.customer()).filter(|_| due_now);
-        let far = held.is_some() || self.lies_in_store_alone(key, due_now, now);
+        let customer = item.customer().filter(|_| due_now);
+        let passed = customer.and_then(|customer| self.of(customer).passes(key));
+        let far = passed.is_some() || self.lies_in_store_alone(key, due_now, now);
         item.set(ItemFlag::Indexed, far && item.customer().is_some() && !mutated(Mutant::IndexForgotten));
         self.write(&mut item);
         if far {
-            self.queue.add_far(key, held.as_deref());
+            let passed = passed.or_else(|| self.of(customer?).passed(key, now));
+            self.queue.add_far(key, passed.as_deref());
             let SharedStock { watch, customers, .. } = &mut *self.shared;
             watch.put(item.identity(), || ItemRow::new(self.queue.name(), customers, &item).stored());
             if let (Some(customer), true) = (item.customer(), windowed) {

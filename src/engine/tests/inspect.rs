@@ -30,7 +30,7 @@ impl Engine {
             .ids()
             .filter_map(|id| queues[id].live())
             .filter(|live| live.is(queue::Condition::Evicting));
-        leaving.map(|live| live.line().items() as usize).sum()
+        leaving.map(|live| live.line().all_items() as usize).sum()
     }
 
     /// Changes that are remembered because of reads under way.

@@ -13,6 +13,7 @@ mod builders;
 mod cancels;
 mod check;
 mod clocks;
+mod customer_rates;
 pub(crate) mod fake_store;
 mod held;
 mod identity;

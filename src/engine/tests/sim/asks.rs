@@ -242,6 +242,8 @@ pub(super) fn app_settings(draw: &mut dyn FnMut(u64) -> u64, limits: bool) -> Ap
             [one_of(&[0, 1, 2, 3]) as usize],
         rate: None,
         burst: 0,
+        customer_rate: None,
+        customer_burst: 0,
     }
 }
 

@@ -205,6 +205,8 @@ pub(super) struct App {
     pub(super) slowed: Option<Slowed>,
     pub(super) slowing: u32,
     pub(super) credit: Option<super::paced::Credit>,
+    /// What may leave of each customer, and what were left if what is sent again counted.
+    pub(super) credits: BTreeMap<String, [super::paced::Credit; 2]>,
     pub(super) held: super::held::HeldBack,
     /// With nothing stored: the last call in which so many may have been taken that the oldest are given up.
     pub(super) over: usize,

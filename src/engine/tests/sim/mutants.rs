@@ -23,7 +23,7 @@ const FOUND_BY: &str = "\
     ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, ProofForEver 11, \
     FetchedOvertakesFailed 13, DroppedSuspectCounts 49, CancelAllTakesUnknown 11, \
     PausedSuspectsGo 23, EmptiedSuspectCounts 49, StepUnnoticed 11, ReopenedUnbounded 71, \
-    StalledForEver 4231, SilenceUnheard 51, RowStaysKnown 9, AllMayWait 202, PatienceAnew 11, \
+    StalledForEver 251, SilenceUnheard 51, RowStaysKnown 9, AllMayWait 202, PatienceAnew 11, \
     RefusedIdForgotten 100, NewDueIgnoresWindow 139, DeadUncounted 4, HoldMaxIgnored 120, \
     PauseUnhurried 90, ClaimTakesUnknown 11, FailedIsNotTakenBack 63, ScanIsImpatient 124, \
     BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, ClosedRejoins 670, \
@@ -46,7 +46,8 @@ const FOUND_BY: &str = "\
     RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36, FlushLeavesOne 32, \
     SelectedInMemoryAll 64, SelectedFarAll 64, \
     BatchCountsOnce 36, RateIgnored 36, HeldForEver 6, RateForgotten 6, FetchedOutrunsRate 15, \
-    HeldForgotten 27, HeldIsPublished 75, PassedOverForgotten 115";
+    HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, CustomerRateIgnored 14, \
+    PassedOvertaken 67, ReadBackForgets 36, FillIgnored 71";
 
 thread_local! {
     /// Failures are expected here.

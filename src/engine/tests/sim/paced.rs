@@ -44,7 +44,10 @@ impl Sim {
             credit.now(model.now.mono).left < full
         };
         let unsure = app.slowing > 0 || !model.before.is_empty();
-        model.rate_of(name).is_some() && (unsure || app.credit.is_some_and(short))
+        let of_app = model.rate_of(name).is_some() && (unsure || app.credit.is_some_and(short));
+        let of_customers = model.customer_rate(name).is_some()
+            && (!model.before.is_empty() || app.credits.values().any(|[_, all]| short(*all)));
+        of_app || of_customers
     }
 }
 
@@ -58,12 +61,47 @@ impl Model {
         }
     }
 
+    fn customer_rate(&self, name: &str) -> Option<(Rate, u32)> {
+        let settings = self.settings.of(name);
+        let burst = |rate: Rate| match settings.customer_burst {
+            0 => rate.of_a_second(),
+            burst => burst,
+        };
+        settings.customer_rate.map(|rate| (rate, burst(rate)))
+    }
+
+    /// A batch leaves: the rate of its customer allows that.
+    fn check_customer_rate(&mut self, batch: &Batch, fresh: bool) {
+        let name = batch.application.to_string();
+        let Some(customer) = batch.customer.as_deref() else { return };
+        let rate = self.customer_rate(&name).filter(|_| self.before.is_empty());
+        let mono = self.now.mono;
+        let credits = &mut self.app(&name).credits;
+        let Some(rate) = rate else { return credits.clear() };
+        let known = credits.get(customer).filter(|[credit, _]| credit.rate == rate);
+        let [credit, all] =
+            known.map_or([Credit::full(rate, mono); 2], |known| known.map(|credit| credit.now(mono)));
+        let (items, each) = (batch.items.len() as i64, rate.0.each_ms as i64);
+        let needed = items.min(i64::from(rate.1)) * each;
+        // Moments are whole milliseconds. What has been out waits for no customer's rate: others would with it.
+        let slack = 2 * i64::from(rate.0.items);
+        assert!(
+            credit.left + slack >= needed || batch.alone || !fresh,
+            "{items} of {customer} leave, {} of {rate:?} are left",
+            credit.left / each
+        );
+        let spent = if fresh { items * each } else { 0 };
+        let credit = Credit { left: credit.left - spent, ..credit };
+        credits.insert(customer.to_owned(), [credit, Credit { left: all.left - items * each, ..all }]);
+    }
+
     /// A batch leaves: its application's rate allows that. One that is larger than a burst needs all of it.
     /// And where it is `fresh`, its customer is not held back.
     pub(super) fn check_rate(&mut self, batch: &Batch, fresh: bool) {
         if fresh {
             self.check_held(batch);
         }
+        self.check_customer_rate(batch, fresh);
         let name = batch.application.to_string();
         let unsure = self.apps[&name].slowing > 0 || !self.before.is_empty();
         let Some(rate) = self.rate_of(&name).filter(|_| !unsure) else {
@@ -79,7 +117,7 @@ impl Model {
         // Moments are whole milliseconds. What goes alone because it failed waits for nothing.
         let slack = 2 * i64::from(rate.0.items);
         assert!(
-            credit.left + slack >= needed || batch.alone,
+            credit.left + slack >= needed || batch.alone || !fresh,
             "{items} of {name} leave, {} of {rate:?} are left",
             credit.left / each
         );
@@ -130,5 +168,6 @@ impl Model {
         assert!(!sure || not_over(slowed) == not_over(before), "{name} had {before:?}, now {slowed:?}");
         let app = self.app(name);
         (app.slowed, app.slowing, app.credit) = (slowed, 0, None);
+        app.credits.clear();
     }
 }

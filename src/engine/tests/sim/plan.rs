@@ -49,6 +49,8 @@ pub(super) struct Plan {
     pub(super) holds: bool,
     /// Items of all applications leave at a rate.
     pub(super) rates: bool,
+    /// Items of each customer do.
+    pub(super) paces: bool,
     /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
     pub(super) prefetch: Option<u16>,
 }
@@ -62,7 +64,20 @@ impl Plan {
             1 => ("60/s", 3),
             _ => ("3000/min", 1),
         };
-        AppSettings { dedupe_tail, rate: rate.parse().ok(), burst, ..drawn }
+        let (customer_rate, customer_burst) = match drawn.max_items % 3 {
+            _ if !self.paces => ("", 0),
+            0 => ("20/s", 0),
+            1 => ("10/s", 2),
+            _ => ("1200/min", 1),
+        };
+        AppSettings {
+            dedupe_tail,
+            rate: rate.parse().ok(),
+            burst,
+            customer_rate: customer_rate.parse().ok(),
+            customer_burst,
+            ..drawn
+        }
     }
 
     /// What holds for the applications of scenes.
@@ -112,6 +127,7 @@ impl Plan {
             selects: matches!(seed % 40, 8 | 24 | 34),
             holds: matches!(seed % 40, 10 | 27 | 35),
             rates: matches!(seed % 40, 6 | 15 | 36),
+            paces: matches!(seed % 40, 14 | 22 | 27 | 31 | 36 | 39),
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }

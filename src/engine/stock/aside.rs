@@ -1,0 +1,298 @@
+//! Customers that stand aside: those that are held back, those that wait for their rate, and those that wait
+//! for what was passed over of them. And how much of a customer memory holds.
+
+use super::*;
+use crate::engine::event::HeldRow;
+use crate::engine::queue::{Room, LAST};
+
+impl Stock {
+    /// What is due of customers that are held back leaves memory, and of others what is more than their fill.
+    pub(super) fn evict_leaving(&mut self, left: &mut usize, now: Now) -> bool {
+        let mut stays = Vec::new();
+        while *left > 0 {
+            let Some((queue, customer)) = self.shared.leaving.pop_front() else { break };
+            if self.customers().get(customer).is_none() {
+                continue;
+            }
+            // Where the first items are to be given up they stay for that.
+            if self.queues[queue].is_trimming() {
+                stays.push((queue, customer));
+            } else if self.at(queue).of(customer).evict_excess(left, now) {
+                self.shared.leaving.push_front((queue, customer));
+            }
+        }
+        let more = *left == 0 && !self.shared.leaving.is_empty();
+        self.shared.leaving.extend(stays);
+        more
+    }
+
+    /// The customer of this name is held back until then, UTC ms. Until when it was before, if it was.
+    pub(in crate::engine) fn hold(&mut self, queue: QueueId, customer: &str, until: u64) -> Option<u64> {
+        let customer: Arc<str> = customer.into();
+        let before = self.queues.at(queue).hold(&customer, until);
+        let id = self.queues[queue].customer(&customer);
+        id.into_iter().for_each(|id| self.at(queue).of(id).call());
+        self.write_held(queue, customer, Some(until));
+        before
+    }
+
+    /// It goes on. Whether it was held back.
+    pub(in crate::engine) fn let_go(&mut self, queue: QueueId, customer: &str) -> bool {
+        let id = self.queues[queue].customer(customer);
+        if !self.queues.at(queue).let_go(customer) {
+            return false;
+        }
+        id.into_iter().for_each(|id| self.at(queue).of(id).call());
+        self.write_held(queue, customer.into(), None);
+        true
+    }
+
+    /// The item's customer is held back.
+    pub(in crate::engine) fn is_held(&self, id: ItemId) -> bool {
+        let item = &self.items()[id];
+        let passed = self.queues[item.queue()].passed();
+        let name = item.customer().and_then(|customer| self.customers().get(customer)).map(|of| &of.name);
+        passed.held() > 0 && name.is_some_and(|name| passed.held_until(name).is_some())
+    }
+
+    /// All customers that stand aside are in line again: what they wait for is another.
+    pub(in crate::engine) fn call_all(&mut self, queue: QueueId) {
+        let aside = self.queues[queue].live().map(|live| live.line().aside().clone());
+        aside.into_iter().flatten().for_each(|id| self.at(queue).of(id).call());
+    }
+
+    fn write_held(&mut self, queue: QueueId, customer: Arc<str>, until: Option<u64>) {
+        let application = Arc::clone(self.queues[queue].name());
+        let forgotten = until.is_some() && mutated(Mutant::HeldForgotten);
+        if self.shared.journal.is_durable() && !forgotten {
+            self.shared.journal.push(Op::PutHeld(HeldRow { application, customer, until }));
+        }
+        self.shared.journal.hurry();
+    }
+}
+
+/// Customers whose rate lets something go by now are in line again.
+pub(super) fn call_paced(stock: &mut Stock, now: Now) {
+    while let Some(id) = stock.shared.customers.take_paced(now) {
+        let queue = stock.customers()[id].queue;
+        match stock.customers()[id].turn {
+            CustomerTurn::Paced => stock.at(queue).of(id).call(),
+            CustomerTurn::None => stock.at(queue).customer(id).release(),
+            CustomerTurn::InLine | CustomerTurn::Stalled | CustomerTurn::Leaving | CustomerTurn::Behind => {}
+        }
+    }
+}
+
+/// A stored item that has been read is passed over, where it is due: its customer is held back, memory has
+/// its fill of it, or others come before it that were passed over. `back`: these are being read.
+pub(super) fn passes_over(stock: &mut Stock, queue: QueueId, stored: &Stored, back: bool, now: Now) -> bool {
+    let (known, place) = (&stock.queues[queue], stored.place());
+    let name = stored.customer.as_deref().filter(|_| known.may_pass_over(place, back, now.wall));
+    let Some(name) = name.filter(|_| stored.dead.is_none()) else { return false };
+    let passed = known.passed();
+    let is_held = passed.held_until(name).is_some() && !mutated(Mutant::HeldIsPublished);
+    let is_behind = if back { passed.is_behind(name, place) } else { place >= passed.first(name) };
+    let id = known.customer(name).filter(|_| !is_held && !is_behind);
+    let filled = id.is_some_and(|id| stock.at(queue).of(id).is_filled_before(place));
+    if is_held || is_behind || filled {
+        stock.queues.at(queue).pass_over(name, place);
+    }
+    if filled {
+        stock.queues.at(queue).passed_mut().set_room(name, Room::None);
+    }
+    is_held || is_behind || filled
+}
+
+/// That many items of a customer, or of nobody, are due, or not any more.
+pub(super) fn count_due(at: &mut QueueStock<'_>, customer: Option<CustomerId>, change: i32) {
+    let aside = customer.is_some_and(|id| {
+        let customer = &mut at.shared.customers[id];
+        customer.due = customer.due.saturating_add_signed(change);
+        customer.turn.is_aside()
+    });
+    at.queue.count_ready(change.into(), aside);
+}
+
+/// How many due items memory holds of each customer of this application of whom something is passed over:
+/// what comes behind is read back once half of these have left.
+pub(in crate::engine) fn fill_of(stock: &Stock, queue: QueueId) -> u64 {
+    fill(stock.queues.settings_of(queue), stock.thresholds(), &stock.shared)
+}
+
+fn fill(settings: &AppSettings, turn: &Thresholds, shared: &SharedStock) -> u64 {
+    let share = shared.budget.rows as u64 / 4;
+    let fill = match settings.customer_bound() {
+        Some(_) => batch_of(settings, turn).min(share / shared.customers.waiting().max(1)),
+        None => share.min(turn.ready),
+    };
+    fill.max(1)
+}
+
+/// A batch of this application, which is to be whole, or some items.
+fn batch_of(settings: &AppSettings, turn: &Thresholds) -> u64 {
+    turn.few.max(settings.most_of_batch().0) as u64
+}
+
+impl CustomerStock<'_, '_> {
+    fn known(&self) -> &Customer {
+        &self.at.shared.customers[self.id]
+    }
+
+    /// It stands there now.
+    pub(super) fn turn_to(&mut self, turn: CustomerTurn) {
+        let customer = &mut self.at.shared.customers[self.id];
+        let before = std::mem::replace(&mut customer.turn, turn);
+        if before.is_aside() != turn.is_aside() {
+            self.at.queue.line_mut().set_aside(self.id, i64::from(customer.due), turn.is_aside());
+        }
+        self.at.shared.customers.count_waiting(before, turn);
+        if turn == CustomerTurn::Paced {
+            self.leave_beyond_fill();
+        }
+    }
+
+    /// It stands aside, and is in line again.
+    pub(super) fn call(&mut self) {
+        if self.at.shared.customers.get(self.id).is_some_and(|customer| customer.turn.is_aside()) {
+            self.turn_to(CustomerTurn::InLine);
+            self.at.queue.line_mut().push(Entry::Customer(self.id));
+            self.at.queue.run();
+        }
+    }
+
+    /// It waited for what was passed over of it, and is in line again: more has been read.
+    pub(in crate::engine) fn call_behind(&mut self) {
+        if self.at.shared.customers.get(self.id).is_some_and(|known| known.turn == CustomerTurn::Behind) {
+            self.call();
+        }
+    }
+
+    // ---- what leaves memory -------------------------------------------------------------------------------
+
+    /// It is held back, and what is due of it leaves memory, where there is a store.
+    pub(super) fn leave(&mut self) {
+        self.turn_to(CustomerTurn::Leaving);
+        self.list_leaving();
+    }
+
+    /// What is more than its fill leaves memory.
+    pub(super) fn leave_beyond_fill(&mut self) {
+        if self.fill().is_some_and(|fill| u64::from(self.known().due) > fill) {
+            self.list_leaving();
+        }
+    }
+
+    fn list_leaving(&mut self) {
+        let SharedStock { customers, leaving, journal, .. } = &mut *self.at.shared;
+        let listed = std::mem::replace(&mut customers[self.id].is_leaving, true);
+        if !listed && journal.is_durable() {
+            leaving.push_back((self.at.queue.id(), self.id));
+        }
+    }
+
+    /// What is more than it is to have leaves memory, the last of it, at most `left`, which is counted down.
+    /// Whether there is still more.
+    fn evict_excess(&mut self, left: &mut usize, now: Now) -> bool {
+        let id = self.id;
+        let is_held = self.known().turn == CustomerTurn::Leaving;
+        let fill = if is_held { Some(0) } else { self.fill() };
+        let excess = fill.map_or(0, |fill| (self.known().due as usize).saturating_sub(fill as usize));
+        let SharedStock { items, customers, .. } = &mut *self.at.shared;
+        customers.pin(Some(id));
+        let name = Arc::clone(&customers[id].name);
+        let place_of =
+            |item| items.get(item).filter(|item| item.stage() == Stage::Ready).map(|item| item.place());
+        let last = customers[id].ready.pop_last(excess.min(*left), place_of);
+        *left -= last.len();
+        let more = last.len() < excess;
+        for item in last {
+            self.at.queue.pass_over(&name, self.at.shared.items[item].place());
+            count_due(self.at, Some(id), -1);
+            self.at.evict(item, now);
+        }
+        self.at.shared.customers[id].is_leaving = more;
+        if is_held && self.known().ready.is_empty() {
+            self.turn_to(CustomerTurn::None);
+        }
+        self.at.customer(id).unpin();
+        more
+    }
+
+    // ---- what is passed over ------------------------------------------------------------------------------
+
+    /// How many due items of it memory holds at most, where something bounds them. As long as it waits for
+    /// nothing, what may leave at once does.
+    pub(super) fn fill(&self) -> Option<u64> {
+        let QueueStock { queue, shared } = &*self.at;
+        let (settings, turn) = (queue.settings(), queue.thresholds());
+        let bound = settings.customer_bound();
+        let fill = if self.known().turn == CustomerTurn::Paced || self.is_passed() {
+            fill(settings, turn, shared)
+        } else {
+            batch_of(settings, turn).max(bound?.burst.into())
+        };
+        Some(fill).filter(|_| !mutated(Mutant::FillIgnored))
+    }
+
+    /// Memory has its fill of it, and an item at this place would be the last.
+    fn is_filled_before(&self, place: Key) -> bool {
+        let due = u64::from(self.known().due);
+        let place_of = |item| self.at.shared.items.get(item).map(Item::place);
+        due > 0
+            && self.fill().is_some_and(|fill| due >= fill)
+            && self.known().ready.ends_before(place, place_of)
+    }
+
+    /// More of what was passed over was read, and found no room.
+    pub(super) fn lacks_room(&self) -> bool {
+        self.at.queue.passed().room(&self.known().name) == Room::None
+    }
+
+    /// Something of it is passed over.
+    fn is_passed(&self) -> bool {
+        self.at.queue.passed().first(&self.known().name) < LAST
+    }
+
+    /// Nothing of it leaves at or behind this place before something else has been read.
+    pub(super) fn passed_from(&self) -> Key {
+        if mutated(Mutant::PassedOvertaken) {
+            return LAST;
+        }
+        self.at.queue.passed().first(&self.known().name)
+    }
+
+    /// It is held back.
+    pub(super) fn is_held(&self) -> bool {
+        let passed = self.at.queue.passed();
+        passed.held() > 0
+            && !mutated(Mutant::HeldIsPublished)
+            && self.at.shared.customers.get(self.id).is_some_and(|of| passed.held_until(&of.name).is_some())
+    }
+
+    /// Its name, where an item of it that leaves memory is passed over: others of it are that are due, or it
+    /// is held back.
+    pub(super) fn passed(&self, place: Key, now: Now) -> Option<Arc<str>> {
+        if self.at.queue.passed().is_empty() || place.due > now.wall {
+            return None;
+        }
+        (self.is_held() || self.is_passed()).then(|| Arc::clone(&self.known().name))
+    }
+
+    /// The same of one that does not come into memory: others come before it that do not, or there are
+    /// enough.
+    pub(super) fn passes(&self, place: Key) -> Option<Arc<str>> {
+        let passes = self.is_held() || place >= self.passed_from() || self.is_filled_before(place);
+        passes.then(|| Arc::clone(&self.known().name))
+    }
+
+    /// Where less than half of its fill is there, more of what was passed over of it is wanted.
+    pub(super) fn want_passed(&mut self) {
+        if self.at.queue.passed().is_empty() || !self.is_passed() {
+            return;
+        }
+        if self.fill().is_none_or(|fill| u64::from(self.known().due) * 2 < fill) {
+            let name = Arc::clone(&self.known().name);
+            self.at.queue.passed_mut().set_room(&name, Room::Some);
+        }
+    }
+}
