@@ -15,7 +15,7 @@ use std::io;
 use std::ops::RangeBounds;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Free space below which a failure of the storage engine that names no cause is put down to it. It writes
 /// files of up to 64 MiB.
@@ -39,6 +39,8 @@ pub(super) struct Keyspaces {
     moment: Option<Snapshot>,
     /// A window has closed early, and may have members.
     closings: Arc<AtomicBool>,
+    /// Held while a commit is made, and while a snapshot is taken: see [`Keyspaces::between_commits`].
+    commits: Arc<Mutex<()>>,
 }
 
 /// Number of the commit at which each bucket last began; see [`super::ended`].
@@ -56,13 +58,24 @@ impl Keyspaces {
     pub(super) fn new(all: [Keyspace; KEYSPACES]) -> Result<Self, ReadError> {
         let id = KeyspaceId::Closings;
         let none = all[id.index()].is_empty().map_err(|e| unreadable(id, b"", &e))?;
-        Ok(Keyspaces { all, moment: None, closings: Arc::new(AtomicBool::new(!none)) })
+        let (closings, commits) = (Arc::new(AtomicBool::new(!none)), Arc::default());
+        Ok(Keyspaces { all, moment: None, closings, commits })
     }
 
     /// The same as they are now, for reads beside whoever writes. The storage engine keeps what they see for
     /// as long as they are there.
     pub(super) fn frozen(&self, db: &Database) -> Self {
+        let _whole = self.between_commits();
         Keyspaces { moment: Some(db.snapshot()), ..self.clone() }
+    }
+
+    /// As long as this is held no other thread makes a commit or takes a snapshot. The storage engine takes
+    /// what has been flushed or compacted for visible up to a number of its own (`lsm_tree::SuperVersions`),
+    /// also where that is above the one of a commit that is being put into memtables: a snapshot would see a
+    /// part of it.
+    pub(super) fn between_commits(&self) -> MutexGuard<'_, ()> {
+        // Nothing is changed under it that could be left half done.
+        self.commits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a window may have closed early, in this life of the process or before, and have members.

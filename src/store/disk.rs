@@ -247,7 +247,10 @@ impl DiskStore {
                 None => batch.remove(keyspaces.of(id), key),
             }
         }
-        batch.commit().map_err(|e| unwritable("committed", self.directory.path(), &e))?;
+        let whole = keyspaces.between_commits();
+        let committed = batch.commit();
+        drop(whole);
+        committed.map_err(|e| unwritable("committed", self.directory.path(), &e))?;
         (self.number, self.marks) = (number, last.marks);
         self.epochs = epochs;
         self.committed.record(number);

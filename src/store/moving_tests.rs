@@ -4,7 +4,7 @@ use super::export::Exporter;
 use super::import::{import, ImportError, Imported};
 use super::keyspace::KeyspaceId;
 use super::rows;
-use super::tests::{given, group, index, item, items, key, named, open_at, put_item, APP};
+use super::tests::{disk_at, given, group, index, item, items, key, named, open_at, place, put_item, APP};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
 use super::*;
 use crate::engine::event::{BucketRow, ClosingRow, Found, IndexRows, QueueRow, Stored, Wanted, WindowRow};
@@ -407,7 +407,7 @@ fn windows_of_an_export_of_version_1_stay_whole() {
         if !founds {
             let mut store = open_at(to.path()).store;
             store.commit(&[group(30, vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)])]).unwrap();
-            store.close().unwrap();
+            Box::new(store).close().unwrap();
         }
         // Cut amid a window, and brought to its end.
         let cut = text.find("\"number\":13").unwrap();
@@ -435,4 +435,38 @@ fn windows_of_an_export_of_version_1_stay_whole() {
         ];
         assert_eq!(keys, want.map(|(due, window, seq)| at(due, offset + window, offset + seq)));
     }
+}
+
+/// Tables are made all the while, by threads of the storage engine: what a snapshot sees is whole commits.
+#[test]
+fn what_is_exported_beside_commits_is_whole() {
+    const ITEMS: u64 = 3_000;
+    const COMMITS: u64 = 60;
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = disk_at(dir.path(), 1 << 20);
+    let exporter = store.exporter().unwrap();
+    let large = |seq: u64| {
+        let body = vec![seq as u8; 200];
+        Stored { content: Some(Arc::new(Content { body, ..Content::default() })), ..item(50, seq) }
+    };
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            for commit in 0..COMMITS {
+                let first = commit * ITEMS;
+                let puts = (first..first + ITEMS).map(|seq| put_item(large(seq), true));
+                let gone = (first.saturating_sub(ITEMS)..first)
+                    .map(|seq| Op::Delete { place: place(APP, 50, seq), rows: index(None, "c") });
+                let ops = puts.chain(gone).chain([queue(APP, ITEMS, 0, false)]).collect();
+                store.commit(&[group(first + ITEMS, ops)]).unwrap();
+            }
+            Box::new(store).close().unwrap();
+        });
+        let mut out = Vec::new();
+        while !writer.is_finished() {
+            let mut export = exporter.begin(id_of).unwrap();
+            while export.next(&mut out).unwrap() {
+                out.clear();
+            }
+        }
+    });
 }

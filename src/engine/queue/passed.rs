@@ -212,18 +212,20 @@ impl PassedOver {
         &mut self,
         reached: Option<Key>,
         near: Key,
-    ) -> Option<(ReadBack, Vec<Arc<str>>)> {
+    ) -> Option<(ReadBack, BTreeSet<Arc<str>>)> {
         let read = self.reading.take()?;
         let until = reached.unwrap_or(read.from).min(near);
         let passed = self.firsts.range((read.from, Arc::from(""))..);
         let passed = passed.take_while(|(first, _)| *first < until);
-        let customers: Vec<Arc<str>> = passed.map(|(_, customer)| Arc::clone(customer)).collect();
+        let mut customers: BTreeSet<Arc<str>> = passed.map(|(_, customer)| Arc::clone(customer)).collect();
         for customer in &customers {
             let behind = read.behind.get(customer).copied().filter(|_| !mutated(Mutant::ReadBackForgets));
             let behind = behind.unwrap_or(LAST);
             let first = if until == near { behind } else { behind.min(until) };
             self.change(customer, |passed| passed.first = first);
         }
+        // Those of whom something before was passed over meanwhile may have found no room.
+        customers.extend(read.behind.keys().cloned());
         Some((read, customers))
     }
 }

@@ -147,7 +147,8 @@ fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
     let stock = &core.stock;
     let Some(live) = stock.queues[queue].live() else { return Vec::new() };
     let mut out = Vec::new();
-    for entry in live.line().entries() {
+    let aside = live.line().aside().iter().copied().map(Entry::Customer);
+    for entry in live.line().entries().chain(aside) {
         match entry {
             Entry::Single(id) => out.push(id),
             Entry::Customer(customer) => {

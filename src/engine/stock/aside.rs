@@ -71,9 +71,27 @@ impl Stock {
     }
 }
 
-/// Customers whose rate lets something go by now are in line again.
+#[cfg(test)]
+impl Stock {
+    /// Whoever waits for what was passed over of them gets it.
+    pub(super) fn check_behind(&self) {
+        for queue in self.queues.ids() {
+            let (passed, live) = (self.queues[queue].passed(), self.queues[queue].live());
+            let aside = live.into_iter().flat_map(|live| live.line().aside());
+            for customer in
+                aside.map(|id| &self.customers()[*id]).filter(|of| of.turn == CustomerTurn::Behind)
+            {
+                let is_read = passed.room(&customer.name) == Room::Some || passed.reading().is_some();
+                assert!(is_read, "{} waits for what nobody reads: {passed:?}", customer.name);
+            }
+        }
+    }
+}
+
+/// Customers whose rate lets something go by now are in line again, as many as a call has time for.
 pub(super) fn call_paced(stock: &mut Stock, now: Now) {
-    while let Some(id) = stock.shared.customers.take_paced(now) {
+    for _ in 0..stock.thresholds().due {
+        let Some(id) = stock.shared.customers.take_paced(now) else { break };
         let queue = stock.customers()[id].queue;
         match stock.customers()[id].turn {
             CustomerTurn::Paced => stock.at(queue).of(id).call(),
@@ -97,7 +115,8 @@ pub(super) fn passes_over(stock: &mut Stock, queue: QueueId, stored: &Stored, ba
     if is_held || is_behind || filled {
         stock.queues.at(queue).pass_over(name, place);
     }
-    if filled {
+    // What waits for more is to be read first where it was passed over.
+    if filled && back {
         stock.queues.at(queue).passed_mut().set_room(name, Room::None);
     }
     is_held || is_behind || filled

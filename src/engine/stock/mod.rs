@@ -537,6 +537,7 @@ impl Stock {
                 assert_eq!(window.count() as usize, known, "members of {}", self.queues[item.queue()].name());
             }
         }
+        self.check_behind();
         for queue in self.queues.ids() {
             let (stored, pending) = resident.get(&queue).copied().unwrap_or_default();
             let known = &self.queues[queue];

@@ -89,7 +89,8 @@ impl Model {
             let live = life.state.is_live() || life.ended_call >= asked.call || unlooked_at;
             live && self.may_be_selected(selection, life, asked.call)
         };
-        let most = self.lives.values().filter(ever).count() as u64;
+        // What may be confirmed before it is written has come in unseen.
+        let most = self.lives.values().filter(ever).count() as u64 + self.unseen_of(&selection.application);
         // What closed with its window meanwhile may have moved behind its back.
         let least =
             |life: &&Life| self.has_its_time(life, asked.call) && self.is_selected(selection, life, asked);
