@@ -239,6 +239,10 @@ impl Customers {
         let Some(pace) = self.table[id].pace.as_mut() else { return };
         // What is out is looked for once in a while.
         let at = waits.unwrap_or(pace.rests_at().max(now.mono + PACE_LOOK_MS));
+        self.look_at_pace_at(id, at);
+    }
+
+    fn look_at_pace_at(&mut self, id: CustomerId, at: u64) {
         let before = std::mem::replace(&mut self.table[id].looked_at, at);
         self.paced.remove(&(before, id));
         self.paced.insert((at, id));
@@ -282,7 +286,10 @@ impl Customers {
         now: Now,
     ) -> Option<Waited> {
         let waited = self.pace(id, bound, now.mono)?.form(items, now.mono);
-        self.look_at_pace(id, None, now);
+        // Something else of it may go again while this waits: that is looked at when it was to be.
+        if self.table[id].turn != CustomerTurn::Paced {
+            self.look_at_pace(id, None, now);
+        }
         waited
     }
 
@@ -292,10 +299,14 @@ impl Customers {
         pace.into_iter().for_each(|pace| pace.leave(items, mono));
     }
 
-    /// So many that were formed do not leave after all.
+    /// So many that were formed do not leave after all: what waits may go sooner.
     pub(super) fn give_back(&mut self, id: Option<CustomerId>, items: u64) {
-        let pace = id.and_then(|id| self.table.get_mut(id)?.pace.as_mut());
-        pace.into_iter().for_each(|pace| pace.give_back(items));
+        let Some(id) = id.filter(|_| items > 0) else { return };
+        let Some(pace) = self.table.get_mut(id).and_then(|customer| customer.pace.as_mut()) else { return };
+        pace.give_back(items);
+        if self.table[id].turn == CustomerTurn::Paced {
+            self.look_at_pace_at(id, 0);
+        }
     }
 
     // ---- windows ------------------------------------------------------------------------------------------

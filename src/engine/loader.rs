@@ -166,12 +166,12 @@ impl Loader {
     /// Reads what was passed over, from its first row on of which more is wanted: of some queues, the others
     /// in their turn. Payloads are fetched once it leaves.
     fn next_read_back(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
-        let (mut ranges, mut few) = (Vec::new(), false);
+        let (mut ranges, mut few, mut left) = (Vec::new(), false, stock.thresholds().read);
         let behind = |last: QueueId| self.back.range((Bound::Excluded(last), Bound::Unbounded));
         let mut ids: Vec<QueueId> = self.last_back.into_iter().flat_map(behind).copied().collect();
         ids.extend(self.back.iter().filter(|id| self.last_back.is_none_or(|last| **id <= last)));
         for id in ids {
-            if ranges.len() >= stock.thresholds().ranges || few {
+            if ranges.len() >= stock.thresholds().ranges || few || left == 0 {
                 break;
             }
             let wanted = stock
@@ -194,7 +194,10 @@ impl Loader {
             self.last_back = Some(id);
             // All that is looked at is of use where there is nothing between that is not wanted.
             let useful = fill_of(stock, id).saturating_mul(of as u64).try_into().unwrap_or(usize::MAX);
-            ranges.push(begin_back(stock, id, from, rows.min(useful)));
+            let rows = rows.min(useful.max(2 * stock.thresholds().few));
+            // What is listed is reached: the next read begins behind it.
+            left = left.saturating_sub(rows);
+            ranges.push(begin_back(stock, id, from, rows));
         }
         if ranges.is_empty() {
             return None;
@@ -359,9 +362,10 @@ fn begin_back(stock: &mut Stock, id: QueueId, from: Key, room: usize) -> Range {
     let rows = most.min(room).max(1);
     // Beyond the bound nothing has been passed over.
     let until = queue.near_until().due.saturating_add(1);
+    let end = if until == u64::MAX { LAST } else { Key::at(until) };
     let name = Arc::clone(queue.name());
     stock.shared.reserve(rows, 0);
-    stock.queues.at(id).passed_mut().begin_read(from, rows, probe);
+    stock.queues.at(id).passed_mut().begin_read((from, end), rows, probe);
     Range { queue: name, from, until, max_rows: rows }
 }
 
@@ -381,9 +385,8 @@ fn loaded_back(stock: &mut Stock, RangeRows { queue: name, rows, next }: RangeRo
         let rows = rows.into_iter().filter(|stored| stored.place() < near);
         restored.extend(rows.filter_map(|stored| stock.restore(stored, true, now)));
     }
-    let reached = (!void).then_some(next.unwrap_or(LAST));
     let near = stock.queues[id].near_until();
-    if let Some((read, customers)) = stock.queues.at(id).passed_mut().end_read(reached, near) {
+    if let Some((read, customers)) = stock.queues.at(id).passed_mut().end_read(next, void, near) {
         stock.shared.fulfil(read.rows, 0);
         for customer in customers {
             let known = stock.queues[id].customer(&customer);

@@ -35,8 +35,9 @@ struct PassedCustomer {
 /// What was passed over is being read.
 #[derive(Debug)]
 pub(in crate::engine) struct ReadBack {
-    /// Where it begins.
+    /// Where it begins, and what it does not look at.
     from: Key,
+    until: Key,
     /// Places in memory that it may fill.
     pub(in crate::engine) rows: usize,
     /// Of the head of a queue that is held back, for a probe.
@@ -193,9 +194,9 @@ impl PassedOver {
         self.reading.as_ref()
     }
 
-    /// A read begins there, which may fill so many places in memory.
-    pub(in crate::engine) fn begin_read(&mut self, from: Key, rows: usize, probe: bool) {
-        self.reading = Some(ReadBack { from, rows, probe, behind: BTreeMap::new() });
+    /// A read of what lies between these begins, which may fill so many places in memory.
+    pub(in crate::engine) fn begin_read(&mut self, (from, until): (Key, Key), rows: usize, probe: bool) {
+        self.reading = Some(ReadBack { from, until, rows, probe, behind: BTreeMap::new() });
     }
 
     /// What is read of this customer at this place comes behind something that has been passed over since the
@@ -205,16 +206,18 @@ impl PassedOver {
         behind.is_some_and(|behind| *behind < place)
     }
 
-    /// The read has ended, and has reached this place; `None`: it has brought nothing that counts. What it
-    /// was, and of whom there may be more in memory now. `near`: the queue's bound, beyond which nothing
-    /// counts.
+    /// The read has ended, and has not looked at `next`, where it has not looked at all. What it was, and of
+    /// whom there may be more in memory now. `void`: it has brought nothing that counts. `near`: the queue's
+    /// bound, beyond which nothing counts.
     pub(in crate::engine) fn end_read(
         &mut self,
-        reached: Option<Key>,
+        next: Option<Key>,
+        void: bool,
         near: Key,
     ) -> Option<(ReadBack, BTreeSet<Arc<str>>)> {
         let read = self.reading.take()?;
-        let until = reached.unwrap_or(read.from).min(near);
+        // The bound may have moved on since, over what came in and was passed over beyond what was asked for.
+        let until = if void { read.from } else { next.unwrap_or(read.until).min(near) };
         let passed = self.firsts.range((read.from, Arc::from(""))..);
         let passed = passed.take_while(|(first, _)| *first < until);
         let mut customers: BTreeSet<Arc<str>> = passed.map(|(_, customer)| Arc::clone(customer)).collect();
@@ -227,5 +230,45 @@ impl PassedOver {
         // Those of whom something before was passed over meanwhile may have found no room.
         customers.extend(read.behind.keys().cloned());
         Some((read, customers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(due: u64) -> Key {
+        Key::own(due, due)
+    }
+
+    /// Something came in behind what the read looks at, before that began, and the queue's bound has moved on
+    /// over it since.
+    #[test]
+    fn a_read_that_comes_to_its_end_knows_nothing_of_what_lies_behind_it() {
+        let mut passed = PassedOver::new();
+        passed.pass_over("ann", key(10));
+        passed.set_room("ann", Room::Some);
+        passed.pass_over("ann", key(90));
+        passed.begin_read((key(10), key(50)), 5, false);
+        let (_, customers) = passed.end_read(None, false, key(100)).unwrap();
+        assert!(customers.contains("ann"));
+        assert_eq!(passed.first("ann"), key(50));
+        passed.begin_read((key(50), key(101)), 5, false);
+        passed.end_read(None, false, key(100)).unwrap();
+        assert_eq!((passed.first("ann"), passed.is_empty()), (LAST, true));
+    }
+
+    #[test]
+    fn what_is_passed_over_during_a_read_is_not_taken_for_read() {
+        let mut passed = PassedOver::new();
+        passed.pass_over("ann", key(10));
+        passed.begin_read((key(10), key(50)), 5, false);
+        passed.pass_over("ann", key(30));
+        passed.pass_over("bob", key(40));
+        passed.end_read(None, false, key(50)).unwrap();
+        assert_eq!(["ann", "bob"].map(|name| passed.first(name)), [key(30), key(40)]);
+        passed.begin_read((key(30), key(50)), 5, false);
+        passed.end_read(Some(key(35)), true, key(50)).unwrap();
+        assert_eq!(passed.first("ann"), key(30), "it was of no use");
     }
 }

@@ -179,6 +179,13 @@ impl CustomerStock<'_, '_> {
         }
     }
 
+    /// It waits for its rate, and is in line again: its next batch is another.
+    pub(super) fn call_paced(&mut self) {
+        if self.at.shared.customers.get(self.id).is_some_and(|known| known.turn == CustomerTurn::Paced) {
+            self.call();
+        }
+    }
+
     /// It waited for what was passed over of it, and is in line again: more has been read.
     pub(in crate::engine) fn call_behind(&mut self) {
         if self.at.shared.customers.get(self.id).is_some_and(|known| known.turn == CustomerTurn::Behind) {

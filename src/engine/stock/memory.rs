@@ -130,7 +130,10 @@ impl<'s> QueueStock<'s> {
                 }
             }
             // Its entry is passed over when it is met.
-            Stage::Ready => count_due(self, customer, -1),
+            Stage::Ready => {
+                count_due(self, customer, -1);
+                customer.into_iter().for_each(|customer| self.of(customer).call_paced());
+            }
             Stage::Flying(_) => return,
         }
         self.shared.set_stage(id, Stage::Flying(0));

@@ -200,3 +200,32 @@ fn with_the_memory_store_it_waits_in_memory() {
     assert_eq!(names_of(&w, "ann"), in_order("ann", 50));
     assert_eq!(moments(&w, "ann")[49].0, 4_900);
 }
+
+/// What waits for a long time waits for no longer than its rate says, though others of it go once more, and though there
+/// is less of it.
+#[test]
+fn what_waits_is_looked_at_when_its_time_has_changed() {
+    let mut w = World::new(rated("1/min", 10, |app| app.max_items = 1));
+    w.send(vec![timed("bob", 0, 0)]);
+    w.run(1_000);
+    w.send((0..11).map(|n| timed("ann", 2_000, n)).collect());
+    w.advance(2_000);
+    w.drain_jobs();
+    assert!(w.out.len() > 1, "{}", w.out.len());
+    lose_egress(&mut w);
+    w.input(Input::EgressReady);
+    w.run(12 * 60_000);
+    assert_eq!(names_of(&w, "ann").len(), 11, "ten and ten repeats are owed, less a burst");
+    // A batch that waits for a full bucket, and becomes one of a single item.
+    let mut w = World::new(rated("1/s", 10, |app| (app.window, app.max_items) = (1_000, 10)));
+    let named = |n: u64| with_id(&n.to_string(), DuplicateRule::Keep, item("a", "ann", &format!("ann{n}")));
+    w.send((0..20).map(named).collect());
+    w.run(1_500);
+    assert_eq!(moments(&w, "ann"), [(0, 10)]);
+    for n in 11..20 {
+        let cancel = Command::Cancel(target("a", &n.to_string()));
+        assert_eq!(w.ask(cancel), Answer::Cancelled { count: 1, in_flight: 0 });
+    }
+    w.run(1_000);
+    assert_eq!(moments(&w, "ann").len(), 2, "{:?}", moments(&w, "ann"));
+}

@@ -47,7 +47,7 @@ const FOUND_BY: &str = "\
     SelectedInMemoryAll 64, SelectedFarAll 64, \
     BatchCountsOnce 36, RateIgnored 36, HeldForEver 6, RateForgotten 6, FetchedOutrunsRate 15, \
     HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, CustomerRateIgnored 14, \
-    PassedOvertaken 67, ReadBackForgets 36, FillIgnored 71, PauseHasNoEnd 11";
+    PassedOvertaken 67, ReadBackForgets 62, FillIgnored 71, PauseHasNoEnd 11";
 
 thread_local! {
     /// Failures are expected here.
