@@ -93,6 +93,7 @@ pub(super) struct Customers {
     timers: Schedule,
     /// When those are looked at that have a pace, monotonic: what waits for it, or that it is at rest.
     paced: BTreeSet<(u64, CustomerId)>,
+    /// How many wait for their rate, or for what was passed over of them.
     waiting: u64,
     open_windows: u64,
     /// Customers whose window's row is out of date.

@@ -24,6 +24,16 @@ impl Credit {
         let gained = mono.saturating_sub(self.at) as i64 * i64::from(rate.items);
         Credit { left: (self.left + gained).min(i64::from(burst) * rate.each_ms as i64), at: mono, ..self }
     }
+
+    /// So many may leave now; of more than a burst all of that is needed. Moments are whole milliseconds.
+    fn allows(self, items: i64) -> bool {
+        let (rate, burst) = self.rate;
+        self.left + 2 * i64::from(rate.items) >= items.min(i64::from(burst)) * rate.each_ms as i64
+    }
+
+    fn less(self, items: i64) -> Self {
+        Credit { left: self.left - items * self.rate.0.each_ms as i64, ..self }
+    }
 }
 
 impl Sim {
@@ -81,18 +91,12 @@ impl Model {
         let known = credits.get(customer).filter(|[credit, _]| credit.rate == rate);
         let [credit, all] =
             known.map_or([Credit::full(rate, mono); 2], |known| known.map(|credit| credit.now(mono)));
-        let (items, each) = (batch.items.len() as i64, rate.0.each_ms as i64);
-        let needed = items.min(i64::from(rate.1)) * each;
-        // Moments are whole milliseconds. What has been out waits for no customer's rate: others would with it.
-        let slack = 2 * i64::from(rate.0.items);
-        assert!(
-            credit.left + slack >= needed || batch.alone || !fresh,
-            "{items} of {customer} leave, {} of {rate:?} are left",
-            credit.left / each
-        );
-        let spent = if fresh { items * each } else { 0 };
-        let credit = Credit { left: credit.left - spent, ..credit };
-        credits.insert(customer.to_owned(), [credit, Credit { left: all.left - items * each, ..all }]);
+        let items = batch.items.len() as i64;
+        // What has been out waits for no customer's rate: others would with it.
+        let allowed = credit.allows(items) || batch.alone || !fresh;
+        assert!(allowed, "{items} of {customer} leave, {credit:?} is left");
+        let credit = credit.less(if fresh { items } else { 0 });
+        credits.insert(customer.to_owned(), [credit, all.less(items)]);
     }
 
     /// A batch leaves: its application's rate allows that. One that is larger than a burst needs all of it.
@@ -112,16 +116,9 @@ impl Model {
         let known = self.apps[&name].credit.filter(|credit| credit.rate == rate);
         let credit = known.map_or(Credit::full(rate, mono), |credit| credit.now(mono));
         let items = batch.items.len() as i64;
-        let each = rate.0.each_ms as i64;
-        let needed = items.min(i64::from(rate.1)) * each;
-        // Moments are whole milliseconds. What goes alone because it failed waits for nothing.
-        let slack = 2 * i64::from(rate.0.items);
-        assert!(
-            credit.left + slack >= needed || batch.alone || !fresh,
-            "{items} of {name} leave, {} of {rate:?} are left",
-            credit.left / each
-        );
-        self.app(&name).credit = Some(Credit { left: credit.left - items * each, ..credit });
+        // What goes alone because it failed waits for nothing.
+        assert!(credit.allows(items) || batch.alone, "{items} of {name} leave, {credit:?} is left");
+        self.app(&name).credit = Some(credit.less(items));
     }
 
     pub(super) fn note_slowing(&mut self, command: &Command) {
