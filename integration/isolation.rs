@@ -1,5 +1,6 @@
-//! Trouble stays where it is: a lost connection, frames that shrink, a dead exchange, a letter too large, a second daemon, large bodies at the start, a pause
-//! with a backlog, answers to another virtual host, many queues that keep silent, what waits for such a queue.
+//! Trouble stays where it is: a lost connection, frames that shrink, a dead exchange, a letter too large, a second daemon,
+//! daemons that stand by, large bodies at the start, a pause with a backlog, answers to another virtual host, many queues
+//! that keep silent, what waits for such a queue.
 
 use std::time::Duration;
 
@@ -20,4 +21,5 @@ mod intake;
 mod lost;
 mod second;
 mod silent;
+mod standby;
 mod waits;

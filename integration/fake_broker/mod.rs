@@ -52,6 +52,8 @@ pub enum Seen {
     },
     /// A declaration was refused.
     Refused,
+    /// A queue was looked at whose consumers are set by [`Peer::consumers`].
+    Counted,
     /// The client has closed a channel.
     Closed,
     /// The client is gone, or silent beyond all patience.
@@ -79,6 +81,8 @@ pub struct Peer {
     prefetch: u16,
     /// Declarations of these names cost their channel: code and text.
     refused: HashMap<String, (u16, String)>,
+    /// Consumers of these queues.
+    consumers: HashMap<String, u32>,
     published: HashMap<u16, u64>,
     /// Channels that were put into confirm mode, or asked to be once more.
     selects: u32,
@@ -131,6 +135,7 @@ impl Peer {
             unread: Vec::new(),
             prefetch: 0,
             refused: HashMap::new(),
+            consumers: HashMap::new(),
             published: HashMap::new(),
             selects: 0,
             partial: None,
@@ -285,6 +290,11 @@ impl Peer {
         self.refused.insert(name.to_owned(), (code, text.to_owned()));
     }
 
+    /// So many consume this queue from now on, whatever this client does.
+    pub fn consumers(&mut self, queue: &str, count: u32) {
+        self.consumers.insert(queue.to_owned(), count);
+    }
+
     /// Declarations of this name are accepted again.
     pub fn accept(&mut self, name: &str) {
         self.refused.remove(name);
@@ -296,12 +306,13 @@ impl Peer {
         self.method(channel, AMQPClass::Channel(channel::AMQPMethod::Close(close)));
     }
 
-    /// The broker closes the connection, and waits until the client is gone.
+    /// The broker closes the connection, and waits until the client is gone. Nothing is answered from then on, as the
+    /// protocol has it: an answer would be a fault of its own to the client, and come before the reason.
     pub fn close_connection(&mut self, code: u16, text: &str) {
         let close =
             connection::Close { reply_code: code, reply_text: text.into(), class_id: 0, method_id: 0 };
         self.method(0, AMQPClass::Connection(connection::AMQPMethod::Close(close)));
-        self.serve();
+        while self.read_frame().is_some() {}
     }
 
     pub fn blocked(&mut self, reason: &str) {
@@ -364,12 +375,15 @@ impl Peer {
                 AMQPClass::Exchange(exchange::AMQPMethod::DeclareOk(exchange::DeclareOk {}))
             }
             AMQPClass::Queue(queue::AMQPMethod::Declare(declare)) => {
-                AMQPClass::Queue(queue::AMQPMethod::DeclareOk(queue::DeclareOk {
+                let consumers = self.consumers.get(declare.queue.as_str()).copied();
+                let declared = queue::DeclareOk {
                     queue: declare.queue,
                     // A backlog: a consumer begins small.
                     message_count: 1_000,
-                    consumer_count: 0,
-                }))
+                    consumer_count: consumers.unwrap_or(0),
+                };
+                self.method(id, AMQPClass::Queue(queue::AMQPMethod::DeclareOk(declared)));
+                return (declare.passive && consumers.is_some()).then_some(Seen::Counted);
             }
             AMQPClass::Queue(queue::AMQPMethod::Bind(_)) => {
                 AMQPClass::Queue(queue::AMQPMethod::BindOk(queue::BindOk {}))

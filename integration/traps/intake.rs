@@ -144,29 +144,45 @@ fn the_prefetch_grows_when_it_is_used_up_and_messages_are_small() {
     assert_eq!(daemon.amqp.stats().prefetch, 1_000);
 }
 
-/// The lock queue belongs to another connection: this daemon waits, says so, and goes on once it has the lock.
+/// The lock queue belongs to another connection: this daemon stands by, says so once, and goes on once it has the lock,
+/// all on one connection. As long as somebody consumes it does not even try the lock: a refusal costs a channel.
 #[test]
 fn a_second_daemon_waits_for_the_lock() {
     const LOCK: &str = "tidegate.lock.tidegate.ingest";
+    let (looks, counted) = channel();
     let script: Script = Box::new(move |mut peer, n| {
-        if n < 2 {
-            peer.refuse(LOCK, 405, "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue");
-            loop {
-                match peer.next() {
-                    Seen::Consume { .. } => panic!("consumed without the lock"),
-                    Seen::Gone => return,
-                    _ => {}
-                }
+        assert_eq!(n, 0, "another connection");
+        peer.refuse(LOCK, 405, "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue");
+        peer.consumers("tidegate.ingest", 1);
+        let (mut tries, mut counts) = (0, 0);
+        while counts < 6 {
+            match peer.next() {
+                Seen::Refused => tries += 1,
+                Seen::Counted => counts += 1,
+                Seen::Consume { .. } => panic!("consumed without the lock"),
+                Seen::Gone => panic!("it has left its connection"),
+                _ => {}
             }
         }
+        looks.send(tries).unwrap();
+        peer.accept(LOCK);
+        peer.consumers("tidegate.ingest", 0);
         assert!(peer.next_consume().is_some());
         peer.serve();
     });
+    let log = log();
     let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
-    let (error, _) = daemon.wait("the reason", down_of(Side::Ingest));
-    assert!(error.contains("another tidegate serves queue 'tidegate.ingest'"), "{error}");
-    assert!(error.contains(LOCK) && error.contains("former connection"), "{error}");
+    let reason = daemon.wait("the reason", |event| match event {
+        Event::Link { side: Side::Ingest, link: LinkStatus::Standby { reason } } => Some(reason),
+        _ => None,
+    });
+    assert!(reason.contains("another tidegate serves queue 'tidegate.ingest'"), "{reason}");
+    assert!(reason.contains(LOCK) && reason.contains("former connection"), "{reason}");
     daemon.wait("its turn", |event| matches!(event, Event::IngestReady { .. }).then_some(()));
+    assert_eq!(counted.recv_timeout(PATIENCE).unwrap(), 1, "tries of the lock");
+    let text = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
+    assert_eq!(text.matches("standing by").count(), 1, "{text}");
+    assert_eq!(daemon.amqp.stats().ingest_failures, 0);
 }
 
 /// Without the permission to declare the lock it consumes all the same, and says what to grant.

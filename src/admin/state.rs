@@ -11,7 +11,8 @@ use crate::progress::ProgressMarks;
 use serde::{Deserialize, Serialize};
 
 /// Words of [`Document::state`], the gravest first.
-pub(super) const STATES: [&str; 6] = ["draining", "not_ready", "blocked", "stuck", "paused", "running"];
+pub(super) const STATES: [&str; 7] =
+    ["draining", "not_ready", "blocked", "stuck", "standby", "paused", "running"];
 
 /// What the daemon's loop answers to [`super::Query::State`].
 #[derive(Clone, Debug)]
@@ -52,7 +53,8 @@ pub struct LinkState {
 
 impl LinkState {
     /// Words of its state.
-    pub const STATES: [&str; 6] = ["connecting", "connected", "paused", "blocked", "down", "closed"];
+    pub const STATES: [&str; 7] =
+        ["connecting", "connected", "paused", "standby", "blocked", "down", "closed"];
 }
 
 /// Counters of the store.
@@ -98,8 +100,8 @@ pub struct LatenessState {
 pub(crate) struct Document {
     /// Of the daemon.
     pub version: String,
-    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `paused` or `running`; the first
-    /// that applies.
+    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `standby`, `paused` or `running`;
+    /// the first that applies.
     pub state: String,
     /// As `/readyz` says.
     pub ready: bool,
@@ -158,15 +160,18 @@ pub(crate) fn unready(missing: &[String], stuck: &[String]) -> String {
 }
 
 fn overall(input: &StateInput, missing: &[&str], is_stuck: bool) -> &'static str {
-    let [draining, not_ready, blocked, stuck, paused, running] = STATES;
+    let [draining, not_ready, blocked, stuck, standby, paused, running] = STATES;
+    let is_any = |state: &str| input.links.iter().any(|link| link.state == state);
     if input.draining {
         draining
     } else if !missing.is_empty() {
         not_ready
-    } else if input.links.iter().any(|l| l.state == "blocked") {
+    } else if is_any("blocked") {
         blocked
     } else if is_stuck {
         stuck
+    } else if is_any("standby") {
+        standby
     } else if input.snapshot.intake_paused {
         paused
     } else {
@@ -305,6 +310,8 @@ pub(crate) mod tests {
         assert_eq!(document.stuck, ["loop", "ingest", "egress"]);
         input.uptime_ms = 20_000;
         assert_eq!(word(&input, &[]), "paused", "it was due before the start");
+        input.links[0].state = "standby".into();
+        assert_eq!(word(&input, &[]), "standby");
         input.links[0].state = "blocked".into();
         assert_eq!(word(&input, &[]), "blocked");
         assert_eq!(word(&input, &["egress"]), "not_ready");

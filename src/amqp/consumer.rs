@@ -16,7 +16,7 @@ use super::connection::Session;
 use super::consumer_channel::ConsumerChannel;
 use super::cost;
 use super::fault::{Fault, FaultKind};
-use super::ingest_lock::{acquire, check_consumers, IngestLock};
+use super::ingest_lock::{check_consumers, IngestLock, LockTaker};
 use super::prefetch::Prefetch;
 use super::quarantine::Quarantine;
 use super::shared::Shared;
@@ -73,6 +73,7 @@ pub(super) struct Ingest {
     backoff: Backoff,
     notes: NoteLog,
     log: RateLimitedLog,
+    lock_taker: LockTaker,
     /// Names of headers that were nearly hit, each logged once.
     near_misses: BTreeSet<&'static str>,
 }
@@ -105,6 +106,7 @@ impl Ingest {
         shutdown: ShutdownSignal,
     ) -> Self {
         Ingest {
+            lock_taker: LockTaker::new(Arc::clone(&shared), Arc::clone(&options), shutdown.clone()),
             quarantine: Quarantine::started(options.quarantine, options.ingest.prefetch),
             prefetch: Prefetch::new(options.ingest.prefetch, options.memory, options.limits.max_body),
             limits: options.limits,
@@ -171,13 +173,12 @@ impl Ingest {
         &mut self,
         session: &Arc<Session>,
         notes: &[String],
+        lock: IngestLock,
     ) -> Result<AfterGeneration, Fault> {
         let limit = self.options.timeouts.confirm;
         let queue = self.options.ingest.queue.clone();
-        let heartbeat = self.options.amqp.heartbeat;
         let shared = Arc::clone(&self.shared);
-        let acquiring = acquire(session, &queue, self.options.timeouts.connect, heartbeat);
-        let lock = match shared.while_waiting(Side::Ingest, acquiring).await? {
+        let lock = match lock {
             IngestLock::Held => None,
             IngestLock::Counting(reason) => {
                 self.log.warn("ingest lock", &reason, "the ingest queue is guarded weakly");
@@ -196,8 +197,16 @@ impl Ingest {
         let channel = shared.while_waiting(Side::Ingest, session.channel(limit)).await?;
         self.generation = self.generation.wrapping_add(1).max(1);
         let starting = ConsumerChannel::start(channel, self.generation, &queue, prefetch, limit);
+        let consumer = shared.while_waiting(Side::Ingest, starting).await?;
+        if let Some(session) = &lock {
+            // Nothing has been taken from it: so it is the only one of this channel.
+            if let Err(fault) = shared.while_waiting(Side::Ingest, self.check_alone(session, 1)).await {
+                shared.while_waiting(Side::Ingest, consumer.close(time_left(&self.shutdown))).await?;
+                return Err(fault);
+            }
+        }
         let mut generation = Generation {
-            consumer: shared.while_waiting(Side::Ingest, starting).await?,
+            consumer,
             held: VecDeque::new(),
             held_since: None,
             address: session.address().to_owned(),
@@ -234,7 +243,7 @@ impl Ingest {
     async fn consume(&mut self, generation: &mut Generation) -> Result<AfterGeneration, Fault> {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut counting = self.next_count(generation, Duration::ZERO);
+        let mut counting = self.next_count(generation);
         let shared = Arc::clone(&self.shared);
         loop {
             // The turn before has taken something, or the second was over and there was nothing.
@@ -257,8 +266,8 @@ impl Ingest {
                 },
                 count = &mut counting => {
                     let (queue, heartbeat) = (&self.options.ingest.queue, self.options.amqp.heartbeat);
-                    check_consumers(count, 1, queue, heartbeat)?;
-                    counting = self.next_count(generation, COUNT_INTERVAL);
+                    check_consumers(count, generation.consumer.consumers(), queue, heartbeat)?;
+                    counting = self.next_count(generation);
                 }
                 _ = second.tick() => {
                     if !generation.consumer.is_connected() {
@@ -277,14 +286,21 @@ impl Ingest {
         }
     }
 
+    /// Nobody consumes the queue but so many of this daemon's own.
+    async fn check_alone(&self, session: &Session, own: u32) -> Result<(), Fault> {
+        let Options { ingest, amqp, timeouts, .. } = &*self.options;
+        let count = count_queue(session, &ingest.queue, timeouts.connect).await;
+        check_consumers(count.map(|counts| counts.consumers), own, &ingest.queue, amqp.heartbeat)
+    }
+
     /// The next count of the queue's consumers; never, where the lock is held.
-    fn next_count(&self, generation: &Generation, pause: Duration) -> BoxFuture<'static, Result<u32, Fault>> {
+    fn next_count(&self, generation: &Generation) -> BoxFuture<'static, Result<u32, Fault>> {
         let Some(session) = generation.counting.clone() else {
             return std::future::pending().boxed();
         };
         let (queue, limit) = (self.options.ingest.queue.clone(), self.options.timeouts.connect);
         async move {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(COUNT_INTERVAL).await;
             count_queue(&session, &queue, limit).await.map(|counts| counts.consumers)
         }
         .boxed()
@@ -490,25 +506,38 @@ impl ConnectionUser for Ingest {
         notes.extend(frame_note(session, &options.amqp));
         let notes = self.notes.take(Side::Ingest, notes);
         // Also while paused: whoever serves the queue keeps it over a reconnect.
-        let (queue, heartbeat) = (&options.ingest.queue, options.amqp.heartbeat);
-        let lock = acquire(session, queue, options.timeouts.connect, heartbeat);
-        let lock = shared.while_waiting(Side::Ingest, lock);
-        match unless_shutdown(&mut self.shutdown, lock).await {
-            Some(lock) => lock?,
-            None => return Ok(()),
-        };
-        while let Ok(order) = self.orders.try_recv() {
-            self.note(order);
+        let mut lock = self.lock_taker.take(session, None).await?;
+        if lock.is_none() {
+            return Ok(());
         }
+        let mut outdone = None;
         loop {
+            while let Ok(order) = self.orders.try_recv() {
+                self.note(order);
+            }
             if self.intake == Intake::Pause || self.stopped {
                 self.shared.link(Side::Ingest, LinkStatus::Paused { address: session.address().to_owned() });
                 if !self.idle(session).await? {
                     return Ok(());
                 }
-            } else if let AfterGeneration::Shutdown = self.generation(session, &notes).await? {
-                return Ok(());
+                // What was counted is past.
+                lock = None;
+                continue;
             }
+            let Some(held) = lock.take() else {
+                lock = self.lock_taker.take(session, outdone.take()).await?;
+                if lock.is_none() {
+                    return Ok(());
+                }
+                // Orders may have come meanwhile.
+                continue;
+            };
+            outdone = match self.generation(session, &notes, held).await {
+                Ok(AfterGeneration::Shutdown) => return Ok(()),
+                Ok(AfterGeneration::Returned) => None,
+                Err(fault) if fault.kind == FaultKind::Standby => Some(fault),
+                Err(fault) => return Err(fault),
+            };
         }
     }
 
@@ -524,6 +553,7 @@ impl ConnectionUser for Ingest {
             FaultKind::Parse => self.on_parse_error(&mut error),
             FaultKind::Lost
             | FaultKind::Setup
+            | FaultKind::Standby
             | FaultKind::Content
             | FaultKind::ContentFatal
             | FaultKind::AfterEnd => self.backoff.next(),

@@ -85,6 +85,12 @@ impl ConsumerChannel {
         self.mode == Mode::Running
     }
 
+    /// Consumers on this channel so far. The broker counts each of them, once it is cancelled, for as long as
+    /// something that it was given is unacked.
+    pub(super) fn consumers(&self) -> u32 {
+        self.consumers
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.channel.status().connected()
     }

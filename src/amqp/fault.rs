@@ -6,8 +6,9 @@ use lapin::{Error, ErrorKind};
 use std::fmt;
 use std::time::Duration;
 
-/// How long to look for the reason of an end after noticing the end.
-pub(super) const CAUSE_LIMIT: Duration = Duration::from_millis(250);
+/// How long to look for the reason of an end after noticing the end. The search ends by itself once everybody
+/// has been heard who may know; on a machine with other work they may have to wait for their turn.
+pub(super) const CAUSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a fault means for those who wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(super) enum FaultKind {
     Lost,
     /// A queue or an exchange is missing or differs, or a permission does: try again, and name it.
     Setup,
+    /// Another daemon serves the ingest queue: wait for the turn, on the same connection.
+    Standby,
     /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the
     /// culprit.
     Content,
@@ -45,6 +48,10 @@ impl Fault {
         Fault { kind: FaultKind::Setup, text: text.into(), code: None }
     }
 
+    pub(super) fn standby(text: impl Into<String>) -> Self {
+        Fault { kind: FaultKind::Standby, text: text.into(), code: None }
+    }
+
     pub(super) fn timeout(what: &str, limit: Duration) -> Self {
         Fault::lost(format!("no answer to {what} within {} ms", limit.as_millis()))
     }
@@ -64,7 +71,11 @@ impl Fault {
     fn weight(&self) -> u8 {
         match self.kind {
             FaultKind::AfterEnd => 0,
-            FaultKind::Lost | FaultKind::Setup | FaultKind::Content | FaultKind::Parse => 1,
+            FaultKind::Lost
+            | FaultKind::Setup
+            | FaultKind::Standby
+            | FaultKind::Content
+            | FaultKind::Parse => 1,
             FaultKind::ContentFatal => 2,
         }
     }

@@ -4,15 +4,26 @@
 //! while quorum queues let a second exclusive consumer in (seen on RabbitMQ 3.10). Where the login may not
 //! declare it, the consumers of the ingest queue are counted instead: before and after each consume, and
 //! every few seconds.
+//!
+//! Whoever finds another one there stands by: it keeps its connection, and looks again twice a second. It
+//! looks by counting the consumers, which costs the broker little and leaves no line in its log, while each
+//! refused try of the lock closes a channel and leaves one.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use super::topology::{count_queue, declare_exclusive};
+use super::shared::Shared;
+use super::supervise::unless_shutdown;
+use super::topology::{count_queue, declare_exclusive, QueueWatch};
+use super::{LinkStatus, Options, ShutdownSignal, Side};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 const PREFIX: &str = "tidegate.lock.";
 /// Longest name of a queue, bytes.
 const MAX_NAME: usize = 255;
+/// Longest pause between two looks of whoever stands by, ms; the shortest is half of it.
+const LOOK_MS: u64 = 500;
 
 /// How the queue is guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +37,9 @@ pub(super) enum IngestLock {
 /// Takes the lock, and checks that no other consumer has it.
 ///
 /// # Errors
-/// Another process consumes (of [`FaultKind::Setup`], with what may be the matter), or the connection fails.
-pub(super) async fn acquire(
+/// Another daemon serves the queue (of [`FaultKind::Standby`]); something that is no daemon of its kind
+/// consumes (of [`FaultKind::Setup`]); or the connection fails. The first two say what may be the matter.
+async fn acquire(
     session: &Session,
     queue: &str,
     limit: Duration,
@@ -37,7 +49,7 @@ pub(super) async fn acquire(
     let lock = match declare_exclusive(session, &name, limit).await {
         Ok(()) => IngestLock::Held,
         Err(fault) if fault.code == Some(405) => {
-            return Err(Fault::setup(format!(
+            return Err(Fault::standby(format!(
                 "another tidegate serves queue '{queue}': it holds the lock '{name}'. This one waits; {}",
                 ghost(heartbeat)
             )));
@@ -51,11 +63,105 @@ pub(super) async fn acquire(
         Err(fault) => return Err(fault),
     };
     let consumers = count_queue(session, queue, limit).await.map(|counts| counts.consumers);
-    check_consumers(consumers, 0, queue, heartbeat)?;
+    check_consumers(consumers, 0, queue, heartbeat).map_err(|fault| match lock {
+        // Whoever has the right to the lock would not consume without it.
+        IngestLock::Held if fault.kind == FaultKind::Standby => Fault { kind: FaultKind::Setup, ..fault },
+        IngestLock::Held | IngestLock::Counting(_) => fault,
+    })?;
     Ok(lock)
 }
 
+/// Takes the lock of the ingest queue, and stands by while another daemon has it.
+pub(super) struct LockTaker {
+    shared: Arc<Shared>,
+    options: Arc<Options>,
+    shutdown: ShutdownSignal,
+    /// Since when another daemon serves the queue, as far as this one knows; also over lost connections.
+    stands_by_since: Option<Instant>,
+}
+
+impl LockTaker {
+    pub(super) fn new(shared: Arc<Shared>, options: Arc<Options>, shutdown: ShutdownSignal) -> Self {
+        LockTaker { shared, options, shutdown, stands_by_since: None }
+    }
+
+    /// Waits for as long as another daemon serves the queue, on this connection. `outdone`: there is one, as
+    /// was just seen. `None`: shut down.
+    ///
+    /// # Errors
+    /// As [`acquire`], but for another daemon.
+    pub(super) async fn take(
+        &mut self,
+        session: &Session,
+        mut outdone: Option<Fault>,
+    ) -> Result<Option<IngestLock>, Fault> {
+        let options = Arc::clone(&self.options);
+        let (queue, limit) = (&options.ingest.queue, options.timeouts.connect);
+        loop {
+            let taken = match outdone.take() {
+                Some(fault) => Some(Err(fault)),
+                None => {
+                    let taking = acquire(session, queue, limit, options.amqp.heartbeat);
+                    unless_shutdown(&mut self.shutdown, self.shared.while_waiting(Side::Ingest, taking)).await
+                }
+            };
+            match taken {
+                Some(Ok(lock)) => {
+                    if let Some(since) = self.stands_by_since.take() {
+                        let seconds = since.elapsed().as_secs();
+                        tracing::info!(queue, seconds, "nobody else serves the queue: taking over");
+                    }
+                    return Ok(Some(lock));
+                }
+                Some(Err(fault)) if fault.kind == FaultKind::Standby => {
+                    if !self.stand_by(session, fault).await? {
+                        return Ok(None);
+                    }
+                }
+                Some(Err(fault)) => return Err(fault),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Until nobody consumes the queue, and so the lock may be free. False: shut down.
+    async fn stand_by(&mut self, session: &Session, fault: Fault) -> Result<bool, Fault> {
+        if self.stands_by_since.is_none() {
+            self.stands_by_since = Some(Instant::now());
+            tracing::info!(reason = fault.text, "standing by");
+        }
+        self.shared.link(Side::Ingest, LinkStatus::Standby { reason: fault.text });
+        let mut watch = QueueWatch::new(session, self.options.timeouts.connect);
+        loop {
+            self.shared.moved(Side::Ingest);
+            let look = async {
+                tokio::time::sleep(look_pause(getrandom::u32().unwrap_or(u32::MAX))).await;
+                if !session.is_connected() {
+                    return Err(Fault::lost("the connection was lost"));
+                }
+                watch.count(&self.options.ingest.queue).await
+            };
+            let look = self.shared.while_waiting(Side::Ingest, look);
+            let Some(counts) = unless_shutdown(&mut self.shutdown, look).await else { return Ok(false) };
+            if counts?.consumers == 0 {
+                break;
+            }
+        }
+        watch.end().await;
+        Ok(true)
+    }
+}
+
+/// Jittered, so that of several who wait, and of two that have seen each other, one is first.
+fn look_pause(random: u32) -> Duration {
+    let half = LOOK_MS / 2;
+    Duration::from_millis(half + half * u64::from(random) / u64::from(u32::MAX))
+}
+
 /// The number of consumers must not be above `allowed`.
+///
+/// # Errors
+/// It is (of [`FaultKind::Standby`]), or it is not known.
 pub(super) fn check_consumers(
     count: Result<u32, Fault>,
     allowed: u32,
@@ -67,13 +173,10 @@ pub(super) fn check_consumers(
         return Ok(());
     }
     let others = count - allowed;
-    Err(Fault {
-        kind: FaultKind::Setup,
-        ..Fault::setup(format!(
-            "queue '{queue}' has {others} other consumer(s): tidegate must be the only one; {}",
-            ghost(heartbeat)
-        ))
-    })
+    Err(Fault::standby(format!(
+        "queue '{queue}' has {others} other consumer(s): tidegate must be the only one; {}",
+        ghost(heartbeat)
+    )))
 }
 
 fn ghost(heartbeat: Duration) -> String {
@@ -110,11 +213,17 @@ mod tests {
         let heartbeat = Duration::from_secs(10);
         assert_eq!(check_consumers(Ok(1), 1, "q", heartbeat), Ok(()));
         let fault = check_consumers(Ok(3), 1, "q", heartbeat).unwrap_err();
+        assert_eq!(fault.kind, FaultKind::Standby);
         assert!(fault.text.contains("queue 'q' has 2 other consumer(s)"), "{}", fault.text);
         assert!(
             fault.text.contains("own former connection") && fault.text.contains("30 s"),
             "{}",
             fault.text
         );
+    }
+
+    #[test]
+    fn whoever_stands_by_looks_twice_to_four_times_a_second() {
+        assert_eq!([look_pause(0), look_pause(u32::MAX)], [250, 500].map(Duration::from_millis));
     }
 }

@@ -269,6 +269,7 @@ fn trouble(queue: &str, fault: Fault) -> LetterTrouble {
     match fault.kind {
         FaultKind::Setup => LetterTrouble::Refused(text),
         FaultKind::Lost
+        | FaultKind::Standby
         | FaultKind::Content
         | FaultKind::ContentFatal
         | FaultKind::Parse

@@ -145,6 +145,11 @@ pub enum LinkStatus {
         /// Host and port.
         address: String,
     },
+    /// Connected, and waiting for its turn: another daemon serves the ingest queue.
+    Standby {
+        /// How that is known, and what may be the matter where there is no other.
+        reason: String,
+    },
     /// Connected, but the broker takes nothing (memory or disk alarm).
     Blocked {
         /// The broker's reason.
@@ -159,6 +164,19 @@ pub enum LinkStatus {
     },
     /// Ended by a shutdown.
     Closed,
+}
+
+impl LinkStatus {
+    /// Connected, and what it uses stands on the broker.
+    pub fn is_up(&self) -> bool {
+        match self {
+            LinkStatus::Up { .. }
+            | LinkStatus::Paused { .. }
+            | LinkStatus::Standby { .. }
+            | LinkStatus::Blocked { .. } => true,
+            LinkStatus::Connecting { .. } | LinkStatus::Down { .. } | LinkStatus::Closed => false,
+        }
+    }
 }
 
 /// Everything the two ends need to know.

@@ -139,6 +139,24 @@ pub(super) async fn count_queue(
     Ok(counts)
 }
 
+/// Counts a queue again and again, on one channel: lapin's numbers of channels come to an end (see
+/// `connection`).
+pub(super) struct QueueWatch<'a>(Setup<'a>);
+
+impl<'a> QueueWatch<'a> {
+    pub(super) fn new(session: &'a Session, limit: Duration) -> Self {
+        QueueWatch(Setup::new(session, limit))
+    }
+
+    pub(super) async fn count(&mut self, queue: &str) -> Result<QueueCounts, Fault> {
+        self.0.check_queue(queue).await
+    }
+
+    pub(super) async fn end(self) {
+        self.0.finish().await;
+    }
+}
+
 /// What a queue holds, as the broker answers a passive declaration.
 pub(super) struct QueueCounts {
     pub(super) consumers: u32,

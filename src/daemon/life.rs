@@ -18,7 +18,7 @@ use super::process::Process;
 use super::shard::Shard;
 use super::starts::Starts;
 use super::{recovery, OnAmqp, RunError};
-use crate::admin::{self, Latch};
+use crate::admin::{self, CommandRequest, CommandResponse, Latch, Status};
 use crate::amqp::{self, Amqp};
 use crate::clock;
 use crate::engine::event::{Input, Intake, Opened};
@@ -27,9 +27,11 @@ use crate::engine::Engine;
 use crate::progress::DaemonPart;
 use crate::signals::Signal;
 use crate::store::{self, thread::StoreEvent};
+use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
 
 /// The wall clock is looked at this often at least, so that neither a step nor a suspend is slept over.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -217,11 +219,7 @@ impl Life<'_> {
                 LoopEvent::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
                 LoopEvent::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
                 LoopEvent::Query(admin::Query::Command(request, sender)) => {
-                    turn.commands.extend(self.shard.queries.admit(
-                        request,
-                        sender,
-                        self.shard.store_identity,
-                    ));
+                    turn.commands.extend(self.admit(request, sender));
                 }
                 event @ (LoopEvent::Amqp(_)
                 | LoopEvent::Store(_)
@@ -278,23 +276,43 @@ impl Life<'_> {
             // Done beside the loop; one that came here all the same hears that it is not.
             LoopEvent::Query(admin::Query::Letters(_, reply)) => drop(reply),
             LoopEvent::Query(admin::Query::Command(request, sender)) => {
-                let identity = self.shard.store_identity;
-                if let Some(command) = self.shard.queries.admit(request, sender, identity) {
+                if let Some(command) = self.admit(request, sender) {
                     self.shard.feed(Input::Commands(vec![command]));
                 }
             }
         }
     }
 
+    /// `None`: it has been answered.
+    fn admit(
+        &mut self,
+        request: CommandRequest,
+        sender: oneshot::Sender<CommandResponse>,
+    ) -> Option<(Asker, Command)> {
+        if self.is_spare() {
+            let queue = &self.process.config.ingest.queue;
+            let error = format!(
+                "this daemon stands by: another one serves queue '{queue}', and holds what waits; ask the \
+                 one whose state is not 'standby'"
+            );
+            let document = json!({ "error": error });
+            // The sender may have gone.
+            let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
+            return None;
+        }
+        self.shard.queries.admit(request, sender, self.shard.store_identity)
+    }
+
     fn broker(&mut self, event: amqp::Event) {
-        let readiness = &self.process.readiness;
         match event {
             amqp::Event::IngestReady { generation } => {
-                readiness.set(Latch::Consumer, true);
+                self.shard.consumes = true;
+                self.set_consumer();
                 self.shard.feed(Input::IngestReady { generation });
             }
             amqp::Event::IngestLost => {
-                readiness.set(Latch::Consumer, false);
+                self.shard.consumes = false;
+                self.set_consumer();
                 self.shard.feed(Input::IngestLost);
             }
             amqp::Event::Prefetch(prefetch) => self.shard.feed(Input::Prefetch(prefetch)),

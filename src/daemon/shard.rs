@@ -23,6 +23,8 @@ pub(super) struct Shard {
     pub(super) queries: PendingQueries,
     /// Last state of each: ingest, egress.
     pub(super) links: [Option<amqp::LinkStatus>; 2],
+    /// A consumer runs.
+    pub(super) consumes: bool,
     /// The engine had an input, and with it the time, in this turn.
     engine_ticked: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
@@ -43,6 +45,7 @@ impl Shard {
             store_identity,
             queries: PendingQueries::default(),
             links: Default::default(),
+            consumes: false,
             engine_ticked: false,
             stopping: false,
         }

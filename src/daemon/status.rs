@@ -27,24 +27,31 @@ impl Life<'_> {
             | LinkStatus::Up { .. }
             | LinkStatus::Connecting { .. }
             | LinkStatus::Paused { .. }
+            | LinkStatus::Standby { .. }
             | LinkStatus::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
         }
-        let up =
-            matches!(link, LinkStatus::Up { .. } | LinkStatus::Paused { .. } | LinkStatus::Blocked { .. });
         let (latch, index) = match side {
             Side::Ingest => (Latch::Ingest, 0),
             Side::Egress => (Latch::Egress, 1),
         };
-        self.process.readiness.set(latch, up);
+        self.process.readiness.set(latch, link.is_up());
         self.shard.links[index] = Some(link);
         // A link is up once its topology stands.
-        let both = self.shard.links.iter().all(|link| {
-            matches!(
-                link,
-                Some(LinkStatus::Up { .. } | LinkStatus::Paused { .. } | LinkStatus::Blocked { .. })
-            )
-        });
+        let both = self.shard.links.iter().all(|link| link.as_ref().is_some_and(LinkStatus::is_up));
         self.process.readiness.set(Latch::Topology, both);
+        self.set_consumer();
+    }
+
+    /// Requests are taken; or another daemon takes them, and this one would in its place: with the memory
+    /// store it gets whatever the other one has.
+    pub(super) fn set_consumer(&self) {
+        self.process.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
+    }
+
+    /// Another daemon serves the queue, and what it holds comes to this one at its end.
+    pub(super) fn is_spare(&self) -> bool {
+        self.process.config.store.kind == StoreKind::Memory
+            && matches!(self.shard.links[0], Some(LinkStatus::Standby { .. }))
     }
 
     pub(super) fn state(&self) -> StateInput {
@@ -94,6 +101,7 @@ impl Life<'_> {
             match link {
                 Some(
                     link @ (LinkStatus::Down { .. }
+                    | LinkStatus::Standby { .. }
                     | LinkStatus::Blocked { .. }
                     | LinkStatus::Up { dead: Some(_), .. }),
                 ) => {
@@ -130,7 +138,7 @@ fn traffic(amqp: &Stats, commits: Distribution) -> Traffic {
 }
 
 fn describe(link: &LinkStatus) -> (&'static str, String) {
-    let [connecting, connected, paused, blocked, down, closed] = LinkState::STATES;
+    let [connecting, connected, paused, standby, blocked, down, closed] = LinkState::STATES;
     match link {
         LinkStatus::Connecting { address } => (connecting, address.clone()),
         LinkStatus::Up { address, dead: None, .. } => (connected, address.clone()),
@@ -138,6 +146,7 @@ fn describe(link: &LinkStatus) -> (&'static str, String) {
             (connected, format!("{address}; dead letters cannot be published: {error}"))
         }
         LinkStatus::Paused { address } => (paused, address.clone()),
+        LinkStatus::Standby { reason } => (standby, reason.clone()),
         LinkStatus::Blocked { reason } => (blocked, reason.clone()),
         LinkStatus::Down { error, retry_in } => {
             (down, format!("{error}; next try in {} ms", retry_in.as_millis()))

@@ -28,6 +28,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["good", "all is well"],
   paused: ["warn", "no requests are taken at this moment"],
+  standby: ["good", "another daemon serves the queue: this one takes over when that ends"],
   stuck: ["bad", "something that may leave has been due for long, or a part stands still"],
   blocked: ["bad", "the broker has raised an alarm and takes nothing"],
   not_ready: ["bad", "not ready"],
