@@ -131,6 +131,11 @@ fn whoever_serves_is_killed_three_times_and_nothing_is_lost() {
         let begun = log.lines().filter(|line| line.contains(" started ")).count();
         assert!(told <= begun, "{told} of {begun}: {}", spare.log_tail());
     }
+    // One that stands by has nothing to wait for.
+    for mut spare in cluster.spares {
+        spare.term();
+        assert!(spare.exit(LIMIT).success(), "{}", spare.log_tail());
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a clock that was set back leaves ahead of it.
 
 use super::closings::in_order;
-use super::database::Keyspaces;
+use super::row_reads::Rows;
 use super::ReadError;
 use crate::engine::event::{AheadRow, Marks, QueueRow, HORIZON_MS};
 use crate::engine::types::Key;
@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 /// # Errors
 ///
 /// The storage engine's; a row that does not read as it was written.
-pub(super) fn ahead(
-    keyspaces: &Keyspaces,
+pub(super) fn ahead<R: Rows>(
+    rows: &R,
     queues: &[QueueRow],
     marks: Marks,
     wall: u64,
@@ -25,7 +25,7 @@ pub(super) fn ahead(
     for queue in queues {
         let from = Key::at(wall.saturating_add(1)).max(queue.low);
         let until = marks.wall.saturating_add(HORIZON_MS + 1);
-        for row in in_order(keyspaces, &queue.queue, from, until)? {
+        for row in in_order(rows, &queue.queue, from, until)? {
             let row = row?;
             let item = row.view()?;
             let Some(customer) = item.customer.filter(|_| item.is_windowed()) else { continue };

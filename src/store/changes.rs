@@ -5,14 +5,15 @@
 //! looks here before it looks on the disk. In order of key, so that rows reach the storage engine sorted.
 
 use super::closings::{self, member_bounds};
-use super::database::{view, Epochs, Keyspaces, Row};
+use super::ended::Epochs;
 use super::errors::{broken_contract, BrokenContract};
 use super::keyspace::{KeyspaceId, KEYSPACES};
+use super::load::view;
 use super::record::{self, View};
+use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::{ended, rows, CommitError, ReadError};
 use crate::engine::event::{BucketRow, ClosingRow, IndexRows, Op, Place, Standing, Stored};
 use crate::engine::types::{Ended, Identity, Key};
-use fjall::Slice;
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -21,14 +22,14 @@ use std::sync::Arc;
 /// What becomes of a row.
 enum Change {
     /// It is written for the first time ever: once it is removed, there is nothing left to write.
-    Add(Slice),
-    Write(Slice),
+    Add(RowBytes),
+    Write(RowBytes),
     Remove,
 }
 
 impl Change {
     /// The row as it will be.
-    fn value(&self) -> Option<&Slice> {
+    fn value(&self) -> Option<&RowBytes> {
         match self {
             Change::Add(value) | Change::Write(value) => Some(value),
             Change::Remove => None,
@@ -37,11 +38,11 @@ impl Change {
 }
 
 /// What will be written to one keyspace.
-type Pending = BTreeMap<Slice, Change>;
+type Pending = BTreeMap<RowBytes, Change>;
 
 /// What will be written.
-pub(super) struct Changes<'a> {
-    keyspaces: &'a Keyspaces,
+pub(super) struct Changes<'a, R> {
+    rows: &'a R,
     /// In the order of [`KeyspaceId::ALL`].
     pending: [Pending; KEYSPACES],
     /// Number of the commit: the epoch of each bucket that begins in it.
@@ -52,19 +53,35 @@ pub(super) struct Changes<'a> {
     left: BTreeMap<(Arc<str>, u64, u64), u64>,
 }
 
-impl<'a> Changes<'a> {
+impl<'a, R: Rows> Changes<'a, R> {
     /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
-    pub(super) fn new(keyspaces: &'a Keyspaces, number: u64, epochs: Epochs) -> Self {
+    pub(super) fn new(rows: &'a R, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
-        Changes { keyspaces, pending, number, epochs, begun: Vec::new(), left: BTreeMap::new() }
+        Changes { rows, pending, number, epochs, begun: Vec::new(), left: BTreeMap::new() }
     }
 
-    /// Adds one operation.
+    /// Adds the operations of one call of commit, in order.
     ///
     /// # Errors
     ///
     /// See [`CommitError`]; nothing has been written then.
-    pub(super) fn apply(&mut self, op: &Op) -> Result<(), CommitError> {
+    pub(super) fn apply<'o>(&mut self, ops: impl Iterator<Item = &'o Op> + Clone) -> Result<(), CommitError> {
+        // Asked for all at once: an engine that is far away is asked once.
+        let from =
+            ops.clone().filter_map(|op| if let Op::Move { from, .. } = op { Some(from) } else { None });
+        let key = |from: &Place| Ok((KeyspaceId::Items, rows::item_key(&from.queue, from.key)?.into()));
+        let moved = from.map(key).collect::<Result<Vec<_>, BrokenContract>>()?;
+        let mut lying = moved.iter().zip(self.rows.get_many(&moved));
+        for op in ops {
+            let moved = if matches!(op, Op::Move { .. }) { lying.next() } else { None };
+            let lies = moved.map_or(Ok(None), |((id, key), row)| self.get_or(*id, key, row))?;
+            self.apply_one(op, lies)?;
+        }
+        Ok(())
+    }
+
+    /// `lies`: what a move moves, as the operations before it have left it.
+    fn apply_one(&mut self, op: &Op, lies: Option<RowBytes>) -> Result<(), CommitError> {
         match op {
             Op::Put { item, indexed } => Ok(self.put_item(item, *indexed)?),
             Op::Delete { place, rows } => {
@@ -74,7 +91,7 @@ impl<'a> Changes<'a> {
             }
             Op::Index { key, rows } => Ok(self.index(*key, rows)?),
             Op::Move { from, to, removed, written, standing } => {
-                self.move_item(from, to, standing)?;
+                self.move_item(from, to, standing, lies)?;
                 self.remove_index(from.key, removed)?;
                 Ok(self.index(to.key, written)?)
             }
@@ -105,16 +122,16 @@ impl<'a> Changes<'a> {
     }
 
     /// Writes one row.
-    pub(super) fn put(&mut self, id: KeyspaceId, key: impl Into<Slice>, value: impl Into<Slice>) {
+    pub(super) fn put(&mut self, id: KeyspaceId, key: impl Into<RowBytes>, value: impl Into<RowBytes>) {
         self.set(id, key, Some(value));
     }
 
     /// Removes one row; one that is not there is no fault.
-    pub(super) fn remove(&mut self, id: KeyspaceId, key: impl Into<Slice>) {
+    pub(super) fn remove(&mut self, id: KeyspaceId, key: impl Into<RowBytes>) {
         self.pending[id.index()].insert(key.into(), Change::Remove);
     }
 
-    fn set(&mut self, id: KeyspaceId, key: impl Into<Slice>, value: Option<impl Into<Slice>>) {
+    fn set(&mut self, id: KeyspaceId, key: impl Into<RowBytes>, value: Option<impl Into<RowBytes>>) {
         let change = value.map_or(Change::Remove, |value| Change::Write(value.into()));
         self.pending[id.index()].insert(key.into(), change);
     }
@@ -153,7 +170,7 @@ impl<'a> Changes<'a> {
     }
 
     /// The rows, each once, by keyspace and in order of key.
-    pub(super) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, Slice, Option<Slice>)> {
+    pub(super) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, RowBytes, Option<RowBytes>)> {
         let value = |change| match change {
             Change::Add(value) | Change::Write(value) => Some(value),
             Change::Remove => None,
@@ -165,10 +182,20 @@ impl<'a> Changes<'a> {
     }
 
     /// One row as it will be.
-    pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<Slice>, ReadError> {
+    pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
+        self.get_or(id, key, || self.rows.get(id, key))
+    }
+
+    /// The same. `row`: as it is so far.
+    fn get_or(
+        &self,
+        id: KeyspaceId,
+        key: &[u8],
+        row: impl FnOnce() -> Result<Option<RowBytes>, ReadError>,
+    ) -> Result<Option<RowBytes>, ReadError> {
         match self.pending[id.index()].get(key) {
             Some(pending) => Ok(pending.value().cloned()),
-            None => self.keyspaces.get(id, key),
+            None => row(),
         }
     }
 
@@ -176,7 +203,7 @@ impl<'a> Changes<'a> {
     fn has_any(
         &self,
         id: KeyspaceId,
-        (start, end): (Vec<u8>, Vec<u8>),
+        (start, end): RowBounds,
         is_it: impl Fn(&Row) -> Result<bool, ReadError>,
     ) -> Result<bool, ReadError> {
         if start >= end {
@@ -190,7 +217,7 @@ impl<'a> Changes<'a> {
                 return Ok(true);
             }
         }
-        for row in self.keyspaces.range(id, start, end) {
+        for row in self.rows.range(id, (start, end)) {
             let row = row?;
             if !pending.contains_key(&row.0) && is_it(&row)? {
                 return Ok(true);
@@ -206,7 +233,7 @@ impl<'a> Changes<'a> {
         for (key, value) in rows::closing_rows(closed)? {
             self.put(KeyspaceId::Closings, key, value);
         }
-        self.keyspaces.note_closing();
+        self.rows.note_closing();
         let window = (Arc::clone(&closed.application), closed.end, closed.window);
         self.left.entry(window).or_default();
         Ok(())
@@ -226,7 +253,7 @@ impl<'a> Changes<'a> {
 
     /// An item goes from where it lies: perhaps it was the last of a window that closed early.
     fn leave_window(&mut self, place: &Place) -> Result<(), ReadError> {
-        if !self.keyspaces.has_closings() {
+        if !self.rows.has_closings() {
             return Ok(());
         }
         let window = (Arc::clone(&place.queue), place.key.due, place.key.window);
@@ -294,7 +321,7 @@ impl<'a> Changes<'a> {
         }
         if let Some((application, customer)) = &index.customer {
             let row = rows::place_key(&[application, customer], key)?;
-            self.put(KeyspaceId::Customers, row, Slice::from([]));
+            self.put(KeyspaceId::Customers, row, RowBytes::from([]));
         }
         Ok(())
     }
@@ -309,10 +336,15 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    fn move_item(&mut self, from: &Place, to: &Place, standing: &Standing) -> Result<(), CommitError> {
+    fn move_item(
+        &mut self,
+        from: &Place,
+        to: &Place,
+        standing: &Standing,
+        lies: Option<RowBytes>,
+    ) -> Result<(), CommitError> {
         let row = rows::item_key(&from.queue, from.key)?;
-        let bytes = self.get(KeyspaceId::Items, &row)?;
-        let bytes = bytes.ok_or_else(|| ReadError::Missing { place: from.clone() })?;
+        let bytes = lies.ok_or_else(|| ReadError::Missing { place: from.clone() })?;
         let view = view(&row, &bytes)?;
         let moved = View {
             key: to.key,

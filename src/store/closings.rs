@@ -7,13 +7,13 @@
 //! to them, and what was deleted lately costs a scan. As long as no window has closed early nothing is looked
 //! up.
 
-use super::database::{damaged, item_bounds, place, view, Keyspaces, Row};
 use super::keyspace::KeyspaceId;
+use super::load::{damaged, item_bounds, place, view};
 use super::record::View;
+use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::{rows, ReadError};
-use crate::engine::event::ClosingRow;
+use crate::engine::event::{ClosingRow, Stored};
 use crate::engine::types::{ClosedBy, Key};
-use fjall::Slice;
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -39,12 +39,7 @@ impl Closed {
 /// # Errors
 ///
 /// A name that is too long.
-pub(super) fn member_bounds(
-    queue: &str,
-    end: u64,
-    window: u64,
-    from: u64,
-) -> Result<(Vec<u8>, Vec<u8>), ReadError> {
+pub(super) fn member_bounds(queue: &str, end: u64, window: u64, from: u64) -> Result<RowBounds, ReadError> {
     let first = Key { due: end, window, seq: from };
     let behind = Key { due: end, window: window.saturating_add(1), seq: 0 };
     Ok((rows::item_key(queue, first)?, rows::item_key(queue, behind)?))
@@ -73,7 +68,7 @@ impl DueRow {
     }
 }
 
-type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
+pub(super) type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
 
 /// The rows of a queue from a place to before the due `until`, in order of place.
 ///
@@ -81,32 +76,46 @@ type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
 ///
 /// A name that is too long; the items of the iterator are the storage engine's, and rows that do not read as
 /// they were written.
-pub(super) fn in_order<'a>(
-    keyspaces: &'a Keyspaces,
+pub(super) fn in_order<'a, R: Rows>(
+    rows: &'a R,
     queue: &Arc<str>,
     from: Key,
     until: u64,
-) -> Result<InOrder<'a>, ReadError> {
-    let (start, end) = item_bounds(queue, from, until)?;
-    let rows = Box::new(keyspaces.range(KeyspaceId::Items, start, end));
-    let lying = Lying { keyspaces, rows, known: None };
-    let closings: RowsRead<'a> = if keyspaces.has_closings() && from < Key::at(until) {
-        let (start, end) = (rows::closed_by_due(queue, from)?, rows::closed_by_due(queue, Key::at(until))?);
-        Box::new(keyspaces.range(KeyspaceId::Closings, start, end))
+) -> Result<InOrder<'a, R>, ReadError> {
+    let lying = rows.range(KeyspaceId::Items, item_bounds(queue, from, until)?);
+    in_order_of(rows, Box::new(lying), queue, from, until)
+}
+
+/// The same, with the rows as they lie there.
+///
+/// # Errors
+///
+/// As [`in_order`].
+pub(super) fn in_order_of<'a, R: Rows>(
+    rows: &'a R,
+    lying: RowsRead<'a>,
+    queue: &Arc<str>,
+    from: Key,
+    until: u64,
+) -> Result<InOrder<'a, R>, ReadError> {
+    let lying = Lying { rows, lying, known: None };
+    let closings: RowsRead<'a> = if rows.has_closings() && from < Key::at(until) {
+        let bounds = (rows::closed_by_due(queue, from)?, rows::closed_by_due(queue, Key::at(until))?);
+        Box::new(rows.range(KeyspaceId::Closings, bounds))
     } else {
         Box::new(std::iter::empty())
     };
-    let closed = ClosedMembers { keyspaces, queue: Arc::clone(queue), from, closings, members: None };
+    let closed = ClosedMembers { rows, queue: Arc::clone(queue), from, closings, members: None };
     Ok(InOrder { lying: lying.peekable(), closed: closed.peekable() })
 }
 
 /// A queue in order: see [`in_order`].
-pub(super) struct InOrder<'a> {
-    lying: Peekable<Lying<'a>>,
-    closed: Peekable<ClosedMembers<'a>>,
+pub(super) struct InOrder<'a, R: Rows> {
+    lying: Peekable<Lying<'a, R>>,
+    closed: Peekable<ClosedMembers<'a, R>>,
 }
 
-impl Iterator for InOrder<'_> {
+impl<R: Rows> Iterator for InOrder<'_, R> {
     type Item = Result<DueRow, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -123,17 +132,17 @@ impl Iterator for InOrder<'_> {
 }
 
 /// Rows that are due when their keys say.
-struct Lying<'a> {
-    keyspaces: &'a Keyspaces,
-    rows: RowsRead<'a>,
+struct Lying<'a, R> {
+    rows: &'a R,
+    lying: RowsRead<'a>,
     /// The window that was looked up last, by planned end and number, and whether it has closed early.
     known: Option<((u64, u64), bool)>,
 }
 
-impl Lying<'_> {
+impl<R: Rows> Lying<'_, R> {
     fn look(&mut self, row: Row) -> Result<Option<DueRow>, ReadError> {
         let place = place(KeyspaceId::Items, &row.0)?;
-        let closed = self.keyspaces.has_closings() && self.has_closed(&view(&row.0, &row.1)?)?;
+        let closed = self.rows.has_closings() && self.has_closed(&view(&row.0, &row.1)?)?;
         Ok((!closed).then_some(DueRow { place, closed: None, row }))
     }
 
@@ -145,19 +154,19 @@ impl Lying<'_> {
         let window = (view.key.due, view.key.window);
         let closed = match self.known {
             Some((known, closed)) if known == window => closed,
-            Some(_) | None => self.keyspaces.closed(view)?.is_some(),
+            Some(_) | None => self::closed(self.rows, view)?.is_some(),
         };
         self.known = Some((window, closed));
         Ok(closed)
     }
 }
 
-impl Iterator for Lying<'_> {
+impl<R: Rows> Iterator for Lying<'_, R> {
     type Item = Result<DueRow, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let looked = self.rows.next()?.and_then(|row| self.look(row));
+            let looked = self.lying.next()?.and_then(|row| self.look(row));
             if let Some(row) = looked.transpose() {
                 return Some(row);
             }
@@ -166,8 +175,8 @@ impl Iterator for Lying<'_> {
 }
 
 /// Members of windows that closed early, in the order in which those closed.
-struct ClosedMembers<'a> {
-    keyspaces: &'a Keyspaces,
+struct ClosedMembers<'a, R> {
+    rows: &'a R,
     queue: Arc<str>,
     from: Key,
     /// By the moment at which they closed.
@@ -175,14 +184,14 @@ struct ClosedMembers<'a> {
     members: Option<(ClosingRow, RowsRead<'a>)>,
 }
 
-impl<'a> ClosedMembers<'a> {
+impl<'a, R: Rows> ClosedMembers<'a, R> {
     fn open(&self, row: &Row) -> Result<(ClosingRow, RowsRead<'a>), ReadError> {
         let closing = rows::read_closed_by_due(&row.0, &row.1)
             .map_err(|error| damaged(KeyspaceId::Closings, &row.0, &error))?;
         let is_first = (closing.due, closing.window) == (self.from.due, self.from.window);
         let from = if is_first { self.from.seq } else { 0 };
-        let (start, end) = member_bounds(&self.queue, closing.end, closing.window, from)?;
-        Ok((closing, Box::new(self.keyspaces.range(KeyspaceId::Items, start, end))))
+        let bounds = member_bounds(&self.queue, closing.end, closing.window, from)?;
+        Ok((closing, Box::new(self.rows.range(KeyspaceId::Items, bounds))))
     }
 
     fn next_member(&mut self) -> Result<Option<DueRow>, ReadError> {
@@ -203,7 +212,7 @@ impl<'a> ClosedMembers<'a> {
     }
 }
 
-impl Iterator for ClosedMembers<'_> {
+impl<R: Rows> Iterator for ClosedMembers<'_, R> {
     type Item = Result<DueRow, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -211,19 +220,42 @@ impl Iterator for ClosedMembers<'_> {
     }
 }
 
-impl Keyspaces {
-    /// Whether the window of this item has closed early, and when.
-    ///
-    /// # Errors
-    ///
-    /// The storage engine's; a row that does not read as it was written.
-    pub(super) fn closed(&self, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
-        if !self.has_closings() || !view.is_windowed() {
-            return Ok(None);
-        }
-        let key = rows::closed_by_end(view.application, view.key)?;
-        read_closed(&key, self.get(KeyspaceId::Closings, &key)?)
+/// Whether the window of this item has closed early, and when.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
+    if !rows.has_closings() || !view.is_windowed() {
+        return Ok(None);
     }
+    let key = rows::closed_by_end(view.application, view.key)?;
+    read_closed(&key, rows.get(KeyspaceId::Closings, &key)?)
+}
+
+/// Items as they are due: the windows of some may have closed early.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn as_due<'s, R: Rows>(
+    rows: &R,
+    items: impl Iterator<Item = &'s mut Stored>,
+) -> Result<(), ReadError> {
+    if !rows.has_closings() {
+        return Ok(());
+    }
+    let windowed: Vec<_> = items.filter(|item| item.is_windowed()).collect();
+    let key = |item: &&mut Stored| {
+        Ok((KeyspaceId::Closings, rows::closed_by_end(&item.application, item.key)?.into()))
+    };
+    let keys = windowed.iter().map(key).collect::<Result<Vec<_>, ReadError>>()?;
+    for ((item, (_, key)), row) in windowed.into_iter().zip(&keys).zip(rows.get_many(&keys)) {
+        if let Some(closed) = read_closed(key, row()?)? {
+            (item.due, item.closed_by) = (closed.due, closed.cause);
+        }
+    }
+    Ok(())
 }
 
 /// What the row under this key says, which is one by planned end.
@@ -231,8 +263,8 @@ impl Keyspaces {
 /// # Errors
 ///
 /// A row that does not read as it was written.
-pub(super) fn read_closed(key: &[u8], bytes: Option<Slice>) -> Result<Option<Closed>, ReadError> {
-    let read = |bytes: Slice| {
+pub(super) fn read_closed(key: &[u8], bytes: Option<RowBytes>) -> Result<Option<Closed>, ReadError> {
+    let read = |bytes: RowBytes| {
         let (due, cause) = rows::read_closed_by_end(key, &bytes)?;
         Ok(Closed { due, cause })
     };

@@ -1,7 +1,8 @@
-//! Windows that close before their planned end, on real directories.
+//! Windows that close before their planned end.
 
 use super::disk::write_raw;
 use super::find_tests::{find, wanted};
+use super::ground::{on_both, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::rows;
 use super::scan_tests::of_customer;
@@ -12,6 +13,12 @@ use crate::engine::event::{AheadRow, ClosingRow, Marks, QueueRow, Range, Standin
 use crate::engine::types::{ClosedBy, Identity, Key};
 use std::collections::BTreeSet;
 use std::path::Path;
+
+on_both! {
+    members_lie_where_they_lay_and_are_due_when_their_window_closed,
+    a_read_goes_on_where_the_last_one_ended,
+    what_lies_ahead_of_the_clock_is_told_of,
+}
 
 /// A member of window `number` of customer `name`, which ends at `end`.
 fn member(end: u64, (number, n): (u64, u8), name: &str) -> Stored {
@@ -61,10 +68,9 @@ fn counted(dir: &Path) -> (u64, Vec<String>) {
     (summary.closings, faults.0)
 }
 
-#[test]
-fn members_lie_where_they_lay_and_are_due_when_their_window_closed() {
+fn members_lie_where_they_lay_and_are_due_when_their_window_closed(on: GroundKind) {
     for indexed in [true, false] {
-        let (dir, mut store) = fresh();
+        let (dir, mut store) = on.fresh();
         let dead = Stored { dead: Some(tests::verdict()), ..member(100, (1, 20), "c") };
         // It was given another time, at which its window ends by chance.
         let own_time = Stored { own_time: true, ..member(100, (1, 21), "c") };
@@ -107,15 +113,14 @@ fn members_lie_where_they_lay_and_are_due_when_their_window_closed() {
             let at = Some(Key { due: 100, window: 1, seq: 1 });
             assert_eq!(due(&mut *store, Identity::assigned(1), at), Some((100, 50, ClosedBy::Count)));
             drop(store);
-            store = open_at(dir.path()).store;
+            store = dir.open().store;
         }
     }
 }
 
 /// A read that ends amid a window goes on there, whatever lies between.
-#[test]
-fn a_read_goes_on_where_the_last_one_ended() {
-    let (_dir, mut store) = fresh();
+fn a_read_goes_on_where_the_last_one_ended(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let all =
         (1..=40).map(|n| put_item(member(100 + u64::from(n % 4), (u64::from(n % 4) + 1, n + 4), "c"), true));
     store.commit(&[group(1, all.collect())]).unwrap();
@@ -217,11 +222,10 @@ fn whole(queue: &str) -> Load {
 
 /// Members of windows, and nothing else, that a clock which was set back has not come to: told of by the
 /// start that finds it so.
-#[test]
-fn what_lies_ahead_of_the_clock_is_told_of() {
+fn what_lies_ahead_of_the_clock_is_told_of(on: GroundKind) {
     let now = crate::clock::wall_ms();
     let (soon, later, beyond_ms) = (now + 100_000, now + 200_000, now + 900_000);
-    let (dir, mut store) = fresh();
+    let (dir, mut store) = on.fresh();
     let held = QueueRow {
         queue: APP.into(),
         count: 6,
@@ -257,7 +261,7 @@ fn what_lies_ahead_of_the_clock_is_told_of() {
         let marks = Marks { next_seq: 100, wall };
         store.commit(&[CommitGroup { ops: std::mem::take(&mut ops), token, marks, hurried: false }]).unwrap();
         drop(store);
-        let OpenStore { store: again, opened, .. } = open_at(dir.path());
+        let OpenStore { store: again, opened, .. } = dir.open();
         assert_eq!((opened.marks, &opened.ahead[..]), (marks, expected));
         store = again;
     }

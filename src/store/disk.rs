@@ -4,16 +4,19 @@
 //! not read as it was written is reported by name, and stays.
 
 use super::changes::Changes;
-use super::database::{unwritable, Epochs, Keyspaces};
+use super::database::{unwritable, Keyspaces};
 use super::directory::{Committed, Directory};
+use super::ended::Epochs;
 use super::export::Exporter;
 use super::keyspace::{KeyspaceId, KEYSPACES};
+use super::load::{view, FoundContents};
 use super::opening::{
-    create, establish, open_database, open_keyspaces, read_buckets, read_format, read_meta, refuse_loss,
-    DiskBudget, FoundFormat, StoreMeta,
+    create, establish, open_database, open_keyspaces, read_format, read_meta, refuse_loss, DiskBudget,
+    FoundFormat, StoreMeta,
 };
-use super::rows::{self, ImportRow, OfQueue, META_IMPORT, META_MARKS};
-use super::{ahead, find, logs, reclaim};
+use super::row_reads::Rows;
+use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
+use super::{find, load, logs, reclaim};
 use super::{
     CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
@@ -122,22 +125,7 @@ pub(super) fn open_in(
     committed.record(number);
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
-    let (buckets, epochs) = read_buckets(&keyspaces)?;
-    let (mut queues, mut held) = (Vec::new(), Vec::new());
-    for row in keyspaces.all(KeyspaceId::Queues, rows::read_of_queue)? {
-        match row {
-            OfQueue::Queue(row) => queues.push(row),
-            OfQueue::Held(row) => held.push(row),
-        }
-    }
-    let opened = Opened {
-        marks,
-        ahead: ahead::ahead(&keyspaces, &queues, marks, wall)?,
-        queues,
-        held,
-        windows: keyspaces.all(KeyspaceId::Windows, rows::read_window)?,
-        buckets,
-    };
+    let (opened, epochs) = load::opened(&keyspaces, marks, wall)?;
     // What the log gave back counts as well; how much that was is not known, half is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
@@ -185,7 +173,7 @@ impl DiskStore {
             true => rows::read_import(key, value).map(|row| Some((key.to_vec(), row))),
             false => Ok(None),
         };
-        Ok(self.keyspaces.all(KeyspaceId::Meta, read)?.into_iter().flatten().collect())
+        Ok(self.keyspaces.read_all(KeyspaceId::Meta, read)?.into_iter().flatten().collect())
     }
 
     /// Nothing has ever been committed to it.
@@ -208,7 +196,9 @@ impl DiskStore {
     ///
     /// As [`Store::load`].
     pub(super) fn has_item(&self, queue: &str, key: Key) -> Result<bool, ReadError> {
-        Ok(self.keyspaces.item(queue, key, |view| view.key)?.is_some())
+        let row = rows::item_key(queue, key)?;
+        let Some(bytes) = self.keyspaces.get(KeyspaceId::Items, &row)? else { return Ok(false) };
+        view(&row, &bytes).map(|_| true)
     }
 
     /// As [`Store::commit`], with rows of `meta` beside.
@@ -225,9 +215,7 @@ impl DiskStore {
         let number = self.number + 1;
         let keyspaces = self.keyspaces.clone();
         let mut changes = Changes::new(&keyspaces, number, self.epochs);
-        for op in groups.iter().flat_map(|group| &group.ops) {
-            changes.apply(op)?;
-        }
+        changes.apply(groups.iter().flat_map(|group| &group.ops))?;
         changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
         for (key, value) in meta {
             changes.put(KeyspaceId::Meta, key.clone(), value.clone());
@@ -361,7 +349,7 @@ impl Store for DiskStore {
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
-        self.keyspaces.load(load, &self.epochs)
+        load::load(&self.keyspaces, load, &self.epochs)
     }
 
     fn reader(&self) -> Option<Box<dyn Reader>> {
@@ -374,7 +362,7 @@ impl Store for DiskStore {
         let scan = scan.clone();
         Some(Box::new(move || {
             let until = Instant::now() + LOOK_WITHIN;
-            reader.keyspaces.scan(&scan, || Instant::now() >= until)
+            load::look(&reader.keyspaces, &scan, || Instant::now() >= until)
         }))
     }
 
@@ -437,7 +425,10 @@ struct DiskReader {
 
 impl Reader for DiskReader {
     fn contents(&self, wanted: &super::WantedContents) -> Result<Option<super::Contents>, ReadError> {
-        self.keyspaces.contents(wanted)
+        Ok(match load::contents(&self.keyspaces, wanted)? {
+            FoundContents::All(found) => Some(found),
+            FoundContents::Without(_) => None,
+        })
     }
 }
 

@@ -12,8 +12,12 @@
 //! earlier epoch; they count for nothing from then on, so that none of them hides what another bucket knows.
 
 use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, FieldReader, RecordError};
+use crate::engine::event::BUCKETS;
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity};
 use std::sync::Arc;
+
+/// Number of the commit at which each bucket last began: its epoch.
+pub(super) type Epochs = [u64; BUCKETS as usize];
 
 /// The version byte this code writes.
 pub const VERSION: u8 = 2;

@@ -1,14 +1,26 @@
-//! The memory of ended items, on real directories.
+//! The memory of ended items.
 
-use super::disk::write_raw;
 use super::find_tests::{find, wanted};
+use super::ground::{on_both, GroundKind};
 use super::keyspace::KeyspaceId;
-use super::tests::{crash_image, disk_at, everything, fresh, given, group, key, open_at, put, refusal};
+use super::tests::{crash_image, disk_at, everything, fresh, given, group, key, open_at, put};
 use super::*;
 use crate::engine::event::{BucketRow, BUCKETS};
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity, Reason};
 use std::fs;
 use std::path::Path;
+
+on_both! {
+    the_end_of_an_item_is_remembered_in_its_bucket,
+    buckets_are_told_in_the_order_in_which_they_began_whatever_the_clock_was,
+    a_bucket_that_begins_anew_knows_nothing_of_before,
+    what_is_left_in_a_bucket_hides_nothing_in_another,
+    damaged_rows_of_buckets_are_named,
+    #[should_panic(expected = "there is no bucket 8")]
+    there_are_no_more_buckets_to_begin,
+    #[should_panic(expected = "there is no bucket 8")]
+    there_are_no_more_buckets_to_look_into,
+}
 
 fn ended(at: u64) -> Ended {
     Ended {
@@ -47,9 +59,8 @@ pub(super) fn in_tables(path: &Path) -> u64 {
     tables.flatten().filter_map(|file| file.unwrap().metadata().ok()).map(|file| file.len()).sum()
 }
 
-#[test]
-fn the_end_of_an_item_is_remembered_in_its_bucket() {
-    let (dir, mut store) = fresh();
+fn the_end_of_an_item_is_remembered_in_its_bucket(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     let dead = Arc::new(Dead { reason: Reason::Expired, error: "too late".into() });
     let other = Ended { end: End::Dead(dead), at: 9, due: 8, attempts: 0, fingerprint: 1, customer: None };
     let cancelled = Ended { end: End::Cancelled, ..other.clone() };
@@ -71,33 +82,31 @@ fn the_end_of_an_item_is_remembered_in_its_bucket() {
         let found: Vec<_> = found.into_iter().map(|found| found.ended).collect();
         assert_eq!(found, vec![Some(other.clone()), Some(cancelled.clone())]);
         drop(store);
-        let again = open_at(dir.path());
+        let again = dir.open();
         let rows = vec![BucketRow { bucket: 0, from: 1 }, BucketRow { bucket: 1, from: 2 }];
         assert_eq!(again.opened.buckets, rows);
         store = again.store;
     }
 }
 
-#[test]
-fn buckets_are_told_in_the_order_in_which_they_began_whatever_the_clock_was() {
-    let (dir, mut store) = fresh();
+fn buckets_are_told_in_the_order_in_which_they_began_whatever_the_clock_was(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     for (n, (bucket, from)) in [(0, 900), (1, 700), (0, 800)].into_iter().enumerate() {
         store.commit(&[group(n as u64 + 1, vec![begin(bucket, from)])]).unwrap();
     }
     drop(store);
     let rows = vec![BucketRow { bucket: 1, from: 700 }, BucketRow { bucket: 0, from: 800 }];
-    assert_eq!(open_at(dir.path()).opened.buckets, rows);
-    let (dir, mut store) = fresh();
+    assert_eq!(dir.open().opened.buckets, rows);
+    let (dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![begin(0, 900)])]).unwrap();
     store.commit(&[group(2, vec![begin(1, 700)])]).unwrap();
     drop(store);
     let rows = vec![BucketRow { bucket: 0, from: 900 }, BucketRow { bucket: 1, from: 700 }];
-    assert_eq!(open_at(dir.path()).opened.buckets, rows);
+    assert_eq!(dir.open().opened.buckets, rows);
 }
 
-#[test]
-fn a_bucket_that_begins_anew_knows_nothing_of_before() {
-    let (dir, mut store) = fresh();
+fn a_bucket_that_begins_anew_knows_nothing_of_before(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     store
         .commit(&[group(1, vec![begin(0, 1), remember(0, given(1), 10), remember(0, given(2), 11)])])
         .unwrap();
@@ -113,15 +122,14 @@ fn a_bucket_that_begins_anew_knows_nothing_of_before() {
         let known: Vec<_> = (1..6).map(|n| at(&mut *store, given(n), &[0])).collect();
         assert_eq!(known, vec![None, None, None, Some(51), Some(52)]);
         drop(store);
-        let again = open_at(dir.path());
+        let again = dir.open();
         assert_eq!(again.opened.buckets, vec![BucketRow { bucket: 0, from: 50 }]);
         store = again.store;
     }
 }
 
-#[test]
-fn what_is_left_in_a_bucket_hides_nothing_in_another() {
-    let (_dir, mut store) = fresh();
+fn what_is_left_in_a_bucket_hides_nothing_in_another(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![begin(0, 1), begin(1, 2), remember(0, given(1), 10)])]).unwrap();
     store.commit(&[group(2, vec![remember(1, given(1), 20), begin(0, 30)])]).unwrap();
     assert_eq!(at(&mut *store, given(1), &[0, 1]), Some(20));
@@ -222,36 +230,31 @@ fn a_crash_while_a_bucket_begins_loses_nothing_else() {
     assert_eq!(at(&mut *store.store, Identity::assigned(6), &[3]), None);
 }
 
-#[test]
-fn damaged_rows_of_buckets_are_named() {
-    let (dir, mut store) = fresh();
+fn damaged_rows_of_buckets_are_named(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![begin(2, 1), remember(2, given(1), 10)])]).unwrap();
     drop(store);
     let row = ended::encode(given(1), 2, &ended(10));
     for bit in (0..row.len() * 8).step_by(31) {
         let mut flipped = row.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
-        write_raw(dir.path(), KeyspaceId::Ended(2), &given(1).to_bytes(), Some(&flipped));
-        let error = open_at(dir.path()).store.load(&Load::Find(vec![wanted(given(1), &[0, 2])])).unwrap_err();
+        dir.write_raw(KeyspaceId::Ended(2), &given(1).to_bytes(), Some(&flipped));
+        let error = dir.open().store.load(&Load::Find(vec![wanted(given(1), &[0, 2])])).unwrap_err();
         let ReadError::Damaged { keyspace, key, .. } = &error else { panic!("{error}") };
         let named = *keyspace == "ended_2" && key.contains("identity ");
         assert!(named, "{error}");
     }
-    write_raw(dir.path(), KeyspaceId::Ended(2), rows::BUCKET, Some(b"garbage"));
-    let error = refusal(dir.path());
+    dir.write_raw(KeyspaceId::Ended(2), rows::BUCKET, Some(b"garbage"));
+    let error = dir.refusal();
     assert!(matches!(&error, OpenError::Damaged { place, .. } if place.contains("`ended_2`")), "{error}");
 }
 
-#[test]
-#[should_panic(expected = "there is no bucket 8")]
-fn there_are_no_more_buckets_to_begin() {
-    let (_dir, mut store) = fresh();
+fn there_are_no_more_buckets_to_begin(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let _ = store.commit(&[group(1, vec![begin(BUCKETS, 1)])]);
 }
 
-#[test]
-#[should_panic(expected = "there is no bucket 8")]
-fn there_are_no_more_buckets_to_look_into() {
-    let (_dir, mut store) = fresh();
+fn there_are_no_more_buckets_to_look_into(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let _ = store.load(&Load::Find(vec![wanted(given(1), &[BUCKETS])]));
 }

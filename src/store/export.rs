@@ -4,16 +4,19 @@
 //! is a snapshot. A row that does not read as it was written ends the export, and is named; so does a number
 //! of items that is not what the store counts. Nothing is left out unseen.
 
-use super::closings::Closed;
-use super::database::{damaged, Epochs, Keyspaces};
+use super::closings::{self, Closed};
+use super::database::Keyspaces;
 use super::directory::{Committed, Directory};
+use super::ended::Epochs;
 use super::frozen::{Frozen, FrozenPage};
 use super::keyspace::KeyspaceId;
 use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, StoreLine, WindowLine};
 use super::lines::{LINES_FORMAT, LINES_VERSION};
+use super::load::damaged;
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::queue_line::QueueLine;
 use super::record::{self, View};
+use super::row_reads::Rows;
 use super::rows::{self, OfQueue, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
 use crate::engine::types::{AssignedId, Content, Identity};
@@ -189,7 +192,7 @@ impl ExportState {
             }
             KeyspaceId::Items => {
                 let view = record::decode(key, value).map_err(|e| broken(&e))?;
-                let view = Closed::of(frozen.keyspaces.closed(&view)?, view);
+                let view = Closed::of(closings::closed(&frozen.keyspaces, &view)?, view);
                 self.told.items += 1;
                 Some(ExportLine::Item(Box::new(self.item(&view))))
             }

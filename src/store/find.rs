@@ -1,13 +1,17 @@
-//! Where an item is, or how it ended, by its identity.
+//! Where items are, or how they ended, by their identity.
 
-use super::database::{damaged, Epochs, Keyspaces};
+use super::closings;
+use super::ended::{self, Epochs};
 use super::errors::broken_contract;
 use super::keyspace::KeyspaceId;
-use super::{ended, rows, ReadError};
+use super::load::{damaged, view};
+use super::row_reads::{RowBytes, Rows};
+use super::{rows, ReadError};
 use crate::engine::event::{Found, Stored, Wanted};
-use crate::engine::types::Ended;
+use crate::engine::types::{Ended, Key};
 
-/// What the store knows of one item.
+/// What the store knows of these items, in their order. Of so many together ([`Rows::TOGETHER`]) first all
+/// rows by identity are asked for, then all items: an engine that is far away is asked twice.
 ///
 /// # Errors
 ///
@@ -15,29 +19,93 @@ use crate::engine::types::Ended;
 /// that leads nowhere, or one that leads to another item. None of them is skipped: an item that is there and
 /// not found would be taken for a new one. What somebody asks is never among them: an id that this store
 /// assigned, and that belongs to another application's item, is not found.
-pub(super) fn find(keyspaces: &Keyspaces, epochs: &Epochs, wanted: &Wanted) -> Result<Found, ReadError> {
-    Ok(Found { item: waiting(keyspaces, wanted)?, ended: ended(keyspaces, epochs, wanted)? })
+pub(super) fn find<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Result<Vec<Found>, ReadError> {
+    let mut found = Vec::with_capacity(wanted.len());
+    for wanted in wanted.chunks(R::TOGETHER) {
+        found.extend(find_together(rows, epochs, wanted)?);
+    }
+    Ok(found)
 }
 
-fn waiting(keyspaces: &Keyspaces, wanted: &Wanted) -> Result<Option<Stored>, ReadError> {
-    let queue = &wanted.application;
-    let item = |key| keyspaces.item_as_due(queue, key, |view| view.stored(queue));
-    let row = wanted.identity.to_bytes();
-    let Some(bytes) = keyspaces.get(KeyspaceId::Identities, &row)? else {
-        // The key comes from whoever asks, and may be another item's.
-        let found = wanted.key.map(item).transpose()?.flatten();
-        return Ok(found.filter(|item| item.identity() == wanted.identity));
-    };
-    let broken = |error: &dyn std::fmt::Display| damaged(KeyspaceId::Identities, &row, error);
-    let key = rows::read_identity(wanted.identity, &bytes).map_err(|e| broken(&e))?;
-    match item(key)? {
-        Some(item) if item.identity() == wanted.identity => Ok(Some(item)),
-        Some(_) => Err(broken(&"the item that this row leads to is another one")),
+fn find_together<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Result<Vec<Found>, ReadError> {
+    let mut keys = Vec::with_capacity(wanted.iter().map(|wanted| 1 + wanted.buckets.len()).sum());
+    for wanted in wanted {
+        keys.push((KeyspaceId::Identities, wanted.identity.to_bytes().into()));
+        for row in bucket_rows(wanted) {
+            keys.push(row?);
+        }
+    }
+    let mut answers = rows.get_many(&keys);
+    let mut found = Vec::with_capacity(wanted.len());
+    let mut leads = Vec::with_capacity(wanted.len());
+    for wanted in wanted {
+        let lead = answers.next().map_or(Ok(None), |row| row())?;
+        leads.push(lead.map(|bytes| read_lead(wanted, &bytes)).transpose()?);
+        let ended = first_that_knows(wanted, epochs, answers.by_ref().take(wanted.buckets.len()))?;
+        found.push(Found { item: None, ended });
+    }
+    for (found, item) in found.iter_mut().zip(waiting(rows, wanted, &leads)?) {
+        found.item = item;
+    }
+    Ok(found)
+}
+
+/// The items that wait, where their identity rows lead.
+fn waiting<R: Rows>(
+    rows: &R,
+    wanted: &[Wanted],
+    leads: &[Option<Key>],
+) -> Result<Vec<Option<Stored>>, ReadError> {
+    // Without a row the key comes from whoever asks, and may be another item's.
+    let asked: Vec<_> = wanted
+        .iter()
+        .zip(leads)
+        .map(|(wanted, lead)| (wanted, lead.or(wanted.key), lead.is_some()))
+        .collect();
+    let mut keys = Vec::new();
+    for (wanted, key, _) in &asked {
+        if let Some(key) = key {
+            keys.push((KeyspaceId::Items, rows::item_key(&wanted.application, *key)?.into()));
+        }
+    }
+    let mut items = Vec::with_capacity(wanted.len());
+    let mut lying = keys.iter().zip(rows.get_many(&keys));
+    for (wanted, key, is_led) in asked {
+        let Some(((_, key), row)) = key.and_then(|_| lying.next()) else {
+            items.push(None);
+            continue;
+        };
+        // Without their contents: of all together there may be much.
+        let stored = |bytes: RowBytes| view(key, &bytes).map(|view| view.stored(&wanted.application));
+        let item = row()?.map(stored).transpose()?;
+        items.push(if is_led { led_to(wanted, item)? } else { item.filter(|item| is_it(wanted, item)) });
+    }
+    closings::as_due(rows, items.iter_mut().flatten())?;
+    Ok(items)
+}
+
+fn is_it(wanted: &Wanted, item: &Stored) -> bool {
+    item.identity() == wanted.identity
+}
+
+/// What an identity row leads to must be what it says.
+fn led_to(wanted: &Wanted, item: Option<Stored>) -> Result<Option<Stored>, ReadError> {
+    match item {
+        Some(item) if is_it(wanted, &item) => Ok(Some(item)),
+        Some(_) => Err(broken_lead(wanted, "the item that this row leads to is another one")),
         // An assigned id says nothing of an application, and whoever asks names any. Under a producer's id
         // the application stands too: it is in the hash.
         None if !wanted.identity.is_given() => Ok(None),
-        None => Err(broken(&"no item of the application's queue belongs to this row")),
+        None => Err(broken_lead(wanted, "no item of the application's queue belongs to this row")),
     }
+}
+
+fn read_lead(wanted: &Wanted, bytes: &[u8]) -> Result<Key, ReadError> {
+    rows::read_identity(wanted.identity, bytes).map_err(|error| broken_lead(wanted, &error))
+}
+
+fn broken_lead(wanted: &Wanted, error: &str) -> ReadError {
+    damaged(KeyspaceId::Identities, &wanted.identity.to_bytes(), &error)
 }
 
 /// How it ended, as the first of the buckets says that knows it.
@@ -45,22 +113,46 @@ fn waiting(keyspaces: &Keyspaces, wanted: &Wanted) -> Result<Option<Stored>, Rea
 /// # Errors
 ///
 /// The storage engine's; a row that does not read as it was written.
-pub(super) fn ended(
-    keyspaces: &Keyspaces,
-    epochs: &Epochs,
+pub(super) fn ended<R: Rows>(rows: &R, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+    let keys = bucket_rows(wanted).collect::<Result<Vec<_>, _>>()?;
+    first_that_knows(wanted, epochs, rows.get_many(&keys))
+}
+
+/// `rows`: of the buckets that are to be asked, in their order. All of them are taken, and no more looked at
+/// than needed.
+fn first_that_knows(
     wanted: &Wanted,
+    epochs: &Epochs,
+    rows: impl Iterator<Item = impl FnOnce() -> Result<Option<RowBytes>, ReadError>>,
 ) -> Result<Option<Ended>, ReadError> {
-    let row = wanted.identity.to_bytes();
-    for bucket in &wanted.buckets {
-        let Some(id) = KeyspaceId::ended(*bucket) else {
-            return Err(broken_contract(format!("there is no bucket {bucket} of ended items")).into());
-        };
-        let Some(bytes) = keyspaces.get(id, &row)? else { continue };
-        let (epoch, ended) = ended::decode(wanted.identity, &bytes).map_err(|e| damaged(id, &row, &e))?;
-        // What is left of an earlier epoch of the bucket says nothing any more.
-        if epochs.get(usize::from(*bucket)) == Some(&epoch) {
-            return Ok(Some(ended));
+    let mut ended = None;
+    for (bucket, row) in wanted.buckets.iter().zip(rows) {
+        if ended.is_none() {
+            ended = read_ended(wanted, epochs, *bucket, row()?)?;
         }
     }
-    Ok(None)
+    Ok(ended)
+}
+
+/// Where the buckets have it that are to be asked.
+fn bucket_rows(wanted: &Wanted) -> impl Iterator<Item = Result<(KeyspaceId, RowBytes), ReadError>> + '_ {
+    wanted.buckets.iter().map(|bucket| {
+        let id = KeyspaceId::ended(*bucket)
+            .ok_or_else(|| broken_contract(format!("there is no bucket {bucket} of ended items")))?;
+        Ok((id, wanted.identity.to_bytes().into()))
+    })
+}
+
+/// `None` where the bucket does not know it: what is left of an earlier epoch says nothing any more.
+fn read_ended(
+    wanted: &Wanted,
+    epochs: &Epochs,
+    bucket: u8,
+    bytes: Option<RowBytes>,
+) -> Result<Option<Ended>, ReadError> {
+    let Some(bytes) = bytes else { return Ok(None) };
+    let identity = wanted.identity;
+    let broken = |e| damaged(KeyspaceId::Ended(bucket), &identity.to_bytes(), &e);
+    let (epoch, ended) = ended::decode(identity, &bytes).map_err(broken)?;
+    Ok((epochs.get(usize::from(bucket)) == Some(&epoch)).then_some(ended))
 }

@@ -1,16 +1,23 @@
-//! Finding items by identity, on real directories.
+//! Finding items by identity.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
-use super::disk::write_raw;
+use super::ground::{on_both, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::rows;
-use super::tests::{
-    fresh, given, group, index, item, items, key, moved, named, open_at, place, put_item, verdict, APP,
-};
+use super::tests::{given, group, index, item, items, key, moved, named, place, put_item, verdict, APP};
 use super::*;
 use crate::engine::event::{ClosingRow, Found, IndexRows, Standing, Stored, Wanted, DEAD_LETTERS};
 use crate::engine::types::{ClosedBy, Identity, Key};
+
+on_both! {
+    an_item_that_was_named_is_found_from_its_first_commit,
+    an_item_without_an_id_is_found_by_the_key_in_its_assigned_one,
+    an_assigned_id_is_another_applications_and_not_found_under_this_one,
+    identity_rows_go_and_come_with_their_items,
+    the_last_word_on_an_identity_counts,
+    an_identity_row_that_leads_astray_is_damage,
+}
 
 pub(super) fn wanted(identity: Identity, buckets: &[u8]) -> Wanted {
     Wanted { identity, application: APP.into(), key: None, buckets: buckets.to_vec() }
@@ -41,9 +48,8 @@ fn delete(due: u64, n: u8) -> Op {
     Op::Delete { place: place(APP, due, n.into()), rows: index(Some(given(n)), "c") }
 }
 
-#[test]
-fn an_item_that_was_named_is_found_from_its_first_commit() {
-    let (dir, mut store) = fresh();
+fn an_item_that_was_named_is_found_from_its_first_commit(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     let dead = put_item(Stored { dead: Some(verdict()), ..named(5, 5) }, false);
     let elsewhere = put_item(Stored { application: "b".into(), ..named(6, 6) }, false);
     store.commit(&[group(1, vec![put_named(4, 4), put_item(named(7, 7), false), dead, elsewhere])]).unwrap();
@@ -57,13 +63,12 @@ fn an_item_that_was_named_is_found_from_its_first_commit() {
         // A dead one is no longer known under its id.
         assert_eq!(found(&mut *store, given(5), Some(key(5, 5))), None);
         drop(store);
-        store = open_at(dir.path()).store;
+        store = dir.open().store;
     }
 }
 
-#[test]
-fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one() {
-    let (_dir, mut store) = fresh();
+fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![put_item(item(6, 60), false), put_item(named(8, 80), false)])]).unwrap();
     let sixty = Identity::assigned(60);
     assert_eq!(found(&mut *store, sixty, Some(key(6, 60))), Some(key(6, 60)));
@@ -85,9 +90,8 @@ fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one() {
     assert_eq!(items(&mut *store, APP)[0].accepted_due, 6);
 }
 
-#[test]
-fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
-    let (dir, mut store) = fresh();
+fn an_assigned_id_is_another_applications_and_not_found_under_this_one(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     let close = |end, window, due| {
         Op::Close(ClosingRow { application: APP.into(), end, window, due, cause: ClosedBy::Flush })
     };
@@ -117,13 +121,12 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one() {
             assert_eq!(found.place(), key(due, seq));
         }
         drop(store);
-        store = open_at(dir.path()).store;
+        store = dir.open().store;
     }
 }
 
-#[test]
-fn identity_rows_go_and_come_with_their_items() {
-    let (_dir, mut store) = fresh();
+fn identity_rows_go_and_come_with_their_items(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![put_named(1, 1), put_named(2, 2), put_named(3, 3)])]).unwrap();
     // Moved with its row written anew; dead, without any; gone.
     let again = Op::Move {
@@ -150,9 +153,8 @@ fn identity_rows_go_and_come_with_their_items() {
     assert_eq!((items(&mut *store, APP).len(), items(&mut *store, "").len()), (0, 1));
 }
 
-#[test]
-fn the_last_word_on_an_identity_counts() {
-    let (_dir, mut store) = fresh();
+fn the_last_word_on_an_identity_counts(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     // One that takes the place of another under the same identity, in one call.
     let second = put_item(Stored { key: key(8, 80), ..named(8, 1) }, true);
     let ops = vec![put_named(1, 1), delete(1, 1), second];
@@ -167,9 +169,8 @@ fn the_last_word_on_an_identity_counts() {
     assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![key(3, 3), key(8, 80)]);
 }
 
-#[test]
-fn an_identity_row_that_leads_astray_is_damage() {
-    let (dir, mut store) = fresh();
+fn an_identity_row_that_leads_astray_is_damage(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![put_named(1, 1), put_named(3, 3), put_named(7, 7)])]).unwrap();
     // The item goes, its row stays; and another queue is not looked into.
     let gone = Op::Delete { place: place(APP, 1, 1), rows: IndexRows::default() };
@@ -192,15 +193,15 @@ fn an_identity_row_that_leads_astray_is_damage() {
     // A whole row that leads to another item, be the id given or assigned, a row under another identity, and
     // a flipped bit.
     let (row, astray) = rows::identity_row(given(4), key(3, 3));
-    write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&astray));
-    write_raw(dir.path(), KeyspaceId::Identities, &given(5).to_bytes(), Some(&astray));
+    dir.write_raw(KeyspaceId::Identities, &row, Some(&astray));
+    dir.write_raw(KeyspaceId::Identities, &given(5).to_bytes(), Some(&astray));
     let (row, mut flipped) = rows::identity_row(given(6), key(3, 3));
     flipped[3] ^= 4;
-    write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&flipped));
+    dir.write_raw(KeyspaceId::Identities, &row, Some(&flipped));
     let assigned = Identity::assigned(9);
     let (row, astray) = rows::identity_row(assigned, key(3, 3));
-    write_raw(dir.path(), KeyspaceId::Identities, &row, Some(&astray));
-    let mut store = open_at(dir.path()).store;
+    dir.write_raw(KeyspaceId::Identities, &row, Some(&astray));
+    let mut store = dir.open().store;
     damage(&mut *store, 4, "another one");
     damage(&mut *store, 5, "checksum mismatch");
     damage(&mut *store, 6, "checksum mismatch");

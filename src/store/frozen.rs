@@ -3,10 +3,12 @@
 //! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to
 //! an end. A page is a read of its own, so that no table and no memtable is held back between two of them.
 
-use super::database::{damaged, unreadable, Epochs, Keyspaces, Row};
+use super::database::{unreadable, Keyspaces};
+use super::ended::Epochs;
 use super::keyspace::KeyspaceId;
-use super::{rows, ReadError};
-use crate::engine::event::BUCKETS;
+use super::load::read_buckets;
+use super::row_reads::Row;
+use super::ReadError;
 use fjall::{Database, Slice};
 use std::ops::Bound;
 
@@ -80,17 +82,8 @@ impl Frozen {
     ///
     /// The storage engine's; the row of a bucket that does not read as it was written.
     pub(super) fn epochs(&self) -> Result<(Epochs, Vec<u8>), ReadError> {
-        let (mut epochs, mut begun) = (Epochs::default(), Vec::new());
-        for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
-            let id = KeyspaceId::Ended(bucket);
-            let Some(bytes) = self.keyspaces.get(id, rows::BUCKET)? else { continue };
-            let read = rows::read_bucket(bucket, &bytes);
-            let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
-            begun.push((epoch, row.from, bucket));
-            *known = epoch;
-        }
-        begun.sort_unstable();
-        Ok((epochs, begun.into_iter().map(|(_, _, bucket)| bucket).collect()))
+        let (begun, epochs) = read_buckets(&self.keyspaces)?;
+        Ok((epochs, begun.into_iter().map(|row| row.bucket).collect()))
     }
 
     /// Rows of a keyspace, about.

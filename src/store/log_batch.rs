@@ -42,7 +42,7 @@ pub(super) struct LogBatch {
     pub(super) whole: bool,
 }
 
-struct Rows<R> {
+struct LoggedRows<R> {
     inner: R,
     hasher: Xxh3,
     read: u64,
@@ -50,7 +50,7 @@ struct Rows<R> {
     room: u64,
 }
 
-impl<R: Read> Rows<R> {
+impl<R: Read> LoggedRows<R> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
         let mut bytes = [0; N];
         self.inner.read_exact(&mut bytes)?;
@@ -103,7 +103,7 @@ impl<R: Read> Rows<R> {
 
 /// Reads one batch of at most `room` bytes.
 pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, Broken> {
-    let mut rows = Rows { inner, hasher: Xxh3::new(), read: 0, room };
+    let mut rows = LoggedRows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
         return Err(Broken::Shape("no batch begins here"));
     };

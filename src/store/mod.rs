@@ -23,6 +23,7 @@ pub mod import;
 mod jobs;
 mod keyspace;
 pub mod lines;
+mod load;
 mod log_batch;
 mod logs;
 mod memory;
@@ -32,6 +33,7 @@ mod queue_rows;
 mod reclaim;
 pub mod record;
 mod report;
+mod row_reads;
 pub mod rows;
 mod scan;
 pub mod thread;
@@ -43,6 +45,8 @@ mod closings_tests;
 mod ended_tests;
 #[cfg(test)]
 mod find_tests;
+#[cfg(test)]
+pub(crate) mod ground;
 #[cfg(test)]
 mod logs_tests;
 #[cfg(test)]

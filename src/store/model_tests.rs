@@ -1,6 +1,7 @@
 //! The whole store against a naive one of ordered maps, the one that the engine's tests use: random
 //! operations, in random groups, with restarts between them, and every kind of read after each commit.
 
+use super::ground::GroundKind;
 use super::tests::{given, item, put_item, range};
 use super::*;
 use crate::engine::event::{
@@ -204,33 +205,42 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
 
     #[test]
-    fn a_store_is_what_ordered_maps_are(steps in steps()) {
-        let (mut store, mut model, mut seq) = (Twin::new(), FakeStore::default(), 0);
-        // As the journal does: numbers are given out once their lease is written.
-        model.marks.next_seq = LEASE;
-        for (groups, (from, until, max_rows), reopen) in steps {
-            let mut commits = Vec::new();
-            for dice in groups {
-                let mut ops = Vec::new();
-                let marks = Marks { next_seq: seq + LEASE, wall: seq };
-                for dice in dice {
-                    seq += 1;
-                    let op = op(&model, seq, dice);
-                    model.commit(vec![op.clone()], marks);
-                    ops.push(op);
-                }
-                model.marks = marks;
-                commits.push(CommitGroup { ops, token: seq, marks, hurried: false });
-            }
-            store.commit(&commits);
-            if reopen {
-                store.reopen(&model, u64::MAX);
-            }
-            let (from, until) = (Key::at((from % 12).into()), u64::from(until % 64));
-            judge(&mut store, &mut model, Key::default(), u64::MAX, (usize::MAX, usize::MAX));
-            let most = (usize::from(max_rows % 5), 1 + usize::from(max_rows % 7));
-            judge(&mut store, &mut model, from, until, most);
-        }
-        store.reopen(&model, u64::MAX);
+    fn a_store_on_a_disk_is_what_ordered_maps_are(steps in steps()) {
+        live(GroundKind::Disk, steps);
     }
+
+    #[test]
+    fn so_is_its_own_logic_over_maps(steps in steps()) {
+        live(GroundKind::Maps, steps);
+    }
+}
+
+fn live(on: GroundKind, steps: Vec<Step>) {
+    let (mut store, mut model, mut seq) = (Twin::on(on), FakeStore::default(), 0);
+    // As the journal does: numbers are given out once their lease is written.
+    model.marks.next_seq = LEASE;
+    for (groups, (from, until, max_rows), reopen) in steps {
+        let mut commits = Vec::new();
+        for dice in groups {
+            let mut ops = Vec::new();
+            let marks = Marks { next_seq: seq + LEASE, wall: seq };
+            for dice in dice {
+                seq += 1;
+                let op = op(&model, seq, dice);
+                model.commit(vec![op.clone()], marks);
+                ops.push(op);
+            }
+            model.marks = marks;
+            commits.push(CommitGroup { ops, token: seq, marks, hurried: false });
+        }
+        store.commit(&commits);
+        if reopen {
+            store.reopen(&model, u64::MAX);
+        }
+        let (from, until) = (Key::at((from % 12).into()), u64::from(until % 64));
+        judge(&mut store, &mut model, Key::default(), u64::MAX, (usize::MAX, usize::MAX));
+        let most = (usize::from(max_rows % 5), 1 + usize::from(max_rows % 7));
+        judge(&mut store, &mut model, from, until, most);
+    }
+    store.reopen(&model, u64::MAX);
 }

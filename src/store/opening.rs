@@ -1,12 +1,14 @@
 //! How the disk store's files are opened and made: the database, its keyspaces, and the rows that say what
 //! they are. Deliberately absent: what the rows of items mean.
 
-use super::database::{damaged, io_error, unwritable, Epochs, Keyspaces, DAMAGE};
+use super::database::{io_error, unwritable, Keyspaces, DAMAGE};
 use super::directory::Directory;
 use super::keyspace::KeyspaceId;
+use super::load::damaged;
+use super::row_reads::Rows;
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
 use super::{logs, new_identity, OpenError, ReadError};
-use crate::engine::event::{BucketRow, Marks, BUCKETS};
+use crate::engine::event::Marks;
 use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 use std::fs;
@@ -247,22 +249,6 @@ pub(super) fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
     let identity = row(keyspaces, META_IDENTITY, |bytes| rows::read_number(META_IDENTITY, bytes))?;
     let (number, marks) = row(keyspaces, META_MARKS, rows::read_marks)?;
     Ok(StoreMeta { identity, number, marks })
-}
-
-/// The rows about the buckets, first begun first, and in which epoch each of them is. One that never began is
-/// in none.
-pub(super) fn read_buckets(keyspaces: &Keyspaces) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
-    let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
-    for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
-        let id = KeyspaceId::Ended(bucket);
-        let Some(bytes) = keyspaces.get(id, rows::BUCKET)? else { continue };
-        let read = rows::read_bucket(bucket, &bytes);
-        let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
-        begun.push((epoch, row));
-        *known = epoch;
-    }
-    begun.sort_by_key(|(epoch, row)| (*epoch, row.from));
-    Ok((begun.into_iter().map(|(_, row)| row).collect(), epochs))
 }
 
 fn not_read(id: KeyspaceId, error: &fjall::Error) -> OpenError {

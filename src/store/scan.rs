@@ -1,9 +1,10 @@
 //! Scans along stored items in bounded steps.
 
 use super::closings::in_order;
-use super::database::{place, Keyspaces};
 use super::keyspace::KeyspaceId;
+use super::load::{item_of_customer_row, place};
 use super::record::View;
+use super::row_reads::Rows;
 use super::{rows, ReadError};
 use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
@@ -21,15 +22,11 @@ type Step = (Vec<Stored>, Option<Key>);
 /// # Errors
 ///
 /// The storage engine's; a row that does not read as it was written.
-pub(super) fn scan(
-    keyspaces: &Keyspaces,
-    scan: &Scan,
-    is_late: &dyn Fn() -> bool,
-) -> Result<Step, ReadError> {
+pub(super) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -> Result<Step, ReadError> {
     let extent = Extent { scan, is_late, rows: 0, looked_at: 0, bytes: 0 };
     match &scan.along {
-        Along::Queue(queue) => along_queue(keyspaces, extent, queue),
-        Along::Customer(application, customer) => along_customer(keyspaces, extent, application, customer),
+        Along::Queue(queue) => along_queue(rows, extent, queue),
+        Along::Customer(application, customer) => along_customer(rows, extent, application, customer),
     }
 }
 
@@ -57,9 +54,9 @@ impl Extent<'_> {
     }
 }
 
-fn along_queue(keyspaces: &Keyspaces, mut extent: Extent<'_>, queue: &Arc<str>) -> Result<Step, ReadError> {
+fn along_queue<R: Rows>(rows: &R, mut extent: Extent<'_>, queue: &Arc<str>) -> Result<Step, ReadError> {
     let (scan, mut out) = (extent.scan, Vec::new());
-    for row in in_order(keyspaces, queue, scan.from, scan.until)? {
+    for row in in_order(rows, queue, scan.from, scan.until)? {
         let row = row?;
         if extent.is_enough() {
             return Ok((out, Some(row.place)));
@@ -71,8 +68,8 @@ fn along_queue(keyspaces: &Keyspaces, mut extent: Extent<'_>, queue: &Arc<str>) 
     Ok((out, None))
 }
 
-fn along_customer(
-    keyspaces: &Keyspaces,
+fn along_customer<R: Rows>(
+    rows: &R,
     mut extent: Extent<'_>,
     application: &Arc<str>,
     customer: &str,
@@ -81,14 +78,14 @@ fn along_customer(
     let names: [&str; 2] = [application, customer];
     let start = rows::place_key(&names, scan.from)?;
     let end = rows::place_key(&names, Key::at(scan.until))?;
-    for row in keyspaces.range(KeyspaceId::Customers, start, end) {
+    for row in rows.range(KeyspaceId::Customers, (start, end)) {
         let (row, _) = row?;
         let key = place(KeyspaceId::Customers, &row)?;
         if extent.is_enough() {
             return Ok((out, Some(key)));
         }
         let looked = |view: &View<'_>| (view.content_size(), wanted(scan, application, view));
-        let (bytes, item) = keyspaces.item_of_customer_row(&row, application, key, looked)?;
+        let (bytes, item) = item_of_customer_row(rows, &row, (application, key), looked)?;
         extent.count(bytes, item.is_some());
         out.extend(item);
     }

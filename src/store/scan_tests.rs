@@ -1,17 +1,24 @@
-//! Scans along stored items, on real directories.
+//! Scans along stored items.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
-use super::disk::write_raw;
+use super::ground::{on_both, Ground, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::rows;
-use super::tests::{
-    delete, fresh, group, index, item, key, open_at, place, put_indexed, put_item, verdict, APP,
-};
+use super::tests::{delete, group, index, item, key, place, put_indexed, put_item, verdict, APP};
 use super::*;
 use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
 use std::sync::Arc;
+
+on_both! {
+    a_queue_is_scanned_in_order,
+    a_scan_stops_at_its_bounds_and_goes_on_from_there,
+    a_customer_is_scanned_by_index_rows_alone,
+    a_step_over_large_rows_ends_early_and_the_next_goes_on_there,
+    a_look_sees_its_moment_whatever_is_committed_since,
+    damage_on_the_way_is_named_and_never_skipped,
+}
 
 fn scan(along: Along) -> Scan {
     let (from, until) = (Key::default(), u64::MAX);
@@ -46,8 +53,8 @@ fn seqs(store: &mut dyn Store, scan: &Scan) -> (Vec<u64>, Option<u64>) {
 }
 
 /// Odd ones of customer `x`, even ones of `y`; 20 is dead, and 3 is another application's.
-fn filled() -> (tempfile::TempDir, Box<dyn Store>) {
-    let (dir, mut store) = fresh();
+fn filled(on: GroundKind) -> (Ground, Box<dyn Store>) {
+    let (dir, mut store) = on.fresh();
     let of = |due: u64| {
         let customer = Some(if due.is_multiple_of(2) { "y".into() } else { "x".into() });
         Stored { customer, ..item(due, due) }
@@ -59,9 +66,8 @@ fn filled() -> (tempfile::TempDir, Box<dyn Store>) {
     (dir, store)
 }
 
-#[test]
-fn a_queue_is_scanned_in_order() {
-    let (_dir, mut store) = filled();
+fn a_queue_is_scanned_in_order(on: GroundKind) {
+    let (_dir, mut store) = filled(on);
     assert_eq!(seqs(&mut *store, &queue(APP)), (vec![1, 2, 4, 5, 6, 7, 8], None));
     assert_eq!(seqs(&mut *store, &queue("other")), (vec![3], None));
     assert_eq!(seqs(&mut *store, &queue("")), (vec![20], None));
@@ -86,9 +92,8 @@ fn a_queue_is_scanned_in_order() {
     }
 }
 
-#[test]
-fn a_scan_stops_at_its_bounds_and_goes_on_from_there() {
-    let (_dir, mut store) = filled();
+fn a_scan_stops_at_its_bounds_and_goes_on_from_there(on: GroundKind) {
+    let (_dir, mut store) = filled(on);
     let of_x = Scan { customer: Some("x".into()), ..queue(APP) };
     // Rows returned; rows looked at, whether they are wanted or not.
     assert_eq!(seqs(&mut *store, &Scan { max_rows: 2, ..of_x.clone() }), (vec![1, 5], Some(6)));
@@ -111,9 +116,8 @@ fn a_scan_stops_at_its_bounds_and_goes_on_from_there() {
     }
 }
 
-#[test]
-fn a_customer_is_scanned_by_index_rows_alone() {
-    let (_dir, mut store) = filled();
+fn a_customer_is_scanned_by_index_rows_alone(on: GroundKind) {
+    let (_dir, mut store) = filled(on);
     assert_eq!(seqs(&mut *store, &customer("x")), (vec![5, 7], None));
     let part = Scan { from: key(5, 6), max_rows: 1, properties: true, ..customer("x") };
     let (rows, next) = rows_of(&mut *store, &part);
@@ -137,9 +141,8 @@ fn a_customer_is_scanned_by_index_rows_alone() {
     assert!(matches!(error, ReadError::Damaged { keyspace: "customers", .. }), "{error}");
 }
 
-#[test]
-fn a_step_over_large_rows_ends_early_and_the_next_goes_on_there() {
-    let (_dir, mut store) = fresh();
+fn a_step_over_large_rows_ends_early_and_the_next_goes_on_there(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let large = |seq: u64| {
         let content = Content { properties: vec![], body: vec![7; 3 << 20], json: false };
         let customer = Some("x".into());
@@ -156,9 +159,8 @@ fn a_step_over_large_rows_ends_early_and_the_next_goes_on_there() {
 }
 
 /// It may end behind any row, where the machine is slow.
-#[test]
-fn a_look_sees_its_moment_whatever_is_committed_since() {
-    let (_dir, mut store) = filled();
+fn a_look_sees_its_moment_whatever_is_committed_since(on: GroundKind) {
+    let (_dir, mut store) = filled(on);
     let job = store.look(&queue(APP)).unwrap();
     store.commit(&[group(2, [1, 2, 4, 5, 6, 7, 8].map(|due| delete(due, due)).to_vec())]).unwrap();
     assert_eq!(seqs(&mut *store, &queue(APP)), (vec![], None));
@@ -169,13 +171,12 @@ fn a_look_sees_its_moment_whatever_is_committed_since() {
     assert_eq!(next.map(|key| key.seq), all.get(seen.len()).copied());
 }
 
-#[test]
-fn damage_on_the_way_is_named_and_never_skipped() {
-    let (dir, store) = filled();
+fn damage_on_the_way_is_named_and_never_skipped(on: GroundKind) {
+    let (dir, store) = filled(on);
     drop(store);
     let row = rows::item_key(APP, key(6, 6)).unwrap();
-    write_raw(dir.path(), KeyspaceId::Items, &row, Some(b"not a record at all"));
-    let mut store = open_at(dir.path()).store;
+    dir.write_raw(KeyspaceId::Items, &row, Some(b"not a record at all"));
+    let mut store = dir.open().store;
     for scan in [queue(APP), Scan { customer: Some("x".into()), ..queue(APP) }, customer("y")] {
         match store.load(&Load::Scan(scan)).unwrap_err() {
             ReadError::Damaged { keyspace: "items", key, .. } => {

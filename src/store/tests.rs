@@ -1,15 +1,33 @@
-//! What a store promises, tried on real directories.
+//! What a store promises.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
 use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent};
+use super::ground::{on_both, GroundKind};
 use super::*;
 use crate::engine::event::{IndexRows, Range, RangeRows, Standing, Stored};
 use crate::engine::types::{ClosedBy, Dead, Identity, Key, Reason};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+
+on_both! {
+    scans_go_in_order_from_the_cursor,
+    many_queues_are_read_at_once,
+    items_come_back_whole_and_contents_stop_at_the_limit,
+    a_read_of_large_rows_ends_early_and_says_where_it_goes_on,
+    a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for,
+    contents_are_found_by_place_and_their_absence_is_damage,
+    groups_take_effect_in_order,
+    a_move_takes_the_content_along_and_says_what_is_known_now,
+    a_move_of_what_is_not_there_fails_and_writes_nothing,
+    #[should_panic(expected = "the item due 3, number 3, comes without its content")]
+    an_item_without_content_is_refused,
+    #[should_panic(expected = "an item of queue `app` is moved to queue `other`")]
+    a_move_to_another_application_is_refused,
+    marks_alone_are_a_commit,
+}
 
 /// The queue that most tests use.
 pub(super) const APP: &str = "app";
@@ -101,7 +119,12 @@ pub(super) fn config(path: &Path) -> config::StoreConfig {
 }
 
 pub(super) fn open_at(path: &Path) -> OpenStore {
-    open(&config(path), 32 << 20, false, crate::clock::wall_ms()).unwrap()
+    open_with(path, crate::clock::wall_ms()).unwrap()
+}
+
+/// The same, while the clock says `wall`.
+pub(super) fn open_with(path: &Path, wall: u64) -> Result<OpenStore, OpenError> {
+    open(&config(path), 32 << 20, false, wall)
 }
 
 /// A store on the disk that a test may tell to flush: when it does by itself is up to its threads.
@@ -179,9 +202,8 @@ pub(super) fn crash_image(from: &Path, to: &Path) {
     }
 }
 
-#[test]
-fn scans_go_in_order_from_the_cursor() {
-    let (_dir, mut store) = fresh();
+fn scans_go_in_order_from_the_cursor(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let keys = [(300, 1), (100, 2), (100, 9), (100, 5), (200, 3), (u64::MAX, u64::MAX)];
     store.commit(&[group(1, keys.iter().map(|(d, s)| put(*d, *s)).collect())]).unwrap();
 
@@ -200,9 +222,8 @@ fn scans_go_in_order_from_the_cursor() {
     assert_eq!(part(&mut *store, key(500, 0), 400, 10), (vec![], None));
 }
 
-#[test]
-fn many_queues_are_read_at_once() {
-    let (_dir, mut store) = fresh();
+fn many_queues_are_read_at_once(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let of = |queue: &str, seq| put_item(Stored { application: queue.into(), ..item(seq, seq) }, false);
     // Names of which one begins with another, and the dead letters, whose name is empty.
     let dead = put_item(Stored { dead: Some(verdict()), ..item(3, 33) }, false);
@@ -226,9 +247,8 @@ fn many_queues_are_read_at_once() {
     assert_eq!(ranges(&mut *store, vec![], 0), vec![]);
 }
 
-#[test]
-fn items_come_back_whole_and_contents_stop_at_the_limit() {
-    let (_dir, mut store) = fresh();
+fn items_come_back_whole_and_contents_stop_at_the_limit(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let other = Stored { application: "b".into(), ..item(1, 4) };
     store.commit(&[group(1, vec![put(1, 1), put(2, 2), put(3, 3), put_item(other.clone(), false)])]).unwrap();
     let content = item(1, 1).content.unwrap();
@@ -247,9 +267,8 @@ fn items_come_back_whole_and_contents_stop_at_the_limit() {
     assert!(load(0).iter().all(|row| row.content.is_none()));
 }
 
-#[test]
-fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on() {
-    let (_dir, mut store) = fresh();
+fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let large = |queue: &str, seq: u64| {
         let content = Content { properties: vec![], body: vec![7; 12 << 20], json: false };
         let item = item(1, seq);
@@ -268,9 +287,8 @@ fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on() {
     assert_eq!((seqs(&read[0]), read[0].next), (vec![3, 4], None));
 }
 
-#[test]
-fn a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for() {
-    let (_dir, mut store) = fresh();
+fn a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let of = |queue: &str, seq| put_item(Stored { application: queue.into(), ..item(1, seq) }, false);
     let ops = (1..=4).flat_map(|seq| ["a", "b", "c"].map(|queue| of(queue, seq * 10)));
     store.commit(&[group(1, ops.collect())]).unwrap();
@@ -286,9 +304,8 @@ fn a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for() {
     assert_eq!(told, [(3, Some(key(1, 40))), (2, Some(key(1, 40))), (0, Some(key(1, 5)))]);
 }
 
-#[test]
-fn contents_are_found_by_place_and_their_absence_is_damage() {
-    let (_dir, mut store) = fresh();
+fn contents_are_found_by_place_and_their_absence_is_damage(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let dead = Standing { dead: Some(verdict()), ..Standing::default() };
     let ops = vec![put(1, 1), put(2, 2), moved(place(APP, 2, 2), place("", 9, 2), dead)];
     store.commit(&[group(1, ops)]).unwrap();
@@ -305,9 +322,8 @@ fn contents_are_found_by_place_and_their_absence_is_damage() {
     assert_eq!(store.reader().unwrap().contents(&gone).unwrap(), None);
 }
 
-#[test]
-fn groups_take_effect_in_order() {
-    let (_dir, mut store) = fresh();
+fn groups_take_effect_in_order(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     // The last word counts, within a group and over groups handed in together.
     store
         .commit(&[
@@ -337,9 +353,8 @@ fn what_comes_and_goes_in_one_call_is_not_written() {
     assert_eq!(everything(&mut *store), vec![], "what was there before is removed");
 }
 
-#[test]
-fn a_move_takes_the_content_along_and_says_what_is_known_now() {
-    let (dir, mut store) = fresh();
+fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![put_indexed(1, 1, "c"), put(2, 2)])]).unwrap();
     let standing = Standing {
         attempts: 3,
@@ -380,7 +395,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
         assert_eq!(items(&mut *store, ""), vec![first.clone()]);
         assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![]);
         drop(store);
-        store = open_at(dir.path()).store;
+        store = dir.open().store;
     }
     // What it says is all that is known from then on; and a dead one may be given another try.
     let back = moved(place("", 50, 1), place(APP, 60, 1), of_its_own());
@@ -393,9 +408,8 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now() {
     assert_eq!(items(&mut *store, ""), vec![]);
 }
 
-#[test]
-fn a_move_of_what_is_not_there_fails_and_writes_nothing() {
-    let (_dir, mut store) = fresh();
+fn a_move_of_what_is_not_there_fails_and_writes_nothing(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     for ops in [vec![put(1, 1), failed(2, 2, 1)], vec![put(2, 2), delete(2, 2), failed(2, 2, 1)]] {
         match store.commit(&[group(1, ops)]).unwrap_err() {
             CommitError::Read(ReadError::Missing { place: missing }) => assert_eq!(missing, place(APP, 2, 2)),
@@ -405,29 +419,24 @@ fn a_move_of_what_is_not_there_fails_and_writes_nothing() {
     assert_eq!(everything(&mut *store), vec![]);
 }
 
-#[test]
-#[should_panic(expected = "the item due 3, number 3, comes without its content")]
-fn an_item_without_content_is_refused() {
-    let (_dir, mut store) = fresh();
+fn an_item_without_content_is_refused(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let _ = store.commit(&[group(1, vec![put_item(Stored { content: None, ..item(3, 3) }, false)])]);
 }
 
-#[test]
-#[should_panic(expected = "an item of queue `app` is moved to queue `other`")]
-fn a_move_to_another_application_is_refused() {
-    let (_dir, mut store) = fresh();
+fn a_move_to_another_application_is_refused(on: GroundKind) {
+    let (_dir, mut store) = on.fresh();
     let ops = vec![put(1, 1), moved(place(APP, 1, 1), place("other", 1, 1), Standing::default())];
     let _ = store.commit(&[group(1, ops)]);
 }
 
-#[test]
-fn marks_alone_are_a_commit() {
-    let (dir, mut store) = fresh();
+fn marks_alone_are_a_commit(on: GroundKind) {
+    let (dir, mut store) = on.fresh();
     let lease =
         CommitGroup { ops: vec![], token: 1, marks: Marks { next_seq: 1 << 20, wall: 0 }, hurried: false };
     store.commit(&[lease]).unwrap();
     drop(store);
-    assert_eq!(open_at(dir.path()).opened.marks.next_seq, 1 << 20);
+    assert_eq!(dir.open().opened.marks.next_seq, 1 << 20);
 }
 
 #[test]

@@ -5,12 +5,13 @@
 //! nothing, or to another item; an item that no row leads to although one should; a queue that is counted
 //! wrong, or whose beginning is taken for later than it is.
 
-use super::closings::member_bounds;
+use super::closings::{closed, member_bounds};
 use super::errors::BrokenContract;
 use super::frozen::Frozen;
 use super::keyspace::{self, KeyspaceId};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::record::{self, View};
+use super::row_reads::Rows;
 use super::rows::{self, OfQueue, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
 use super::{directory, ended, OpenError, ReadError};
 use crate::engine::event::{Marks, QueueRow, BUCKETS, DEAD_LETTERS};
@@ -216,7 +217,7 @@ impl StoreWalk<'_> {
             let (queue, place) = rows::read_item_key(key).ok_or("the key is none of an item")?;
             let read = record::decode(key, value).map_err(|e| e.to_string());
             let closed =
-                read.as_ref().ok().and_then(|view| walk.frozen.keyspaces.closed(view).ok()).flatten();
+                read.as_ref().ok().and_then(|view| closed(&walk.frozen.keyspaces, view).ok()).flatten();
             let place = Key { due: closed.map_or(place.due, |closed| closed.due), ..place };
             walk.count(queue, place);
             let view = read?;
@@ -383,7 +384,7 @@ impl StoreWalk<'_> {
         other(rows::closed_by_due(&queue, Key { due, ..place }))?;
         self.summary.closings += 1;
         let members = member_bounds(&queue, place.due, place.window, 0).map_err(|e| words(&e))?;
-        for row in self.frozen.keyspaces.range(KeyspaceId::Items, members.0, members.1) {
+        for row in self.frozen.keyspaces.range(KeyspaceId::Items, members) {
             let (key, value) = row.map_err(|e| words(&e))?;
             // One that does not decode has been told of.
             if record::decode(&key, &value).map_or(true, |view| view.is_windowed()) {

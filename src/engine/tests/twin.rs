@@ -1,17 +1,12 @@
 //! The store on a disk beside the fake one: it is told and asked the same, and must say the same.
 
 use super::fake_store::FakeStore;
-use crate::config::{StoreConfig, StoreKind};
 use crate::engine::event::*;
-use crate::store::{open, CommitGroup, OpenStore, Store};
-use std::time::Duration;
-use tempfile::TempDir;
-
-/// Memory that it is opened with, bytes.
-const MEMORY: u64 = 32 << 20;
+use crate::store::ground::{Ground, GroundKind};
+use crate::store::{CommitGroup, OpenStore, Store};
 
 pub(crate) struct Twin {
-    folder: TempDir,
+    ground: Ground,
     /// None while it is opened anew.
     store: Option<Box<dyn Store>>,
 }
@@ -19,9 +14,14 @@ pub(crate) struct Twin {
 impl Twin {
     /// A new store in a folder of its own.
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let OpenStore { store, .. } = open_in(&folder, 0);
-        Twin { folder, store: Some(store) }
+        Twin::on(GroundKind::Disk)
+    }
+
+    /// A new store.
+    pub(crate) fn on(kind: GroundKind) -> Self {
+        let ground = kind.bare();
+        let store = Some(ground.open_when(0).store);
+        Twin { ground, store }
     }
 
     fn store(&mut self) -> &mut dyn Store {
@@ -35,7 +35,7 @@ impl Twin {
     /// The same answer as the other's, but for the contents that come along with rows, or an error of both.
     pub(crate) fn load(&mut self, load: &Load, other: &mut FakeStore) {
         if let Load::Contents(wanted) = load {
-            let reader = self.store().reader().expect("a disk has a second reader");
+            let reader = self.store().reader().expect("it has a second reader");
             let contents = reader.contents(wanted).unwrap_or_else(|error| panic!("{load:?}: {error}"));
             assert_eq!(contents, other.contents(wanted), "{load:?}");
         }
@@ -51,7 +51,7 @@ impl Twin {
     /// A start, while the clock says `wall`: what is found is what the other one has.
     pub(crate) fn reopen(&mut self, other: &FakeStore, wall: u64) {
         self.store.take().expect("it is open").close().expect("closed");
-        let OpenStore { store, mut opened, .. } = open_in(&self.folder, wall);
+        let OpenStore { store, mut opened, .. } = self.ground.open_when(wall);
         self.store = Some(store);
         let mut expected = other.opened(wall);
         for known in [&mut opened, &mut expected] {
@@ -60,12 +60,6 @@ impl Twin {
         }
         assert_eq!(opened, expected);
     }
-}
-
-fn open_in(folder: &TempDir, wall: u64) -> OpenStore {
-    let path = folder.path().to_owned();
-    let config = StoreConfig { kind: StoreKind::Disk, path, hold_max: Duration::from_secs(1_500) };
-    open(&config, MEMORY, false, wall).expect("opened")
 }
 
 fn without_contents(mut loaded: Loaded) -> Loaded {

@@ -1,0 +1,243 @@
+//! What a store reads: everything that is asked of it, over the rows of whatever holds them.
+
+use super::closings::{self, InOrder};
+use super::ended::Epochs;
+use super::keyspace::{self, KeyspaceId};
+use super::record::{self, View};
+use super::row_reads::{RowBounds, Rows};
+use super::rows::{self, OfQueue};
+use super::{ahead, find, scan, Contents, ReadError, WantedContents};
+use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, Place, Range, RangeRows, Scan, BUCKETS};
+use crate::engine::types::Key;
+use std::fmt::Display;
+
+/// Bytes of rows that one read of ranges goes over, beside the first row of each: what is left is for the
+/// next one. Large bodies that are due together would keep it at work for minutes, and a call that takes so
+/// long is taken for dead.
+const READ_BYTES: u64 = 32 << 20;
+
+/// What an engine of items is to know at the beginning of a life, and in which epoch each bucket is. `wall`:
+/// what the clock says, UTC ms.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Opened, Epochs), ReadError> {
+    let (buckets, epochs) = read_buckets(rows)?;
+    let (mut queues, mut held) = (Vec::new(), Vec::new());
+    for row in rows.read_all(KeyspaceId::Queues, rows::read_of_queue)? {
+        match row {
+            OfQueue::Queue(row) => queues.push(row),
+            OfQueue::Held(row) => held.push(row),
+        }
+    }
+    let opened = Opened {
+        marks,
+        ahead: ahead::ahead(rows, &queues, marks, wall)?,
+        queues,
+        held,
+        windows: rows.read_all(KeyspaceId::Windows, rows::read_window)?,
+        buckets,
+    };
+    Ok((opened, epochs))
+}
+
+/// The rows about the buckets, first begun first, and in which epoch each of them is. One that never began is
+/// in none.
+///
+/// # Errors
+///
+/// The storage engine's; a row that does not read as it was written.
+pub(super) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
+    let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
+    for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
+        let id = KeyspaceId::Ended(bucket);
+        let Some(bytes) = from.get(id, rows::BUCKET)? else { continue };
+        let read = rows::read_bucket(bucket, &bytes);
+        let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
+        begun.push((epoch, row));
+        *known = epoch;
+    }
+    begun.sort_by_key(|(epoch, row)| (*epoch, row.from));
+    Ok((begun.into_iter().map(|(_, row)| row).collect(), epochs))
+}
+
+/// Answers a load. `epochs`: in which epoch each bucket is.
+///
+/// # Errors
+///
+/// As [`super::Store::load`].
+pub(super) fn load<R: Rows>(rows: &R, load: &Load, epochs: &Epochs) -> Result<Loaded, ReadError> {
+    match load {
+        Load::Ranges { ranges, max_rows, max_bytes } => {
+            read_ranges(rows, ranges, *max_rows, *max_bytes).map(Loaded::Ranges)
+        }
+        Load::Contents(wanted) => match contents(rows, wanted)? {
+            FoundContents::All(found) => Ok(Loaded::Contents(found)),
+            FoundContents::Without(place) => Err(ReadError::Missing { place }),
+        },
+        Load::Find(wanted) => find::find(rows, epochs, wanted).map(Loaded::Found),
+        Load::Scan(wanted) => look(rows, wanted, || false),
+    }
+}
+
+/// One step of a scan, which may end wherever `is_late` says so.
+///
+/// # Errors
+///
+/// As [`super::Store::load`].
+pub(super) fn look<R: Rows>(
+    rows: &R,
+    wanted: &Scan,
+    is_late: impl Fn() -> bool,
+) -> Result<Loaded, ReadError> {
+    let (found, next) = scan::scan(rows, wanted, &is_late)?;
+    Ok(Loaded::Scanned { number: wanted.number, rows: found, next })
+}
+
+fn read_ranges<R: Rows>(
+    rows: &R,
+    ranges: &[Range],
+    max_rows: usize,
+    max_bytes: u64,
+) -> Result<Vec<RangeRows>, ReadError> {
+    let bounds = ranges.iter().map(|range| item_bounds(&range.queue, range.from, range.until));
+    let lying = rows.ranges(KeyspaceId::Items, bounds.collect::<Result<_, _>>()?);
+    let (mut room, mut looked_at, mut left) = (Some(max_bytes), 0, max_rows);
+    let mut answers = Vec::with_capacity(ranges.len());
+    for (range, lying) in ranges.iter().zip(lying) {
+        let most = range.max_rows.min(left);
+        // Not reached: nothing is said of it, not even where its first row is.
+        if most == 0 && range.max_rows > 0 {
+            let queue = range.queue.clone();
+            answers.push(RangeRows { queue, rows: Vec::new(), next: Some(range.from) });
+            continue;
+        }
+        let lying = closings::in_order_of(rows, Box::new(lying), &range.queue, range.from, range.until)?;
+        let answer = read_range(range, lying, most, &mut room, &mut looked_at)?;
+        left -= answer.rows.len();
+        answers.push(answer);
+    }
+    Ok(answers)
+}
+
+/// The rows of one range, `most` at most. `room`: bytes left for contents; `None` once one did not fit, so
+/// that those given are the foremost ones. `looked_at`: bytes that this read has gone over.
+fn read_range<R: Rows>(
+    range: &Range,
+    lying: InOrder<'_, R>,
+    most: usize,
+    room: &mut Option<u64>,
+    looked_at: &mut u64,
+) -> Result<RangeRows, ReadError> {
+    let queue = &range.queue;
+    let mut answer = RangeRows { queue: queue.clone(), rows: Vec::new(), next: None };
+    for row in lying {
+        let row = row?;
+        let enough = *looked_at >= READ_BYTES && !answer.rows.is_empty();
+        if enough || answer.rows.len() >= most {
+            answer.next = Some(row.place);
+            break;
+        }
+        *looked_at += row.len();
+        let view = row.view()?;
+        let mut item = view.stored(queue);
+        *room = room.and_then(|room| room.checked_sub(view.content_size()));
+        item.content = room.map(|_| view.content());
+        answer.rows.push(item);
+    }
+    Ok(answer)
+}
+
+/// What there is of contents that are wanted.
+pub(super) enum FoundContents {
+    /// All of them, in their order.
+    All(Contents),
+    /// Nothing lies here.
+    Without(Place),
+}
+
+/// Contents, as far as all are there.
+///
+/// # Errors
+///
+/// The storage engine's; a record that does not read as it was written.
+pub(super) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<FoundContents, ReadError> {
+    let key =
+        |(_, place): &(u64, Place)| Ok((KeyspaceId::Items, rows::item_key(&place.queue, place.key)?.into()));
+    let keys = wanted.iter().map(key).collect::<Result<Vec<_>, ReadError>>()?;
+    let mut found = Vec::with_capacity(wanted.len());
+    for (((number, place), (_, key)), row) in wanted.iter().zip(&keys).zip(rows.get_many(&keys)) {
+        let Some(bytes) = row()? else { return Ok(FoundContents::Without(place.clone())) };
+        found.push((*number, view(key, &bytes)?.content()));
+    }
+    Ok(FoundContents::All(found))
+}
+
+/// The item under this key of this queue, as it is due (its window may have closed early), as `read` sees it.
+///
+/// # Errors
+///
+/// The storage engine's, or a record that does not read as it was written.
+fn item_as_due<T, R: Rows>(
+    rows: &R,
+    queue: &str,
+    key: Key,
+    read: impl Fn(&View<'_>) -> T,
+) -> Result<Option<T>, ReadError> {
+    let row = rows::item_key(queue, key)?;
+    let Some(bytes) = rows.get(KeyspaceId::Items, &row)? else { return Ok(None) };
+    let view = view(&row, &bytes)?;
+    Ok(Some(read(&closings::Closed::of(closings::closed(rows, &view)?, view))))
+}
+
+/// The item that a row of the customers' index leads to, as `read` sees it.
+///
+/// # Errors
+///
+/// The storage engine's; damage, where there is none.
+pub(super) fn item_of_customer_row<T, R: Rows>(
+    rows: &R,
+    row: &[u8],
+    (queue, key): (&str, Key),
+    read: impl Fn(&View<'_>) -> T,
+) -> Result<T, ReadError> {
+    item_as_due(rows, queue, key, read)?.ok_or_else(|| leads_nowhere(row))
+}
+
+/// Row keys of the items of a queue from `from` to before the due `until`.
+///
+/// # Errors
+///
+/// A name that is too long.
+pub(super) fn item_bounds(queue: &str, from: Key, until: u64) -> Result<RowBounds, ReadError> {
+    Ok((rows::item_key(queue, from)?, rows::item_key(queue, Key::at(until))?))
+}
+
+/// The item in a row of [`KeyspaceId::Items`].
+///
+/// # Errors
+///
+/// A record that does not read as it was written.
+pub(super) fn view<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadError> {
+    record::decode(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
+}
+
+/// The place in the order that the key of a row ends in.
+///
+/// # Errors
+///
+/// Damage, where it is too short.
+pub(super) fn place(id: KeyspaceId, row: &[u8]) -> Result<Key, ReadError> {
+    rows::place_of(row).ok_or_else(|| damaged(id, row, &"the key is too short"))
+}
+
+/// A row of the customers' index whose item is not there.
+pub(super) fn leads_nowhere(row: &[u8]) -> ReadError {
+    damaged(KeyspaceId::Customers, row, &"no item of the queue belongs to this row")
+}
+
+/// A row that does not read as it was written.
+pub(super) fn damaged(id: KeyspaceId, key: &[u8], error: &dyn Display) -> ReadError {
+    ReadError::Damaged { keyspace: id.name(), key: keyspace::show(id, key), error: error.to_string() }
+}
