@@ -8,9 +8,9 @@ use super::closings::{self, member_bounds};
 use super::ended::Epochs;
 use super::errors::{broken_contract, BrokenContract};
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::load::view;
+use super::load::{head, view};
 use super::record::{self, View};
-use super::row_reads::{Row, RowBounds, RowBytes, Rows};
+use super::row_reads::{Row, RowBounds, RowBytes, Rows, ALL_BODIES, NO_BODIES};
 use super::{ended, rows, CommitError, ReadError};
 use crate::engine::event::{BucketRow, ClosingRow, IndexRows, Op, Place, Standing, Stored};
 use crate::engine::types::{Ended, Identity, Key};
@@ -49,6 +49,8 @@ pub(super) struct Changes<'a, R> {
     number: u64,
     epochs: Epochs,
     begun: Vec<KeyspaceId>,
+    /// Rows about windows that may have closed early, which were asked for all at once.
+    closings: BTreeMap<RowBytes, Option<RowBytes>>,
     /// Windows that closed early, by queue, planned end and number, of which members go; the last of these.
     left: BTreeMap<(Arc<str>, u64, u64), u64>,
 }
@@ -57,7 +59,8 @@ impl<'a, R: Rows> Changes<'a, R> {
     /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
     pub(super) fn new(rows: &'a R, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
-        Changes { rows, pending, number, epochs, begun: Vec::new(), left: BTreeMap::new() }
+        let (begun, closings, left) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        Changes { rows, pending, number, epochs, begun, closings, left }
     }
 
     /// Adds the operations of one call of commit, in order.
@@ -71,7 +74,8 @@ impl<'a, R: Rows> Changes<'a, R> {
             ops.clone().filter_map(|op| if let Op::Move { from, .. } = op { Some(from) } else { None });
         let key = |from: &Place| Ok((KeyspaceId::Items, rows::item_key(&from.queue, from.key)?.into()));
         let moved = from.map(key).collect::<Result<Vec<_>, BrokenContract>>()?;
-        let mut lying = moved.iter().zip(self.rows.get_many(&moved));
+        let mut lying = moved.iter().zip(self.rows.get_many(&moved, ALL_BODIES));
+        self.read_closings(ops.clone())?;
         for op in ops {
             let moved = if matches!(op, Op::Move { .. }) { lying.next() } else { None };
             let lies = moved.map_or(Ok(None), |((id, key), row)| self.get_or(*id, key, row))?;
@@ -183,7 +187,8 @@ impl<'a, R: Rows> Changes<'a, R> {
 
     /// One row as it will be.
     pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
-        self.get_or(id, key, || self.rows.get(id, key))
+        let known = if id == KeyspaceId::Closings { self.closings.get(key) } else { None };
+        self.get_or(id, key, || known.map_or_else(|| self.rows.get(id, key), |row| Ok(row.clone())))
     }
 
     /// The same. `row`: as it is so far.
@@ -199,11 +204,12 @@ impl<'a, R: Rows> Changes<'a, R> {
         }
     }
 
-    /// Whether a row from `start` to before `end` will be such a one.
+    /// Whether one of the rows within these bounds will be such a one. `lying`: those that lie there so far.
     fn has_any(
         &self,
         id: KeyspaceId,
-        (start, end): RowBounds,
+        (start, end): &RowBounds,
+        lying: impl Iterator<Item = Result<Row, ReadError>>,
         is_it: impl Fn(&Row) -> Result<bool, ReadError>,
     ) -> Result<bool, ReadError> {
         if start >= end {
@@ -217,7 +223,7 @@ impl<'a, R: Rows> Changes<'a, R> {
                 return Ok(true);
             }
         }
-        for row in self.rows.range(id, (start, end)) {
+        for row in lying {
             let row = row?;
             if !pending.contains_key(&row.0) && is_it(&row)? {
                 return Ok(true);
@@ -227,6 +233,41 @@ impl<'a, R: Rows> Changes<'a, R> {
     }
 
     // ---- windows that closed early ------------------------------------------------------------------------
+
+    /// Asks for the rows about all windows that items of this call leave, where one question is dear.
+    fn read_closings<'o>(&mut self, ops: impl Iterator<Item = &'o Op>) -> Result<(), ReadError> {
+        if R::AHEAD == 1 {
+            return Ok(());
+        }
+        let any = self.rows.has_closings();
+        let key = |op: &Op| match op {
+            Op::Delete { place, .. } | Op::Move { from: place, .. } if any => {
+                Some(rows::closed_by_end(&place.queue, place.key))
+            }
+            Op::Close(closed) => Some(rows::closed_by_end(
+                &closed.application,
+                Key { due: closed.end, window: closed.window, seq: 0 },
+            )),
+            Op::Delete { .. }
+            | Op::Move { .. }
+            | Op::Put { .. }
+            | Op::Index { .. }
+            | Op::PutQueue(_)
+            | Op::PutHeld(_)
+            | Op::PutWindow(_)
+            | Op::DeleteWindow { .. }
+            | Op::Remember { .. }
+            | Op::BeginBucket(_) => None,
+        };
+        let mut keys = ops.filter_map(key).collect::<Result<Vec<_>, BrokenContract>>()?;
+        keys.sort_unstable();
+        keys.dedup();
+        let keys: Vec<_> = keys.into_iter().map(|key| (KeyspaceId::Closings, key.into())).collect();
+        for ((_, key), row) in keys.iter().zip(self.rows.get_many(&keys, NO_BODIES)) {
+            self.closings.insert(RowBytes::clone(key), row()?);
+        }
+        Ok(())
+    }
 
     fn close(&mut self, closed: &ClosingRow) -> Result<(), ReadError> {
         self.forget_closing(&closed.application, closed.end, closed.window)?;
@@ -275,20 +316,27 @@ impl<'a, R: Rows> Changes<'a, R> {
     ///
     /// The storage engine's; a row that does not read as it was written.
     pub(super) fn forget_closed(&mut self) -> Result<(), ReadError> {
-        for ((queue, end, window), last) in std::mem::take(&mut self.left) {
-            let is_member = |(row, bytes): &Row| Ok(view(row, bytes)?.is_windowed());
-            let (first, behind) = member_bounds(&queue, end, window, 0)?;
-            let middle = rows::item_key(&queue, Key { due: end, window, seq: last })?;
-            // They mostly leave in order: what is left lies behind the last of those that go, and not among
-            // those that have gone.
-            let ahead = (middle.clone(), behind);
-            let any = self.has_any(KeyspaceId::Items, ahead, is_member)?
-                || self.has_any(KeyspaceId::Items, (first, middle), is_member)?;
-            if !any {
-                self.forget_closing(&queue, end, window)?;
+        // They mostly leave in order: what is left lies behind the last of those that go, and not among those
+        // that have gone.
+        let mut perhaps: Vec<_> = std::mem::take(&mut self.left).into_iter().collect();
+        for is_behind in [true, false] {
+            let bounds = |((queue, end, window), last): &((Arc<str>, u64, u64), u64)| {
+                let (first, behind) = member_bounds(queue, *end, *window, 0)?;
+                let middle = rows::item_key(queue, Key { due: *end, window: *window, seq: *last })?;
+                Ok(if is_behind { (middle, behind) } else { (first, middle) })
+            };
+            let bounds = perhaps.iter().map(bounds).collect::<Result<Vec<RowBounds>, ReadError>>()?;
+            let lying = self.rows.ranges(bounds.clone(), NO_BODIES);
+            let is_member = |(row, bytes): &Row| Ok(head(row, bytes)?.is_windowed());
+            let mut none = Vec::new();
+            for ((window, bounds), lying) in perhaps.into_iter().zip(&bounds).zip(lying) {
+                if !self.has_any(KeyspaceId::Items, bounds, lying, is_member)? {
+                    none.push(window);
+                }
             }
+            perhaps = none;
         }
-        Ok(())
+        perhaps.iter().try_for_each(|((queue, end, window), _)| self.forget_closing(queue, *end, *window))
     }
 
     // ---- items --------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@
 //! up.
 
 use super::keyspace::KeyspaceId;
-use super::load::{damaged, item_bounds, place, view};
-use super::record::View;
-use super::row_reads::{Row, RowBounds, RowBytes, Rows};
+use super::load::{damaged, head, item_bounds, place};
+use super::record::{self, View};
+use super::row_reads::{Row, RowBounds, RowBytes, Rows, NO_BODIES};
 use super::{rows, ReadError};
-use crate::engine::event::{ClosingRow, Stored};
+use crate::engine::event::{ClosingRow, Range, Stored};
 use crate::engine::types::{ClosedBy, Key};
+use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -53,16 +54,21 @@ pub(super) struct DueRow {
 }
 
 impl DueRow {
-    /// The item, as it is due.
+    /// The item, as it is due; without its body, where that was not read.
     ///
     /// # Errors
     ///
     /// A record that does not read as it was written.
     pub(super) fn view(&self) -> Result<View<'_>, ReadError> {
-        Ok(Closed::of(self.closed, view(&self.row.0, &self.row.1)?))
+        Ok(Closed::of(self.closed, head(&self.row.0, &self.row.1)?))
     }
 
-    /// Bytes of its record.
+    /// Its body was read.
+    pub(super) fn is_whole(&self) -> bool {
+        record::is_whole(&self.row.1)
+    }
+
+    /// Bytes of what was read of its record.
     pub(super) fn len(&self) -> u64 {
         self.row.1.len() as u64
     }
@@ -70,7 +76,7 @@ impl DueRow {
 
 pub(super) type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
 
-/// The rows of a queue from a place to before the due `until`, in order of place.
+/// The rows of a range, in order of place, however many; without bodies, unless they are near.
 ///
 /// # Errors
 ///
@@ -82,11 +88,12 @@ pub(super) fn in_order<'a, R: Rows>(
     from: Key,
     until: u64,
 ) -> Result<InOrder<'a, R>, ReadError> {
-    let lying = rows.range(KeyspaceId::Items, item_bounds(queue, from, until)?);
-    in_order_of(rows, Box::new(lying), queue, from, until)
+    let lying = rows.range(KeyspaceId::Items, item_bounds(queue, from, until)?, NO_BODIES);
+    let range = Range { queue: Arc::clone(queue), from, until, max_rows: usize::MAX };
+    in_order_of(rows, Box::new(lying), &range, NO_BODIES)
 }
 
-/// The same, with the rows as they lie there.
+/// The same, with the rows as they lie there. `bodies`: as [`Rows`] says, of those that lie elsewhere.
 ///
 /// # Errors
 ///
@@ -94,18 +101,18 @@ pub(super) fn in_order<'a, R: Rows>(
 pub(super) fn in_order_of<'a, R: Rows>(
     rows: &'a R,
     lying: RowsRead<'a>,
-    queue: &Arc<str>,
-    from: Key,
-    until: u64,
+    range: &Range,
+    bodies: u64,
 ) -> Result<InOrder<'a, R>, ReadError> {
-    let lying = Lying { rows, lying, known: None };
+    let Range { ref queue, from, until, .. } = *range;
+    let lying = Lying { rows, lying, ready: VecDeque::new(), known: None };
     let closings: RowsRead<'a> = if rows.has_closings() && from < Key::at(until) {
         let bounds = (rows::closed_by_due(queue, from)?, rows::closed_by_due(queue, Key::at(until))?);
-        Box::new(rows.range(KeyspaceId::Closings, bounds))
+        Box::new(rows.range(KeyspaceId::Closings, bounds, NO_BODIES))
     } else {
         Box::new(std::iter::empty())
     };
-    let closed = ClosedMembers { rows, queue: Arc::clone(queue), from, closings, members: None };
+    let closed = ClosedMembers { rows, queue: Arc::clone(queue), from, bodies, closings, members: None };
     Ok(InOrder { lying: lying.peekable(), closed: closed.peekable() })
 }
 
@@ -131,34 +138,82 @@ impl<R: Rows> Iterator for InOrder<'_, R> {
     }
 }
 
+/// A window of a queue, by planned end and number.
+type OfWindow = (u64, u64);
+
 /// Rows that are due when their keys say.
 struct Lying<'a, R> {
     rows: &'a R,
     lying: RowsRead<'a>,
-    /// The window that was looked up last, by planned end and number, and whether it has closed early.
-    known: Option<((u64, u64), bool)>,
+    /// Read ahead.
+    ready: VecDeque<Result<DueRow, ReadError>>,
+    /// The window that was looked up last, and whether it has closed early.
+    known: Option<(OfWindow, bool)>,
 }
 
 impl<R: Rows> Lying<'_, R> {
-    fn look(&mut self, row: Row) -> Result<Option<DueRow>, ReadError> {
-        let place = place(KeyspaceId::Items, &row.0)?;
-        let closed = self.rows.has_closings() && self.has_closed(&view(&row.0, &row.1)?)?;
-        Ok((!closed).then_some(DueRow { place, closed: None, row }))
+    /// Reads some, and looks up which of them are members of windows that have closed early. False: nothing
+    /// is left.
+    fn read_ahead(&mut self) -> bool {
+        let (mut read, mut fault) = (Vec::with_capacity(R::AHEAD), None);
+        for row in self.lying.by_ref().take(R::AHEAD) {
+            match row {
+                Ok(row) => read.push(row),
+                Err(error) => fault = Some(error),
+            }
+            if fault.is_some() {
+                break;
+            }
+        }
+        let any = !read.is_empty() || fault.is_some();
+        match self.due_of(read) {
+            Ok(due) => self.ready.extend(due.into_iter().map(Ok)),
+            // It lies ahead of what the reading itself has met.
+            Err(error) => fault = Some(error),
+        }
+        self.ready.extend(fault.map(Err));
+        any
     }
 
-    /// Whether a window that has closed early has it; what has a time of its own may lie amid the members.
-    fn has_closed(&mut self, view: &View<'_>) -> Result<bool, ReadError> {
-        if !view.is_windowed() {
-            return Ok(false);
+    fn due_of(&mut self, read: Vec<Row>) -> Result<Vec<DueRow>, ReadError> {
+        let (mut windows, mut unknown) = (Vec::with_capacity(read.len()), Vec::new());
+        let mut last = self.known.map(|(window, _)| window);
+        for row in &read {
+            let view = head(&row.0, &row.1)?;
+            // What has a time of its own may lie amid the members.
+            let window = view.is_windowed().then_some((view.key.due, view.key.window));
+            if window.is_some() && window != last {
+                let key = rows::closed_by_end(view.application, view.key)?;
+                unknown.push((KeyspaceId::Closings, key.into()));
+                last = window;
+            }
+            windows.push(window);
         }
-        let window = (view.key.due, view.key.window);
-        let closed = match self.known {
-            Some((known, closed)) if known == window => closed,
-            Some(_) | None => self::closed(self.rows, view)?.is_some(),
-        };
-        self.known = Some((window, closed));
-        Ok(closed)
+        let mut looked_up = unknown.iter().zip(self.rows.get_many(&unknown, NO_BODIES));
+        let mut due = Vec::with_capacity(read.len());
+        for (row, window) in read.into_iter().zip(windows) {
+            let is_known = |window| self.known.filter(|(known, _)| *known == window);
+            let closed = match window.map(|window| (window, is_known(window))) {
+                None => false,
+                Some((_, Some((_, closed)))) => closed,
+                Some((window, None)) => {
+                    let closing = looked_up.next();
+                    let closing = closing.map(|((_, key), row)| read_closed(key, row()?)).transpose()?;
+                    let closed = closing.flatten().is_some();
+                    self.known = Some((window, closed));
+                    closed
+                }
+            };
+            if !closed {
+                due.push(due_row(row)?);
+            }
+        }
+        Ok(due)
     }
+}
+
+fn due_row(row: Row) -> Result<DueRow, ReadError> {
+    Ok(DueRow { place: place(KeyspaceId::Items, &row.0)?, closed: None, row })
 }
 
 impl<R: Rows> Iterator for Lying<'_, R> {
@@ -166,9 +221,14 @@ impl<R: Rows> Iterator for Lying<'_, R> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let looked = self.lying.next()?.and_then(|row| self.look(row));
-            if let Some(row) = looked.transpose() {
+            if let Some(row) = self.ready.pop_front() {
                 return Some(row);
+            }
+            if !self.rows.has_closings() {
+                return self.lying.next().map(|row| row.and_then(due_row));
+            }
+            if !self.read_ahead() {
+                return None;
             }
         }
     }
@@ -179,6 +239,7 @@ struct ClosedMembers<'a, R> {
     rows: &'a R,
     queue: Arc<str>,
     from: Key,
+    bodies: u64,
     /// By the moment at which they closed.
     closings: RowsRead<'a>,
     members: Option<(ClosingRow, RowsRead<'a>)>,
@@ -191,7 +252,7 @@ impl<'a, R: Rows> ClosedMembers<'a, R> {
         let is_first = (closing.due, closing.window) == (self.from.due, self.from.window);
         let from = if is_first { self.from.seq } else { 0 };
         let bounds = member_bounds(&self.queue, closing.end, closing.window, from)?;
-        Ok((closing, Box::new(self.rows.range(KeyspaceId::Items, bounds))))
+        Ok((closing, Box::new(self.rows.range(KeyspaceId::Items, bounds, self.bodies))))
     }
 
     fn next_member(&mut self) -> Result<Option<DueRow>, ReadError> {
@@ -199,7 +260,7 @@ impl<'a, R: Rows> ClosedMembers<'a, R> {
             if let Some((ClosingRow { due, cause, .. }, members)) = &mut self.members {
                 for row in members {
                     let row = row?;
-                    if view(&row.0, &row.1)?.is_windowed() {
+                    if head(&row.0, &row.1)?.is_windowed() {
                         let place = Key { due: *due, ..place(KeyspaceId::Items, &row.0)? };
                         let closed = Some(Closed { due: *due, cause: *cause });
                         return Ok(Some(DueRow { place, closed, row }));
@@ -250,7 +311,8 @@ pub(super) fn as_due<'s, R: Rows>(
         Ok((KeyspaceId::Closings, rows::closed_by_end(&item.application, item.key)?.into()))
     };
     let keys = windowed.iter().map(key).collect::<Result<Vec<_>, ReadError>>()?;
-    for ((item, (_, key)), row) in windowed.into_iter().zip(&keys).zip(rows.get_many(&keys)) {
+    let closings = keys.iter().zip(rows.get_many(&keys, NO_BODIES));
+    for (item, ((_, key), row)) in windowed.into_iter().zip(closings) {
         if let Some(closed) = read_closed(key, row()?)? {
             (item.due, item.closed_by) = (closed.due, closed.cause);
         }

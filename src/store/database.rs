@@ -87,7 +87,12 @@ impl Rows for Keyspaces {
         got.map_err(|e| unreadable(id, key, &e))
     }
 
-    fn range(&self, id: KeyspaceId, (start, end): RowBounds) -> impl Iterator<Item = Result<Row, ReadError>> {
+    fn range(
+        &self,
+        id: KeyspaceId,
+        (start, end): RowBounds,
+        _bodies: u64,
+    ) -> impl Iterator<Item = Result<Row, ReadError>> {
         let rows = (start < end).then(|| self.rows(id, start.clone()..end));
         let mut last = RowBytes::from(start);
         rows.into_iter().flatten().map(move |row| {

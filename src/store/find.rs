@@ -4,8 +4,8 @@ use super::closings;
 use super::ended::{self, Epochs};
 use super::errors::broken_contract;
 use super::keyspace::KeyspaceId;
-use super::load::{damaged, view};
-use super::row_reads::{RowBytes, Rows};
+use super::load::{damaged, head};
+use super::row_reads::{RowBytes, Rows, NO_BODIES};
 use super::{rows, ReadError};
 use crate::engine::event::{Found, Stored, Wanted};
 use crate::engine::types::{Ended, Key};
@@ -35,7 +35,7 @@ fn find_together<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Resul
             keys.push(row?);
         }
     }
-    let mut answers = rows.get_many(&keys);
+    let mut answers = rows.get_many(&keys, NO_BODIES);
     let mut found = Vec::with_capacity(wanted.len());
     let mut leads = Vec::with_capacity(wanted.len());
     for wanted in wanted {
@@ -69,14 +69,14 @@ fn waiting<R: Rows>(
         }
     }
     let mut items = Vec::with_capacity(wanted.len());
-    let mut lying = keys.iter().zip(rows.get_many(&keys));
+    let mut lying = keys.iter().zip(rows.get_many(&keys, NO_BODIES));
     for (wanted, key, is_led) in asked {
         let Some(((_, key), row)) = key.and_then(|_| lying.next()) else {
             items.push(None);
             continue;
         };
         // Without their contents: of all together there may be much.
-        let stored = |bytes: RowBytes| view(key, &bytes).map(|view| view.stored(&wanted.application));
+        let stored = |bytes: RowBytes| head(key, &bytes).map(|view| view.stored(&wanted.application));
         let item = row()?.map(stored).transpose()?;
         items.push(if is_led { led_to(wanted, item)? } else { item.filter(|item| is_it(wanted, item)) });
     }
@@ -115,7 +115,7 @@ fn broken_lead(wanted: &Wanted, error: &str) -> ReadError {
 /// The storage engine's; a row that does not read as it was written.
 pub(super) fn ended<R: Rows>(rows: &R, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
     let keys = bucket_rows(wanted).collect::<Result<Vec<_>, _>>()?;
-    first_that_knows(wanted, epochs, rows.get_many(&keys))
+    first_that_knows(wanted, epochs, rows.get_many(&keys, NO_BODIES))
 }
 
 /// `rows`: of the buckets that are to be asked, in their order. All of them are taken, and no more looked at

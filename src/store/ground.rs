@@ -109,14 +109,51 @@ impl MapRows {
     }
 }
 
+/// A record, or its head alone where its rest is more than what is left of `bodies`.
+fn within(id: KeyspaceId, key: &[u8], value: RowBytes, bodies: &mut u64) -> RowBytes {
+    if id != KeyspaceId::Items {
+        return value;
+    }
+    // What cannot be read is told by who reads it.
+    let Ok((head, rest)) = record::split(key, &value) else { return value };
+    *bodies = bodies.saturating_sub(rest.len() as u64);
+    if *bodies > 0 {
+        return value;
+    }
+    let mut head = head.to_vec();
+    record::mark_cut(&mut head);
+    head.into()
+}
+
+/// As an engine that is far away: of items it brings heads alone, wherever it may.
 impl Rows for MapRows {
+    const TOGETHER: usize = 3;
+    const AHEAD: usize = 3;
+
     fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
         Ok(self.of(id).get(key).cloned())
     }
 
-    fn range(&self, id: KeyspaceId, (start, end): RowBounds) -> impl Iterator<Item = Result<Row, ReadError>> {
+    fn get_many(
+        &self,
+        keys: &[(KeyspaceId, RowBytes)],
+        bodies: u64,
+    ) -> impl Iterator<Item = impl FnOnce() -> Result<Option<RowBytes>, ReadError>> {
+        keys.iter().map(move |(id, key)| {
+            move || Ok(self.get(*id, key)?.map(|value| within(*id, key, value, &mut { bodies })))
+        })
+    }
+
+    fn range(
+        &self,
+        id: KeyspaceId,
+        (start, end): RowBounds,
+        mut bodies: u64,
+    ) -> impl Iterator<Item = Result<Row, ReadError>> {
         let rows = (start < end).then(|| self.of(id).range(RowBytes::from(start)..RowBytes::from(end)));
-        rows.into_iter().flatten().map(|(key, value)| Ok((key.clone(), value.clone())))
+        rows.into_iter()
+            .flatten()
+            .map(move |(key, value)| Ok((key.clone(), within(id, key, value.clone(), &mut bodies))))
     }
 
     fn all(&self, id: KeyspaceId) -> impl Iterator<Item = Result<Row, ReadError>> {

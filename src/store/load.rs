@@ -4,7 +4,7 @@ use super::closings::{self, InOrder};
 use super::ended::Epochs;
 use super::keyspace::{self, KeyspaceId};
 use super::record::{self, View};
-use super::row_reads::{RowBounds, Rows};
+use super::row_reads::{RowBounds, Rows, ALL_BODIES};
 use super::rows::{self, OfQueue};
 use super::{ahead, find, scan, Contents, ReadError, WantedContents};
 use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, Place, Range, RangeRows, Scan, BUCKETS};
@@ -102,7 +102,7 @@ fn read_ranges<R: Rows>(
     max_bytes: u64,
 ) -> Result<Vec<RangeRows>, ReadError> {
     let bounds = ranges.iter().map(|range| item_bounds(&range.queue, range.from, range.until));
-    let lying = rows.ranges(KeyspaceId::Items, bounds.collect::<Result<_, _>>()?);
+    let lying = rows.ranges(bounds.collect::<Result<_, _>>()?, max_bytes);
     let (mut room, mut looked_at, mut left) = (Some(max_bytes), 0, max_rows);
     let mut answers = Vec::with_capacity(ranges.len());
     for (range, lying) in ranges.iter().zip(lying) {
@@ -113,7 +113,8 @@ fn read_ranges<R: Rows>(
             answers.push(RangeRows { queue, rows: Vec::new(), next: Some(range.from) });
             continue;
         }
-        let lying = closings::in_order_of(rows, Box::new(lying), &range.queue, range.from, range.until)?;
+        let bodies = room.unwrap_or_default();
+        let lying = closings::in_order_of(rows, Box::new(lying), range, bodies)?;
         let answer = read_range(range, lying, most, &mut room, &mut looked_at)?;
         left -= answer.rows.len();
         answers.push(answer);
@@ -142,7 +143,7 @@ fn read_range<R: Rows>(
         *looked_at += row.len();
         let view = row.view()?;
         let mut item = view.stored(queue);
-        *room = room.and_then(|room| room.checked_sub(view.content_size()));
+        *room = room.filter(|_| row.is_whole()).and_then(|room| room.checked_sub(view.content_size()));
         item.content = room.map(|_| view.content());
         answer.rows.push(item);
     }
@@ -167,42 +168,11 @@ pub(super) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<Fou
         |(_, place): &(u64, Place)| Ok((KeyspaceId::Items, rows::item_key(&place.queue, place.key)?.into()));
     let keys = wanted.iter().map(key).collect::<Result<Vec<_>, ReadError>>()?;
     let mut found = Vec::with_capacity(wanted.len());
-    for (((number, place), (_, key)), row) in wanted.iter().zip(&keys).zip(rows.get_many(&keys)) {
+    for (((number, place), (_, key)), row) in wanted.iter().zip(&keys).zip(rows.get_many(&keys, ALL_BODIES)) {
         let Some(bytes) = row()? else { return Ok(FoundContents::Without(place.clone())) };
         found.push((*number, view(key, &bytes)?.content()));
     }
     Ok(FoundContents::All(found))
-}
-
-/// The item under this key of this queue, as it is due (its window may have closed early), as `read` sees it.
-///
-/// # Errors
-///
-/// The storage engine's, or a record that does not read as it was written.
-fn item_as_due<T, R: Rows>(
-    rows: &R,
-    queue: &str,
-    key: Key,
-    read: impl Fn(&View<'_>) -> T,
-) -> Result<Option<T>, ReadError> {
-    let row = rows::item_key(queue, key)?;
-    let Some(bytes) = rows.get(KeyspaceId::Items, &row)? else { return Ok(None) };
-    let view = view(&row, &bytes)?;
-    Ok(Some(read(&closings::Closed::of(closings::closed(rows, &view)?, view))))
-}
-
-/// The item that a row of the customers' index leads to, as `read` sees it.
-///
-/// # Errors
-///
-/// The storage engine's; damage, where there is none.
-pub(super) fn item_of_customer_row<T, R: Rows>(
-    rows: &R,
-    row: &[u8],
-    (queue, key): (&str, Key),
-    read: impl Fn(&View<'_>) -> T,
-) -> Result<T, ReadError> {
-    item_as_due(rows, queue, key, read)?.ok_or_else(|| leads_nowhere(row))
 }
 
 /// Row keys of the items of a queue from `from` to before the due `until`.
@@ -221,6 +191,15 @@ pub(super) fn item_bounds(queue: &str, from: Key, until: u64) -> Result<RowBound
 /// A record that does not read as it was written.
 pub(super) fn view<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadError> {
     record::decode(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
+}
+
+/// The same where no body is wanted: without one, unless it was read.
+///
+/// # Errors
+///
+/// As [`view`].
+pub(super) fn head<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadError> {
+    record::decode_head(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
 }
 
 /// The place in the order that the key of a row ends in.

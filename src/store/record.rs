@@ -21,6 +21,10 @@
 //! The checksum covers the key and everything before itself, so a record that turns up under another key is
 //! damage as well.
 //!
+//! A store may keep a record in two parts, its *head*, which ends before the body, and the rest, and read heads
+//! alone where no bodies are wanted. Of such a head the version byte has its highest bit set, so that nobody
+//! takes it for a whole record; it is never written. What is wrong with it shows once the rest is read too.
+//!
 //! To change it: give the new layout a new version byte, and keep reading the old one until the store's own
 //! format ([`rows::FORMAT`]) says that no such record is left.
 
@@ -31,10 +35,14 @@ use super::fields::{
 use super::rows;
 use crate::engine::event::{Stored, DEAD_LETTERS};
 use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, Reason};
+use std::mem::size_of;
 use std::sync::Arc;
 
 /// The version byte this code writes. Version 1 was that of store formats 1 and 2.
 pub const VERSION: u8 = 2;
+
+/// Set in the version byte of a head that was read without its rest.
+const CUT: u8 = 1 << 7;
 
 const CUSTOMER: u8 = 1;
 const OWN_TIME: u8 = 1 << 1;
@@ -256,11 +264,63 @@ fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
 /// Any input that [`encode`] did not make for this key: a [`RecordError`], never a panic.
 pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
     let mut r = FieldReader(unseal(row, bytes)?);
+    let head = read_head(row, &mut r, VERSION)?;
+    let body = r.bytes("body")?;
+    r.end()?;
+    Ok(View { body, ..head })
+}
+
+/// Where the rest of a record begins, which [`decode`] has read from `bytes`.
+fn rest_at(bytes: &[u8], view: &View<'_>) -> usize {
+    let mut len = Vec::new();
+    put_varint(&mut len, view.body.len() as u64);
+    bytes.len() - size_of::<u32>() - view.body.len() - len.len()
+}
+
+/// The two parts of a record: its head, and the rest.
+///
+/// # Errors
+///
+/// As [`decode`].
+pub fn split<'a>(row: &[u8], bytes: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), RecordError> {
+    let at = rest_at(bytes, &decode(row, bytes)?);
+    Ok(bytes.split_at(at))
+}
+
+/// Marks a head as one that was read without its rest.
+pub fn mark_cut(head: &mut [u8]) {
+    if let Some(version) = head.first_mut() {
+        *version |= CUT;
+    }
+}
+
+/// Whether these are the bytes of a record, and not of a head alone.
+pub fn is_whole(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(|version| version & CUT == 0)
+}
+
+/// Reads a record, or a head that was read without its rest: then there is no body.
+///
+/// # Errors
+///
+/// As [`decode`]. Of a head alone there is no checksum: only what cannot be read is noticed.
+pub fn decode_head<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
+    if is_whole(bytes) {
+        return decode(row, bytes);
+    }
+    let mut r = FieldReader(bytes);
+    let head = read_head(row, &mut r, VERSION | CUT)?;
+    r.end()?;
+    Ok(head)
+}
+
+/// Everything before the body.
+fn read_head<'a>(row: &'a [u8], r: &mut FieldReader<'a>, known: u8) -> Result<View<'a>, RecordError> {
     let (queue, key) = rows::read_item_key(row).ok_or(RecordError::Key)?;
     let behind = key.seq.checked_sub(key.window).and_then(|behind| u32::try_from(behind).ok());
     behind.ok_or(RecordError::Key)?;
     let version = r.byte("version")?;
-    if version != VERSION {
+    if version != known {
         return Err(RecordError::Version { found: version, known: VERSION });
     }
     let flags = r.byte("flags")?;
@@ -293,8 +353,7 @@ pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordErro
         (None, queue)
     };
     let retry = if stands(RETRY) { r.u32("retry")? } else { 0 };
-    let (properties, body) = (r.bytes("properties")?, r.bytes("body")?);
-    r.end()?;
+    let properties = r.bytes("properties")?;
     Ok(View {
         key,
         due: key.due,
@@ -315,7 +374,7 @@ pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordErro
         dead,
         json: has(JSON),
         properties,
-        body,
+        body: &[],
     })
 }
 
@@ -421,6 +480,23 @@ mod tests {
             prop_assert_eq!(&back.content, &None);
             back.content = Some(view.content());
             prop_assert_eq!(back, item);
+        }
+
+        #[test]
+        fn a_head_alone_says_all_but_the_body(item in item()) {
+            let (row, bytes) = (row_of(&item), encoded(&item));
+            let (head, rest) = split(&row, &bytes).unwrap();
+            prop_assert_eq!([head, rest].concat(), &*bytes);
+            let whole = decode(&row, &bytes).unwrap();
+            prop_assert_eq!(&decode_head(&row, &bytes).unwrap(), &whole);
+            let mut cut = head.to_vec();
+            mark_cut(&mut cut);
+            prop_assert!(is_whole(&bytes) && !is_whole(&cut));
+            prop_assert_eq!(decode_head(&row, &cut).unwrap(), View { body: &[], ..whole });
+            prop_assert!(decode(&row, &cut).is_err(), "a head passes for a record");
+            for len in 0..cut.len() {
+                prop_assert!(decode_head(&row, &cut[..len]).is_err(), "cut to {}", len);
+            }
         }
 
         #[test]

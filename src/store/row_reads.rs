@@ -18,14 +18,26 @@ pub(super) type Row = (RowBytes, RowBytes);
 /// Row keys from the first to before the second; none, where the second is not behind the first.
 pub(super) type RowBounds = (Vec<u8>, Vec<u8>);
 
+/// No body of an item is wanted.
+pub(super) const NO_BODIES: u64 = 0;
+/// All bodies of items are wanted.
+pub(super) const ALL_BODIES: u64 = u64::MAX;
+
 /// Reads of an engine. All of them see every commit that was made before they began.
 ///
 /// What gives an iterator reads as far as it is asked for, and little more: rows may be large. An engine that
 /// is far away brings them in pages.
+///
+/// Of items such an engine may bring heads alone ([`super::record`]) where their bodies are not wanted, or are
+/// more than about so many bytes as are. One that is near brings whole records.
 pub(super) trait Rows {
     /// How many things are looked for together: few where the rows are near, since what is kept of them
     /// meanwhile pushes rows out of the processor's caches.
     const TOGETHER: usize = 16;
+
+    /// How many rows are read before something is looked up for all of them. Where the rows are near nothing
+    /// is gained by it, and rows may be large.
+    const AHEAD: usize = 1;
 
     /// One row.
     ///
@@ -35,25 +47,33 @@ pub(super) trait Rows {
     fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError>;
 
     /// As many answers as keys, in their order. One that is not called for costs nothing where the rows are
-    /// near.
+    /// near. `bodies`: all of them, or none.
     fn get_many(
         &self,
         keys: &[(KeyspaceId, RowBytes)],
+        _bodies: u64,
     ) -> impl Iterator<Item = impl FnOnce() -> Result<Option<RowBytes>, ReadError>> {
         keys.iter().map(move |(id, key)| move || self.get(*id, key))
     }
 
     /// Rows in order of key.
-    fn range(&self, id: KeyspaceId, bounds: RowBounds) -> impl Iterator<Item = Result<Row, ReadError>>;
-
-    /// As many ranges as bounds, in their order; mostly the first rows of each are wanted.
-    fn ranges(
+    fn range(
         &self,
         id: KeyspaceId,
+        bounds: RowBounds,
+        bodies: u64,
+    ) -> impl Iterator<Item = Result<Row, ReadError>>;
+
+    /// Items by as many ranges as bounds, in their order; mostly the first rows of each are wanted. `bodies`:
+    /// of all together.
+    fn ranges(
+        &self,
         bounds: Vec<RowBounds>,
+        bodies: u64,
     ) -> impl Iterator<Item = impl Iterator<Item = Result<Row, ReadError>>> {
         // Some may not be reached.
-        bounds.into_iter().map(move |bounds| iter::once_with(move || self.range(id, bounds)).flatten())
+        let range = move |bounds| self.range(KeyspaceId::Items, bounds, bodies);
+        bounds.into_iter().map(move |bounds| iter::once_with(move || range(bounds)).flatten())
     }
 
     /// All rows of a small keyspace, in order of key.

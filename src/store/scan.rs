@@ -1,10 +1,10 @@
 //! Scans along stored items in bounded steps.
 
-use super::closings::in_order;
+use super::closings::{as_due, in_order};
 use super::keyspace::KeyspaceId;
-use super::load::{item_of_customer_row, place};
+use super::load::{head, leads_nowhere, place};
 use super::record::View;
-use super::row_reads::Rows;
+use super::row_reads::{Row, Rows, NO_BODIES};
 use super::{rows, ReadError};
 use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
@@ -78,18 +78,34 @@ fn along_customer<R: Rows>(
     let names: [&str; 2] = [application, customer];
     let start = rows::place_key(&names, scan.from)?;
     let end = rows::place_key(&names, Key::at(scan.until))?;
-    for row in rows.range(KeyspaceId::Customers, (start, end)) {
-        let (row, _) = row?;
-        let key = place(KeyspaceId::Customers, &row)?;
-        if extent.is_enough() {
-            return Ok((out, Some(key)));
+    let mut leads = rows.range(KeyspaceId::Customers, (start, end), NO_BODIES);
+    loop {
+        let together = leads.by_ref().take(R::AHEAD).collect::<Result<Vec<Row>, _>>()?;
+        if together.is_empty() {
+            return Ok((out, None));
         }
-        let looked = |view: &View<'_>| (view.content_size(), wanted(scan, application, view));
-        let (bytes, item) = item_of_customer_row(rows, &row, (application, key), looked)?;
-        extent.count(bytes, item.is_some());
-        out.extend(item);
+        let place = |(row, _): &Row| place(KeyspaceId::Customers, row);
+        let places = together.iter().map(place).collect::<Result<Vec<_>, _>>()?;
+        if extent.is_enough() {
+            return Ok((out, places.first().copied()));
+        }
+        let key = |key: &Key| Ok((KeyspaceId::Items, rows::item_key(application, *key)?.into()));
+        let keys = places.iter().map(key).collect::<Result<Vec<_>, ReadError>>()?;
+        let mut found = Vec::with_capacity(keys.len());
+        let lying = keys.iter().zip(rows.get_many(&keys, NO_BODIES));
+        for (((_, key), row), (lead, _)) in lying.zip(&together) {
+            let bytes = row()?.ok_or_else(|| leads_nowhere(lead))?;
+            found.push((bytes.len() as u64, wanted(scan, application, &head(key, &bytes)?)));
+        }
+        as_due(rows, found.iter_mut().filter_map(|(_, item)| item.as_mut()))?;
+        for (place, (bytes, item)) in places.into_iter().zip(found) {
+            if extent.is_enough() {
+                return Ok((out, Some(place)));
+            }
+            extent.count(bytes, item.is_some());
+            out.extend(item);
+        }
     }
-    Ok((out, None))
 }
 
 /// The item, if the scan wants it.

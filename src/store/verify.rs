@@ -11,7 +11,7 @@ use super::frozen::Frozen;
 use super::keyspace::{self, KeyspaceId};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::record::{self, View};
-use super::row_reads::Rows;
+use super::row_reads::{Rows, NO_BODIES};
 use super::rows::{self, OfQueue, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
 use super::{directory, ended, OpenError, ReadError};
 use crate::engine::event::{Marks, QueueRow, BUCKETS, DEAD_LETTERS};
@@ -384,7 +384,7 @@ impl StoreWalk<'_> {
         other(rows::closed_by_due(&queue, Key { due, ..place }))?;
         self.summary.closings += 1;
         let members = member_bounds(&queue, place.due, place.window, 0).map_err(|e| words(&e))?;
-        for row in self.frozen.keyspaces.range(KeyspaceId::Items, members) {
+        for row in self.frozen.keyspaces.range(KeyspaceId::Items, members, NO_BODIES) {
             let (key, value) = row.map_err(|e| words(&e))?;
             // One that does not decode has been told of.
             if record::decode(&key, &value).map_or(true, |view| view.is_windowed()) {
