@@ -85,7 +85,8 @@ fn everything(store: &mut dyn Store) -> Vec<Key> {
 /// locks for the moment before it becomes another program.
 fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     let hold_max = Duration::from_secs(1_500);
-    let config = config::StoreConfig { kind: StoreKind::Disk, path: path.to_owned(), hold_max };
+    let config =
+        config::StoreConfig { kind: StoreKind::Disk, path: path.to_owned(), hold_max, database: None };
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         match open(&config, 0, false, clock::wall_ms()) {

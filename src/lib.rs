@@ -14,6 +14,7 @@ pub mod config;
 pub mod daemon;
 pub mod distribution;
 pub mod engine;
+pub mod lease;
 pub mod letters;
 pub mod logging;
 pub mod notify;

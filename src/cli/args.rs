@@ -30,8 +30,8 @@ Exit codes:
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
       cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead); an
       export that is not whole (store)
-  75  the store is locked by another process (run, store)
-  78  the configuration is at fault
+  75  the store is locked by another process, or another daemon has claimed it (run, store)
+  78  the configuration is at fault, or the store is none that it may use
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
 there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
@@ -143,6 +143,9 @@ pub(super) enum CliCommand {
     /// What the broker needs to have
     #[command(subcommand)]
     Topology(TopologyCommand),
+    /// Print the SQL that makes the tables of a store in PostgreSQL, in the schema that the configuration
+    /// names, for databases in which the daemon may not make them
+    Schema,
     /// Print what a shell needs to complete commands and options
     Completions(CompletionsArgs),
     /// Print the manual page, or write a page for each command into a directory
@@ -159,6 +162,7 @@ impl CliCommand {
             | CliCommand::Push(_)
             | CliCommand::Config(_)
             | CliCommand::Topology(_)
+            | CliCommand::Schema
             | CliCommand::Store(
                 StoreCommand::Verify(_) | StoreCommand::Import(_) | StoreCommand::Compact(_),
             )

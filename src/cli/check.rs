@@ -107,12 +107,18 @@ fn config_source(path: Option<&Path>) -> CheckLine {
 /// Judged for the user who runs the check, which should be the daemon's.
 fn store(config: &Config) -> CheckLine {
     let path = &config.store.path;
-    match config.store.kind {
-        StoreKind::Memory => finding(Level::Ok, "store", "memory: nothing is written"),
-        StoreKind::Disk => match directory(path) {
-            Ok(text) => finding(Level::Ok, "store", text),
-            Err(text) => finding(Level::Fail, "store", text),
-        },
+    let database = match (config.store.kind, &config.store.database) {
+        (StoreKind::Memory, _) => return finding(Level::Ok, "store", "memory: nothing is written"),
+        (StoreKind::Postgres, Some(db)) => {
+            let hosts: Vec<_> = db.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+            let (name, hosts, schema) = (&db.database, hosts.join(", "), &db.schema);
+            format!("database `{name}` at {hosts}, schema `{schema}` (not asked); ")
+        }
+        (StoreKind::Disk, _) | (StoreKind::Postgres, None) => String::new(),
+    };
+    match directory(path) {
+        Ok(text) => finding(Level::Ok, "store", database + &text),
+        Err(text) => finding(Level::Fail, "store", text),
     }
 }
 

@@ -91,6 +91,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Completions(args) => paper::completions(args)?,
         CliCommand::Man(args) => paper::man(&args)?,
         CliCommand::Topology(TopologyCommand::Print) => topology::print(&quietly(path.as_deref())?, output)?,
+        CliCommand::Schema => Out::lock().line(database_schema(&quietly(path.as_deref())?).trim_end())?,
         CliCommand::Health(args) => health::run(&daemon()?, &args, output)?,
         CliCommand::Store(command) => {
             store::run(&command, || quietly(path.as_deref()), daemon, output)?;
@@ -111,6 +112,12 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Dead(command) => letters::run(&daemon()?, &command, output)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// In the schema of the configured database; without one, in the usual one.
+fn database_schema(config: &Config) -> String {
+    let name = config.store.database.as_ref().map_or(config::USUAL_SCHEMA, |db| &db.schema);
+    crate::store::database_schema(name)
 }
 
 fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure> {

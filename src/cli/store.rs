@@ -53,9 +53,13 @@ impl Meant {
             return Ok(Meant { path: path.clone(), memory: Config::default().limits.memory });
         }
         let config = config()?;
-        if config.store.kind == StoreKind::Memory {
-            let text = "store.kind is memory: this configuration keeps nothing on a disk. Name a directory";
-            return Err(Failure::Usage(text.to_owned()));
+        let elsewhere = match config.store.kind {
+            StoreKind::Disk => None,
+            StoreKind::Memory => Some("memory: this configuration keeps nothing on a disk"),
+            StoreKind::Postgres => Some("postgres: what waits is in the database, not on this disk"),
+        };
+        if let Some(elsewhere) = elsewhere {
+            return Err(Failure::Usage(format!("store.kind is {elsewhere}. Name a directory")));
         }
         Ok(Meant { path: config.store.path, memory: config.limits.memory })
     }

@@ -10,6 +10,7 @@
 pub(crate) mod advice;
 mod application;
 mod copies;
+mod database;
 mod finding;
 mod listen;
 mod login;
@@ -28,6 +29,7 @@ mod units;
 mod uri;
 
 pub use copies::{event_name, is_event_member, CopiedProperty, Copies};
+pub use database::USUAL_SCHEMA;
 pub use finding::{Faults, Finding, Location};
 pub use listen::{Listen, UNIX_SCHEME};
 pub use reading::{DelayFrom, Reading, Readings, Redeliver};
@@ -123,7 +125,7 @@ impl Config {
     /// Settings of the engine.
     pub fn engine_settings(&self) -> Settings {
         let hold_max = match self.store.kind {
-            StoreKind::Disk => None,
+            StoreKind::Disk | StoreKind::Postgres => None,
             StoreKind::Memory => Some(self.store.hold_max.as_millis() as u64),
         };
         Settings {
@@ -398,17 +400,46 @@ pub enum StoreKind {
     Disk,
     /// Nothing is kept: the broker's unacked message is the copy.
     Memory,
+    /// Durable, in a database that may be on another machine.
+    Postgres,
 }
 
 /// Section `[store]`: where items are kept.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// On disk, or in memory alone.
+    /// On disk, in a database, or in memory alone.
     pub kind: StoreKind,
-    /// Directory of the disk store.
+    /// Directory of the disk store; with a database, of what says which daemon this is.
     pub path: PathBuf,
     /// Memory: longest own time it takes.
     pub hold_max: Duration,
+    /// With [`StoreKind::Postgres`], and with no other.
+    pub database: Option<DatabaseConfig>,
+}
+
+/// The database that holds the store.
+#[derive(Clone, Debug)]
+pub struct DatabaseConfig {
+    /// Host name, address or directory of a socket, each with its port; tried in turn. At least one.
+    pub hosts: Vec<(String, u16)>,
+    /// Name of the role.
+    pub user: String,
+    /// Its password. `SecretString` prints as redacted.
+    pub password: Option<SecretString>,
+    /// The file that it was read from, to be read again at each connect.
+    pub password_file: Option<PathBuf>,
+    /// Name of the database.
+    pub database: String,
+    /// The connection is encrypted, and the server's certificate checked.
+    pub tls: bool,
+    /// PEM file with authorities to trust; `None` = those of the operating system.
+    pub ca_file: Option<PathBuf>,
+    /// Schema of the tables: a plain name.
+    pub schema: String,
+    /// For so long the store is this daemon's behind each commit.
+    pub lease: Duration,
+    /// Commits may be lost with the database's machine, and that is accepted.
+    pub allow_async: bool,
 }
 
 /// Section `[limits]`: upper bounds of the whole daemon.
@@ -487,6 +518,7 @@ impl Default for Config {
                 kind: StoreKind::Disk,
                 path: "/var/lib/tidegate".into(),
                 hold_max: Duration::from_secs(25 * 60),
+                database: None,
             },
             limits: LimitsConfig {
                 memory: 256 << 20,

@@ -3,6 +3,7 @@
 //! Addresses and their logins are read by `login`, what an application may set by `application`.
 
 use super::application::{application, BROKER_USUAL};
+use super::database::database;
 use super::login::{amqp, egress as egress_ends, secret_of, Password, Surroundings};
 use super::reading::{Reading, Readings};
 use super::section::{Findings, Section};
@@ -60,7 +61,7 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
         }
     }
 
-    config.store = store(root.section("store"), d.store);
+    config.store = store(root.section("store"), d.store, around);
     config.limits = limits(root.section("limits"), d.limits);
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
@@ -151,22 +152,27 @@ fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     }
 }
 
-fn store(mut s: Section<'_, '_>, d: StoreConfig) -> StoreConfig {
-    let kind = s.get("kind", d.kind, Words(&[("disk", StoreKind::Disk), ("memory", StoreKind::Memory)]));
+fn store(mut s: Section<'_, '_>, d: StoreConfig, around: &Surroundings) -> StoreConfig {
+    let words =
+        &[("disk", StoreKind::Disk), ("memory", StoreKind::Memory), ("postgres", StoreKind::Postgres)];
+    let kind = s.get("kind", d.kind, Words(words));
     let path = PathBuf::from(s.get("path", d.path.to_string_lossy().into_owned(), Text));
     let hold_max = s.get("hold_max", d.hold_max, Span::from_ms(1));
+    let database = database(&mut s, kind == StoreKind::Postgres, around);
     match kind {
-        StoreKind::Disk if !path.is_absolute() => s.fault("path", "is not absolute: it must begin with /"),
+        StoreKind::Disk | StoreKind::Postgres if !path.is_absolute() => {
+            s.fault("path", "is not absolute: it must begin with /");
+        }
         StoreKind::Memory if hold_max >= CONSUMER_TIMEOUT => {
             s.warn(
                 "hold_max",
                 "reaches RabbitMQ's usual consumer timeout of 30m, which would close the channel",
             );
         }
-        StoreKind::Disk | StoreKind::Memory => {}
+        StoreKind::Disk | StoreKind::Postgres | StoreKind::Memory => {}
     }
     s.end();
-    StoreConfig { kind, path, hold_max }
+    StoreConfig { kind, path, hold_max, database }
 }
 
 fn limits(mut s: Section<'_, '_>, d: LimitsConfig) -> LimitsConfig {
@@ -359,7 +365,7 @@ fn applications(
     config: &Config,
 ) -> (AppSettings, BTreeMap<String, AppSettings>, Readings) {
     let hold_max = match config.store.kind {
-        StoreKind::Disk => None,
+        StoreKind::Disk | StoreKind::Postgres => None,
         StoreKind::Memory => Some(config.store.hold_max),
     };
     let base = (&config.defaults, &config.readings.defaults);

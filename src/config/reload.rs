@@ -1,6 +1,6 @@
 //! Which keys take effect at a reload, and which wait for a restart.
 
-use super::{Config, Endpoint, Tls};
+use super::{Config, DatabaseConfig, Endpoint, Tls};
 use secrecy::{ExposeSecret, SecretString};
 use std::path::Path;
 use std::sync::Arc;
@@ -71,6 +71,11 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("store.kind", old.store.kind == new.store.kind),
         ("store.path", old.store.path == new.store.path),
         ("store.hold_max", old.store.hold_max == new.store.hold_max),
+        ("store.uri", same(old, new, |db| login_of(db))),
+        ("store.ca_file", same(old, new, |db| db.ca_file.clone())),
+        ("store.schema", same(old, new, |db| db.schema.clone())),
+        ("store.lease", same(old, new, |db| db.lease)),
+        ("store.allow_async", same(old, new, |db| db.allow_async)),
         ("limits.memory", old.limits.memory == new.limits.memory),
         ("limits.disk", old.limits.disk == new.limits.disk),
         ("admin.listen", old.admin.listen == new.admin.listen),
@@ -83,6 +88,18 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("telemetry.otlp_endpoint", old.otlp_endpoint == new.otlp_endpoint),
     ];
     all.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+}
+
+/// Of the databases, where there is one.
+fn same<T: PartialEq>(old: &Config, new: &Config, of: impl Fn(&DatabaseConfig) -> T) -> bool {
+    old.store.database.as_ref().map(&of) == new.store.database.as_ref().map(&of)
+}
+
+/// What makes a login: a password from a file is read again at each connect.
+fn login_of(db: &DatabaseConfig) -> impl PartialEq {
+    let literal = db.password.as_ref().filter(|_| db.password_file.is_none());
+    let literal = literal.map(|password| password.expose_secret().to_owned());
+    (db.hosts.clone(), db.user.clone(), db.database.clone(), db.tls, db.password_file.clone(), literal)
 }
 
 fn same_endpoint(a: &Endpoint, b: &Endpoint) -> bool {

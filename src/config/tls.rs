@@ -74,7 +74,7 @@ pub(super) fn login(s: &mut Section<'_, '_>) -> Login {
 
 /// Certificates are public: links are followed, whoever may read. What is in them is judged when the
 /// connection is made.
-fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
+pub(super) fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
     let path = s.get(key, String::new(), Text);
     if path.is_empty() {
         return None;

@@ -64,13 +64,14 @@ pub(super) fn parse(text: &str) -> Result<Uri, String> {
         Some((login, address)) => (Some(login), address),
         None => (None, authority),
     };
-    let (host, port) = address_of(address, tls)?;
+    let (host, port) = address_of(address, if tls { 5671 } else { 5672 })?;
     let (vhost, bare_slash) = vhost_of(tail)?;
     let (user, password) = login.map_or(Ok((None, None)), login_of)?;
     Ok(Uri { tls, host, port, vhost, user, password, bare_slash })
 }
 
-fn address_of(text: &str, tls: bool) -> Result<(String, u16), String> {
+/// Host and port of an address; `usual`: the port where none is named.
+pub(super) fn address_of(text: &str, usual: u16) -> Result<(String, u16), String> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, port) =
             rest.split_once(']').ok_or("opens a bracket before the host and does not close it")?;
@@ -93,7 +94,7 @@ fn address_of(text: &str, tls: bool) -> Result<(String, u16), String> {
         (host, port)
     };
     let port = match port.strip_prefix(':') {
-        None if port.is_empty() => return Ok((host.to_owned(), if tls { 5671 } else { 5672 })),
+        None if port.is_empty() => return Ok((host.to_owned(), usual)),
         None => return Err("has something else than a port after the host".into()),
         Some(digits) => digits,
     };
@@ -134,7 +135,8 @@ fn vhost_of(tail: &str) -> Result<(String, bool), String> {
     }
 }
 
-fn login_of(login: &str) -> Result<(Option<String>, Option<SecretString>), String> {
+/// User and password, as far as they are there.
+pub(super) fn login_of(login: &str) -> Result<(Option<String>, Option<SecretString>), String> {
     let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
     if login.contains(['@', '[', ']']) {
         return Err(format!("has a user name or password that is not percent-encoded: {ENCODE}"));
@@ -151,7 +153,7 @@ fn login_of(login: &str) -> Result<(Option<String>, Option<SecretString>), Strin
 }
 
 /// Percent-decodes; strict where browsers are lenient.
-fn decode(text: &str, what: &str) -> Result<String, String> {
+pub(super) fn decode(text: &str, what: &str) -> Result<String, String> {
     for (at, _) in text.match_indices('%') {
         if !text.as_bytes().get(at + 1..at + 3).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)) {
             return Err(format!("has a % in its {what} without two hex digits after it: {ENCODE}"));

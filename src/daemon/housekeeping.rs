@@ -38,6 +38,7 @@ impl Life<'_> {
             return;
         }
         self.housekept_at_ms = now.mono;
+        self.shard.renew();
         if now.mono > self.process.started.mono + starts::LONG_LIFE_MS {
             self.starts.settle();
         }
@@ -85,8 +86,11 @@ impl Life<'_> {
 
     /// Accepts nothing while the disk is nearly full; what is there goes on leaving.
     fn check_disk_space(&mut self, usage: store::Usage) {
-        if self.process.config.store.kind == StoreKind::Memory {
-            return;
+        match self.process.config.store.kind {
+            StoreKind::Memory => return,
+            // What is forgotten goes by and by.
+            StoreKind::Postgres => self.shard.store.reclaim(),
+            StoreKind::Disk => {}
         }
         let percent = if self.disk_low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
         let scarce = usage.free < usage.total / 100 * percent;

@@ -24,9 +24,10 @@ use crate::clock;
 use crate::engine::event::{Input, Intake, Opened};
 use crate::engine::types::{Asker, Command, Request, Settled};
 use crate::engine::Engine;
+use crate::lease::Lease;
 use crate::progress::DaemonPart;
 use crate::signals::Signal;
-use crate::store::{self, thread::StoreEvent};
+use crate::store::{self, thread::StoreEvent, StoreFailure};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub(super) enum Ending {
     Stopped,
     /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what
     /// is there.
-    Failed(store::StoreFailure),
+    Failed(StoreFailure),
 }
 
 /// What the store held.
@@ -67,6 +68,7 @@ pub(super) struct OpenLife {
     pub(super) found: FoundItems,
     engine: Engine,
     store: store::thread::StoreHandle,
+    lease: Option<Arc<Lease>>,
     store_identity: u64,
     exporter: Option<store::export::Exporter>,
     mailbox: Arc<Mailbox>,
@@ -94,7 +96,7 @@ pub(super) struct Life<'p> {
     pub(super) outlook: LookOut,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
-    failure: Option<store::StoreFailure>,
+    failure: Option<StoreFailure>,
 }
 
 /// What one turn brought, as far as it goes to the engine many at a time; in the order in which it goes.
@@ -114,7 +116,7 @@ impl Life<'_> {
             store::open(&config.store, config.limits.memory, process.accept_loss, clock::wall_ms())
         })?;
         let on_store = Arc::clone(&mailbox);
-        let exporter = opened.store.exporter();
+        let (exporter, lease) = (opened.store.exporter(), opened.store.lease());
         let handle = store::thread::spawn(
             opened.store,
             store::thread::ThreadLimits::of(config.limits.memory),
@@ -127,6 +129,7 @@ impl Life<'_> {
             found: FoundItems::of(&opened.opened),
             engine,
             store: handle,
+            lease,
             store_identity: opened.identity,
             exporter,
             mailbox,
@@ -163,7 +166,7 @@ impl OpenLife {
         process.notify.ready();
         let now = clock::now();
         Life {
-            shard: Shard::new(self.engine, amqp, self.store, self.store_identity),
+            shard: Shard::new(self.engine, amqp, self.store, self.lease, self.store_identity),
             starts,
             exports: Exports::new(self.exporter, process.runtime.handle().clone()),
             mailbox: self.mailbox,
@@ -193,6 +196,9 @@ impl Life<'_> {
             let begun = clock::mono_us();
             self.turn(&mut events);
             self.shard.end_turn();
+            if let Some(age_ms) = self.shard.lost_for().filter(|_| self.failure.is_none()) {
+                self.store_failed(StoreFailure::LeaseOver { age_ms });
+            }
             // Before the housekeeping judges: it has completed one.
             self.process.progress.moved(DaemonPart::Loop);
             self.housekeeping();
@@ -260,11 +266,7 @@ impl Life<'_> {
             LoopEvent::Amqp(event) => self.broker(event),
             LoopEvent::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
             LoopEvent::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
-            LoopEvent::Store(StoreEvent::Failed(failure)) => {
-                tracing::error!(error = %failure, "the store has failed: stopping");
-                self.process.readiness.set(Latch::Store, false);
-                self.failure = Some(failure);
-            }
+            LoopEvent::Store(StoreEvent::Failed(failure)) => self.store_failed(failure),
             LoopEvent::Signal(Signal::Terminate) => self.begin_stop(),
             LoopEvent::Signal(Signal::Reload) => self.reload(clock::now().mono),
             LoopEvent::Reread(read) => self.reread(read, clock::now().mono),
@@ -281,6 +283,12 @@ impl Life<'_> {
                 }
             }
         }
+    }
+
+    fn store_failed(&mut self, failure: StoreFailure) {
+        tracing::error!(error = %failure, "the store has failed: stopping");
+        self.process.readiness.set(Latch::Store, false);
+        self.failure = Some(failure);
     }
 
     /// `None`: it has been answered.

@@ -32,6 +32,9 @@ use std::process::ExitCode;
 /// Exit code beside 0 and 1: another process has the store.
 const EXIT_LOCKED: u8 = 75;
 
+/// Exit code where the store is none that this configuration may use.
+const EXIT_CONFIG: u8 = 78;
+
 /// Exit code of a stop that did not come to its end and was broken off.
 const EXIT_FORCED: u8 = 70;
 
@@ -48,7 +51,8 @@ pub struct RunOptions {
     pub log_format: LogFormat,
 }
 
-/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, else 1. A
+/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, 78 when the
+/// store is none that this configuration may use, else 1. A
 /// stop that does not come to its end is broken off: then the process ends here, with 70.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
@@ -88,7 +92,12 @@ enum RunError {
 impl RunError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            RunError::Open(OpenError::Locked { .. }) => ExitCode::from(EXIT_LOCKED),
+            RunError::Open(OpenError::Locked { .. } | OpenError::Claimed { .. }) => {
+                ExitCode::from(EXIT_LOCKED)
+            }
+            RunError::Open(OpenError::ForeignSchema { .. } | OpenError::HoldsDisk { .. }) => {
+                ExitCode::from(EXIT_CONFIG)
+            }
             RunError::Open(_)
             | RunError::Store(_)
             | RunError::Spawn(_)

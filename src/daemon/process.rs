@@ -98,7 +98,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let admin = process.serve_admin()?;
     // Only now: a start that ends before it has seen a message says nothing about messages.
     let directory =
-        (process.config.store.kind == StoreKind::Disk).then_some(process.config.store.path.as_path());
+        (process.config.store.kind != StoreKind::Memory).then_some(process.config.store.path.as_path());
     let (mut starts, quarantine) = Starts::note(directory);
     if let Some(most) = quarantine {
         tracing::warn!(

@@ -9,7 +9,9 @@ use crate::clock;
 use crate::engine::event::{Effects, Input};
 use crate::engine::types::Reply;
 use crate::engine::Engine;
+use crate::lease::Lease;
 use crate::store::{self, CommitGroup};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// See the module's page.
@@ -17,6 +19,8 @@ pub(super) struct Shard {
     pub(super) engine: Engine,
     pub(super) amqp: Amqp,
     pub(super) store: store::thread::StoreHandle,
+    /// For how long the store is this daemon's; `None`: nobody can take it.
+    pub(super) lease: Option<Arc<Lease>>,
     /// Random, made once in the life of a store: with the arrival number it makes assigned ids.
     pub(super) store_identity: u64,
     /// Commands of the admin port that have not been answered.
@@ -27,6 +31,8 @@ pub(super) struct Shard {
     pub(super) consumes: bool,
     /// The engine had an input, and with it the time, in this turn.
     engine_ticked: bool,
+    /// The lease was over when something was to be done, which was not.
+    is_lost: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
     stopping: bool,
 }
@@ -36,17 +42,20 @@ impl Shard {
         engine: Engine,
         amqp: Amqp,
         store: store::thread::StoreHandle,
+        lease: Option<Arc<Lease>>,
         store_identity: u64,
     ) -> Self {
         Shard {
             engine,
             amqp,
             store,
+            lease,
             store_identity,
             queries: PendingQueries::default(),
             links: Default::default(),
             consumes: false,
             engine_ticked: false,
+            is_lost: false,
             stopping: false,
         }
     }
@@ -68,7 +77,13 @@ impl Shard {
     }
 
     /// In the order of the fields: what is published or acked depends on nothing that comes later.
+    ///
+    /// Nothing of it once the lease is over: the store may be another daemon's, which does it as well.
     fn execute(&mut self, effects: Effects) {
+        self.is_lost |= self.lost_for().is_some();
+        if self.is_lost {
+            return;
+        }
         if let Some((token, marks)) = effects.commit {
             let hurried = effects.hurried;
             self.store.commit(CommitGroup { ops: effects.store, token, marks, hurried });
@@ -90,6 +105,19 @@ impl Shard {
         }
         if let Some(intake) = effects.intake.filter(|_| !self.stopping) {
             self.amqp.intake(intake);
+        }
+    }
+
+    /// Since the store was last known to be this daemon's, ms, where it may be another one's by now.
+    pub(super) fn lost_for(&self) -> Option<u64> {
+        let (lease, now) = (self.lease.as_ref()?, clock::now().mono);
+        (self.is_lost || !lease.holds(now)).then(|| lease.age(now))
+    }
+
+    /// Extends the lease, where nothing else has for some time.
+    pub(super) fn renew(&self) {
+        if self.lease.as_ref().is_some_and(|lease| lease.is_due(clock::now().mono)) {
+            self.store.renew();
         }
     }
 

@@ -13,6 +13,7 @@ pub(super) fn kind(config: &Config) -> &'static str {
     match config.store.kind {
         StoreKind::Disk => "disk",
         StoreKind::Memory => "memory",
+        StoreKind::Postgres => "postgres",
     }
 }
 

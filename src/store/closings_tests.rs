@@ -2,7 +2,7 @@
 
 use super::disk::write_raw;
 use super::find_tests::{find, wanted};
-use super::ground::{on_both, GroundKind};
+use super::ground::{on_each, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::rows;
 use super::scan_tests::of_customer;
@@ -14,7 +14,7 @@ use crate::engine::types::{ClosedBy, Identity, Key};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-on_both! {
+on_each! {
     members_lie_where_they_lay_and_are_due_when_their_window_closed,
     a_read_goes_on_where_the_last_one_ended,
     what_lies_ahead_of_the_clock_is_told_of,

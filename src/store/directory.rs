@@ -167,7 +167,7 @@ fn is_private_link(path: &Path) -> bool {
 }
 
 /// Opens a file of our own: private, never through a link, never cut.
-fn own_file(path: &Path) -> Result<File, OpenError> {
+pub(super) fn own_file(path: &Path) -> Result<File, OpenError> {
     OpenOptions::new()
         .read(true)
         .write(true)

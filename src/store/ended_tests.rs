@@ -1,7 +1,7 @@
 //! The memory of ended items.
 
 use super::find_tests::{find, wanted};
-use super::ground::{on_both, GroundKind};
+use super::ground::{on_each, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::tests::{crash_image, disk_at, everything, fresh, given, group, key, open_at, put};
 use super::*;
@@ -10,7 +10,7 @@ use crate::engine::types::{BatchId, Dead, End, Ended, Identity, Reason};
 use std::fs;
 use std::path::Path;
 
-on_both! {
+on_each! {
     the_end_of_an_item_is_remembered_in_its_bucket,
     buckets_are_told_in_the_order_in_which_they_began_whatever_the_clock_was,
     a_bucket_that_begins_anew_knows_nothing_of_before,
@@ -33,11 +33,11 @@ fn ended(at: u64) -> Ended {
     }
 }
 
-fn remember(bucket: u8, identity: Identity, at: u64) -> Op {
+pub(super) fn remember(bucket: u8, identity: Identity, at: u64) -> Op {
     Op::Remember { bucket, identity, ended: Box::new(ended(at)) }
 }
 
-fn begin(bucket: u8, from: u64) -> Op {
+pub(super) fn begin(bucket: u8, from: u64) -> Op {
     Op::BeginBucket(BucketRow { bucket, from })
 }
 

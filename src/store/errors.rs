@@ -71,6 +71,9 @@ pub enum CommitError {
         /// Time waited, seconds.
         waited_s: u64,
     },
+    /// Another process has claimed the store.
+    #[error("another daemon has taken the store over: nothing was written")]
+    Fenced,
     /// The storage engine failed, for another reason than room.
     #[error("the storage engine failed while it {action}: {error}")]
     Engine {
@@ -132,6 +135,12 @@ pub enum StoreFailure {
         /// Age of the call, ms.
         age_ms: u64,
     },
+    /// Another process may have claimed the store meanwhile.
+    #[error("the store may be another daemon's by now: the lease was last renewed {age_ms} ms ago")]
+    LeaseOver {
+        /// Time since the last renewal was asked for, ms.
+        age_ms: u64,
+    },
     /// One of the store's threads has panicked; the log says where.
     #[error("the store has a fault of its own; see the log")]
     Panicked,
@@ -149,6 +158,42 @@ pub enum OpenError {
         /// The other's process id, as far as it has written it down.
         pid: Option<u32>,
         /// The lock file.
+        path: PathBuf,
+    },
+    /// Another daemon has it, on this machine or another one.
+    #[error(
+        "the store is {owner}'s, for another {} s unless that goes on: stop that daemon, or start this one \
+         again then", left_ms.div_ceil(1_000)
+    )]
+    Claimed {
+        /// Name of its machine, and its own.
+        owner: String,
+        /// What is left of its lease, ms.
+        left_ms: u64,
+    },
+    /// The database cannot be reached, or will not do.
+    #[error("database {place}: {error}")]
+    Database {
+        /// Its name and addresses.
+        place: String,
+        /// Its answer, or what is in the way.
+        error: String,
+    },
+    /// The tables are another program's, or of another version of this one.
+    #[error("schema `{schema}` does not fit: {error}")]
+    ForeignSchema {
+        /// Name of the schema.
+        schema: String,
+        /// What is otherwise.
+        error: String,
+    },
+    /// The directory holds a store on the disk: what waits there would not leave.
+    #[error(
+        "{} holds a store on the disk, whose items would not leave: run it with `store.kind = \"disk\"` until \
+         nothing waits and move `db` away, or name another store.path", path.display()
+    )]
+    HoldsDisk {
+        /// The configured path.
         path: PathBuf,
     },
     /// The directory is a symbolic link: whoever made it might turn it elsewhere.

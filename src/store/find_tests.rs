@@ -2,7 +2,7 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
-use super::ground::{on_both, GroundKind};
+use super::ground::{on_each, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::rows;
 use super::tests::{given, group, index, item, items, key, moved, named, place, put_item, verdict, APP};
@@ -10,7 +10,7 @@ use super::*;
 use crate::engine::event::{ClosingRow, Found, IndexRows, Standing, Stored, Wanted, DEAD_LETTERS};
 use crate::engine::types::{ClosedBy, Identity, Key};
 
-on_both! {
+on_each! {
     an_item_that_was_named_is_found_from_its_first_commit,
     an_item_without_an_id_is_found_by_the_key_in_its_assigned_one,
     an_assigned_id_is_another_applications_and_not_found_under_this_one,

@@ -10,15 +10,19 @@ use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::rows::{self, META_MARKS};
 use super::tests::open_with;
 use super::*;
+use crate::config::Config;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
+use tidegate_harness::Database;
 
 /// What a test runs on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GroundKind {
     Disk,
     Maps,
+    Postgres,
 }
 
 impl GroundKind {
@@ -34,6 +38,7 @@ impl GroundKind {
         match self {
             GroundKind::Disk => Ground::Disk(tempfile::tempdir().unwrap()),
             GroundKind::Maps => Ground::Maps(Arc::default()),
+            GroundKind::Postgres => Ground::Postgres(PgGround::fresh()),
         }
     }
 }
@@ -42,6 +47,7 @@ impl GroundKind {
 pub(crate) enum Ground {
     Disk(TempDir),
     Maps(Arc<Mutex<MapRows>>),
+    Postgres(PgGround),
 }
 
 impl Ground {
@@ -55,6 +61,7 @@ impl Ground {
         match self {
             Ground::Disk(folder) => open_with(folder.path(), wall).unwrap(),
             Ground::Maps(held) => MapStore::open(Arc::clone(held), wall).unwrap(),
+            Ground::Postgres(ground) => ground.open(wall).unwrap(),
         }
     }
 
@@ -63,6 +70,7 @@ impl Ground {
         let opened = match self {
             Ground::Disk(folder) => open_with(folder.path(), 0).map(drop),
             Ground::Maps(held) => MapStore::open(Arc::clone(held), 0).map(drop),
+            Ground::Postgres(ground) => ground.open(0).map(drop),
         };
         opened.expect_err("opened")
     }
@@ -72,22 +80,118 @@ impl Ground {
         match self {
             Ground::Disk(folder) => write_raw(folder.path(), id, key, value),
             Ground::Maps(held) => held.lock().unwrap().set(id, key.into(), value.map(RowBytes::from)),
+            Ground::Postgres(ground) => ground.write_raw(id, key, value),
         }
     }
 }
 
-/// Runs each of these on a disk, and over maps.
-macro_rules! on_both {
-    ($($(#[$attribute:meta])* $test:ident),+ $(,)?) => {
-        mod on_a_disk {
-            $(#[test] $(#[$attribute])* fn $test() { super::$test(super::GroundKind::Disk); })+
+/// A schema of its own in the server that all tests share, and a directory.
+pub(crate) struct PgGround {
+    folder: TempDir,
+    server: &'static Database,
+    schema: String,
+    /// Behind the schema, the name of the role; empty: the one that owns everything.
+    suffix: &'static str,
+}
+
+impl PgGround {
+    fn fresh() -> Self {
+        let server = Database::shared().expect("PostgreSQL, which `make setup` installs");
+        PgGround { folder: tempfile::tempdir().unwrap(), server, schema: server.schema(), suffix: "" }
+    }
+
+    /// As a daemon is configured for it.
+    pub(super) fn config(&self) -> config::StoreConfig {
+        let role = format!("{}{}", self.schema, self.suffix);
+        let role = if self.suffix.is_empty() { "tidegate" } else { &role };
+        let [uri, path] = [self.server.uri_of(role), self.folder.path().display().to_string()];
+        let set = |key: &str, value: &str| (format!("TIDEGATE__STORE__{key}"), value.to_owned());
+        let all = [
+            set("KIND", "postgres"),
+            set("URI", &uri),
+            set("PATH", &path),
+            set("SCHEMA", &self.schema),
+            set("ALLOW_ASYNC", "true"),
+        ];
+        Config::load(None, all.into_iter()).unwrap().config.store
+    }
+
+    /// Another daemon's: the same schema, and another directory.
+    pub(super) fn elsewhere(&self) -> PgGround {
+        PgGround { folder: tempfile::tempdir().unwrap(), schema: self.schema.clone(), ..*self }
+    }
+
+    /// The same with the rights of a role, whose name is the schema's with this behind it.
+    pub(super) fn as_role(&self, suffix: &'static str) -> PgGround {
+        PgGround { suffix, ..self.elsewhere() }
+    }
+
+    /// The daemon's directory.
+    pub(super) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(super) fn open(&self, wall: u64) -> Result<OpenStore, OpenError> {
+        open(&self.config(), 32 << 20, false, wall)
+    }
+
+    /// What the database answers; `$` stands for the schema.
+    pub(super) fn sql(&self, text: &str) -> String {
+        self.server.sql(&text.replace('$', &self.schema))
+    }
+
+    fn write_raw(&self, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
+        let hex = |bytes: &[u8]| {
+            let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            format!("'\\x{digits}'::bytea")
+        };
+        let is_bucket = key == rows::BUCKET;
+        let (key, value) = (hex(key), value.map(hex));
+        let (table, place) = match id {
+            KeyspaceId::Items => ("items", format!("key = {key}")),
+            KeyspaceId::Ended(bucket) if !is_bucket => {
+                ("ended", format!("bucket = {bucket} AND identity = {key}"))
+            }
+            other => ("rows", format!("space = {} AND key = {key}", other.index())),
+        };
+        let Some(value) = value else {
+            return drop(self.sql(&format!("DELETE FROM $.{table} WHERE {place}")));
+        };
+        let set = match id {
+            KeyspaceId::Items => format!("head = {value}, rest = ''"),
+            _ => format!("value = {value}"),
+        };
+        let changed = self.sql(&format!(
+            "WITH u AS (UPDATE $.{table} SET {set} WHERE {place} RETURNING 1) SELECT count(*) FROM u"
+        ));
+        if changed == "0" {
+            let new = match id {
+                KeyspaceId::Items => format!("items VALUES (0, {key}, {value}, '')"),
+                _ => format!("rows VALUES (0, {}, {key}, {value})", id.index()),
+            };
+            self.sql(&format!("INSERT INTO $.{new}"));
         }
-        mod over_maps {
-            $(#[test] $(#[$attribute])* fn $test() { super::$test(super::GroundKind::Maps); })+
+    }
+}
+
+/// Runs each of these on every ground, or on those that are named first.
+macro_rules! on_each {
+    ([$($module:ident = $ground:ident),+] $tests:tt) => {
+        $(on_each! { @ $module = $ground $tests })+
+    };
+    (@ $module:ident = $ground:ident { $($(#[$attribute:meta])* $test:ident),+ $(,)? }) => {
+        mod $module {
+            $(#[test] $(#[$attribute])* fn $test() { super::$test(super::GroundKind::$ground); })+
+        }
+    };
+    ($($(#[$attribute:meta])* $test:ident),+ $(,)?) => {
+        on_each! {
+            [on_a_disk = Disk, over_maps = Maps, in_postgres = Postgres]
+            { $($(#[$attribute])* $test),+ }
         }
     };
 }
-pub(super) use on_both;
+pub(super) use on_each;
 
 /// Rows in ordered maps.
 #[derive(Clone, Default)]

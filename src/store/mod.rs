@@ -28,6 +28,7 @@ mod log_batch;
 mod logs;
 mod memory;
 mod opening;
+mod postgres;
 pub mod queue_line;
 mod queue_rows;
 mod reclaim;
@@ -72,9 +73,12 @@ pub use errors::{
     BrokenContract, CloseError, CommitError, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
+pub use postgres::schema as database_schema;
+
 use crate::config::{self, StoreKind};
 use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Scan, Token};
 use crate::engine::types::Content;
+use crate::lease::Lease;
 use std::sync::Arc;
 
 /// One group of writes: atomic, over all that it touches.
@@ -141,6 +145,20 @@ pub trait Store: Send {
     /// nothing to look at.
     fn look(&self, _scan: &Scan) -> Option<LookJob> {
         None
+    }
+
+    /// For how long it is this process's, where others could claim it. `None`: nobody can.
+    fn lease(&self) -> Option<Arc<Lease>> {
+        None
+    }
+
+    /// Extends that. A commit does so too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    fn renew(&mut self) -> Result<(), CommitError> {
+        Ok(())
     }
 
     /// Makes exports beside the thread that owns the store. `None`: this store keeps no items.
@@ -237,6 +255,13 @@ pub fn open(
     match store.kind {
         StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss, wall),
         StoreKind::Memory => memory::open(memory_limit),
+        StoreKind::Postgres => match &store.database {
+            Some(database) => postgres::open(&store.path, database, wall),
+            None => {
+                let error = "no database is named".to_owned();
+                Err(OpenError::Database { place: "nowhere".to_owned(), error })
+            }
+        },
     }
 }
 

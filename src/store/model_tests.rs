@@ -215,6 +215,15 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
+
+    #[test]
+    fn and_so_is_one_in_a_database(steps in steps()) {
+        live(GroundKind::Postgres, steps);
+    }
+}
+
 fn live(on: GroundKind, steps: Vec<Step>) {
     let (mut store, mut model, mut seq) = (Twin::on(on), FakeStore::default(), 0);
     // As the journal does: numbers are given out once their lease is written.

@@ -2,7 +2,7 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
-use super::ground::{on_both, Ground, GroundKind};
+use super::ground::{on_each, Ground, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::rows;
 use super::tests::{delete, group, index, item, key, place, put_indexed, put_item, verdict, APP};
@@ -11,13 +11,17 @@ use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
 use std::sync::Arc;
 
-on_both! {
+on_each! {
     a_queue_is_scanned_in_order,
     a_scan_stops_at_its_bounds_and_goes_on_from_there,
     a_customer_is_scanned_by_index_rows_alone,
-    a_step_over_large_rows_ends_early_and_the_next_goes_on_there,
-    a_look_sees_its_moment_whatever_is_committed_since,
     damage_on_the_way_is_named_and_never_skipped,
+}
+
+on_each! { [on_a_slow_disk = Disk] { a_step_over_large_rows_ends_early_and_the_next_goes_on_there } }
+on_each! {
+    [on_a_disk_beside = Disk, over_maps_beside = Maps]
+    { a_look_sees_its_moment_whatever_is_committed_since }
 }
 
 fn scan(along: Along) -> Scan {

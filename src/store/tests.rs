@@ -4,7 +4,7 @@
 
 use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent};
-use super::ground::{on_both, GroundKind};
+use super::ground::{on_each, Ground, GroundKind};
 use super::*;
 use crate::engine::event::{IndexRows, Range, RangeRows, Standing, Stored};
 use crate::engine::types::{ClosedBy, Dead, Identity, Key, Reason};
@@ -12,11 +12,10 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-on_both! {
+on_each! {
     scans_go_in_order_from_the_cursor,
     many_queues_are_read_at_once,
     items_come_back_whole_and_contents_stop_at_the_limit,
-    a_read_of_large_rows_ends_early_and_says_where_it_goes_on,
     a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for,
     contents_are_found_by_place_and_their_absence_is_damage,
     groups_take_effect_in_order,
@@ -28,6 +27,9 @@ on_both! {
     a_move_to_another_application_is_refused,
     marks_alone_are_a_commit,
 }
+
+on_each! { [on_a_slow_disk = Disk] { a_read_of_large_rows_ends_early_and_says_where_it_goes_on } }
+on_each! { [over_far_maps = Maps, in_a_far_database = Postgres] { rows_of_large_bodies_are_read_without_them } }
 
 /// The queue that most tests use.
 pub(super) const APP: &str = "app";
@@ -115,6 +117,7 @@ pub(super) fn config(path: &Path) -> config::StoreConfig {
         kind: StoreKind::Disk,
         path: path.to_owned(),
         hold_max: std::time::Duration::from_secs(1_500),
+        database: None,
     }
 }
 
@@ -267,8 +270,9 @@ fn items_come_back_whole_and_contents_stop_at_the_limit(on: GroundKind) {
     assert!(load(0).iter().all(|row| row.content.is_none()));
 }
 
-fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on(on: GroundKind) {
-    let (_dir, mut store) = on.fresh();
+/// Five rows of 12 MiB in each of the queues `a` and `b`.
+fn with_large_rows(on: GroundKind) -> (Ground, Box<dyn Store>) {
+    let (ground, mut store) = on.fresh();
     let large = |queue: &str, seq: u64| {
         let content = Content { properties: vec![], body: vec![7; 12 << 20], json: false };
         let item = item(1, seq);
@@ -277,8 +281,35 @@ fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on(on: GroundKind) {
     for seq in 0..5 {
         store.commit(&[group(seq + 1, vec![large("a", seq), large("b", seq + 5)])]).unwrap();
     }
-    let all = |queue, from| range(queue, from, u64::MAX, 100);
-    let seqs = |rows: &RangeRows| rows.rows.iter().map(|row| row.key.seq).collect::<Vec<_>>();
+    (ground, store)
+}
+
+fn all_from(queue: &str, from: Key) -> Range {
+    range(queue, from, u64::MAX, 100)
+}
+
+fn seqs(rows: &RangeRows) -> Vec<u64> {
+    rows.rows.iter().map(|row| row.key.seq).collect()
+}
+
+/// Where rows are far: what does not fit into memory does not come, and all that is said of it does.
+fn rows_of_large_bodies_are_read_without_them(on: GroundKind) {
+    let (_dir, mut store) = with_large_rows(on);
+    let read = ranges(&mut *store, vec![all_from("a", key(0, 0)), all_from("b", key(0, 0))], 0);
+    assert_eq!((seqs(&read[0]), read[0].next), (vec![0, 1, 2, 3, 4], None));
+    assert_eq!((seqs(&read[1]), read[1].next), (vec![5, 6, 7, 8, 9], None));
+    assert!(read.iter().flat_map(|read| &read.rows).all(|row| row.content.is_none()));
+    // As many as there is room for, the foremost ones.
+    let read = ranges(&mut *store, vec![all_from("a", key(0, 0))], 30 << 20).remove(0);
+    let contents: Vec<_> = read.rows.iter().map(|row| row.content.as_ref().map(|c| c.body.len())).collect();
+    assert_eq!(contents, [Some(12 << 20), Some(12 << 20), None, None, None]);
+    let found = store.load(&Load::Contents(vec![(1, place("a", 1, 4))])).unwrap();
+    assert!(matches!(found, Loaded::Contents(found) if found[0].1.body.len() == 12 << 20));
+}
+
+fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on(on: GroundKind) {
+    let (_dir, mut store) = with_large_rows(on);
+    let all = all_from;
     // Each queue gets on, whatever the others have.
     let read = ranges(&mut *store, vec![all("a", key(0, 0)), all("b", key(0, 0))], 0);
     assert_eq!((seqs(&read[0]), read[0].next), (vec![0, 1, 2], Some(key(1, 3))));
@@ -312,14 +343,15 @@ fn contents_are_found_by_place_and_their_absence_is_damage(on: GroundKind) {
     let wanted = vec![(2, place("", 9, 2)), (1, place(APP, 1, 1))];
     let found = vec![(2, item(2, 2).content.unwrap()), (1, item(1, 1).content.unwrap())];
     assert_eq!(store.load(&Load::Contents(wanted.clone())).unwrap(), Loaded::Contents(found.clone()));
-    assert_eq!(store.reader().unwrap().contents(&wanted).unwrap(), Some(found));
+    let reader = store.reader().unwrap();
+    assert_eq!(reader.contents(&wanted).unwrap(), Some(found));
 
     let gone = vec![(2, place(APP, 2, 2))];
     match store.load(&Load::Contents(gone.clone())).unwrap_err() {
         ReadError::Missing { place: missing } => assert_eq!(missing, place(APP, 2, 2)),
         other => panic!("{other}"),
     }
-    assert_eq!(store.reader().unwrap().contents(&gone).unwrap(), None);
+    assert_eq!(reader.contents(&gone).unwrap(), None);
 }
 
 fn groups_take_effect_in_order(on: GroundKind) {

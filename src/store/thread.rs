@@ -208,6 +208,15 @@ impl StoreHandle {
         }
     }
 
+    /// Extends the lease of a store that has one, before what is queued.
+    pub fn renew(&self) {
+        let mut state = self.shared.lock();
+        if state.open() {
+            state.renew_wanted = true;
+            self.shared.work.notify_one();
+        }
+    }
+
     /// Does what is queued, syncs, closes the store and ends its threads; all that within `timeout`.
     ///
     /// # Errors
@@ -287,6 +296,7 @@ struct ThreadState {
     usage_at: u64,
     usage_wanted: bool,
     reclaim_wanted: bool,
+    renew_wanted: bool,
     /// A thread gives back room.
     reclaiming: bool,
     /// It has, and the store is to let go of the files.
@@ -333,6 +343,7 @@ enum ThreadTurn {
     /// These commits, and then these [`Load::Find`]s, which were asked between them.
     Commit(Vec<CommitGroup>, Vec<Load>),
     Load(Load),
+    Renew,
     Measure,
     Reclaim,
     EndReclaim,
@@ -382,6 +393,11 @@ impl ThreadShared {
         loop {
             if state.failed {
                 return ThreadTurn::End;
+            }
+            // Before what waits: that may be reads alone, which extend nothing.
+            if std::mem::take(&mut state.renew_wanted) {
+                state.store.call = state.call("renewal of the lease");
+                return ThreadTurn::Renew;
             }
             if let Some(since) = state.store.waiting.since() {
                 let age = Duration::from_millis(clock::now().mono.saturating_sub(since));
@@ -474,6 +490,7 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
             ThreadTurn::Commit(groups, finds) => commit(&mut *store, &groups, &finds, shared),
             ThreadTurn::Load(wanted) if hand_over(&*store, &wanted, shared) => Ok(()),
             ThreadTurn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(StoreFailure::from),
+            ThreadTurn::Renew => store.renew().map_err(StoreFailure::from),
             ThreadTurn::Measure => measure(&*store, shared),
             ThreadTurn::Reclaim => reclaim(&mut *store, shared),
             ThreadTurn::EndReclaim => store.end_reclaim().map_err(StoreFailure::from),

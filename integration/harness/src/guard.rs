@@ -12,20 +12,24 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
-pids=
+pids= gentle= dirs=
 while read -r verb pid; do
     case $verb in
         add) pids="$pid $pids" ;;
+        gentle) gentle="$pid $gentle" ;;
+        dir) dirs="$pid $dirs" ;;
         gone) rest=; for p in $pids; do [ "$p" = "$pid" ] || rest="$rest $p"; done; pids=$rest ;;
     esac
 done
+for p in $gentle; do kill -QUIT "$p" 2>/dev/null; done
 for p in $pids; do kill -9 "$p" 2>/dev/null; done
 n=0
-for p in $pids; do
+for p in $pids $gentle; do
     while [ $n -lt 40 ] && kill -0 "$p" 2>/dev/null; do sleep 0.05; n=$((n + 1)); done
 done
+for p in $gentle; do kill -9 "$p" 2>/dev/null; done
 grep -o " $1/[^ ]*" /proc/mounts 2>/dev/null | while read -r m; do umount -l "$m"; done
-[ -n "$3" ] || rm -rf -- "$1" "$2"
+[ -n "$3" ] || rm -rf -- "$1" "$2" $dirs
 "#;
 
 struct Guard {
@@ -76,6 +80,11 @@ pub(crate) fn watch(pid: u32) {
     tell(&format!("add {pid}\n"));
 }
 
+/// The same for one that leaves something behind where it is killed: it is told to quit at once, and then killed.
+pub(crate) fn watch_gently(pid: u32) {
+    tell(&format!("gentle {pid}\n"));
+}
+
 /// The process has been waited for: its id may now belong to another.
 pub(crate) fn forget(pid: u32) {
     tell(&format!("gone {pid}\n"));
@@ -92,6 +101,16 @@ pub fn workdir(name: &str) -> PathBuf {
 pub(crate) fn node_dir() -> PathBuf {
     let nodes = guard().lock().unwrap_or_else(PoisonError::into_inner).nodes.clone();
     dir_below(&nodes, "node")
+}
+
+/// The same for a process of another user, which could not reach what lies below a root of ours.
+pub(crate) fn open_dir(name: &str) -> PathBuf {
+    let base = guard().lock().unwrap_or_else(PoisonError::into_inner).nodes.parent().map(Path::to_owned);
+    let made =
+        tempfile::Builder::new().prefix(&format!("tidegate-{name}-")).tempdir_in(base.unwrap_or_default());
+    let dir = made.expect("a directory for another user").keep();
+    tell(&format!("dir {}\n", dir.display()));
+    dir
 }
 
 fn dir_below(root: &Path, name: &str) -> PathBuf {

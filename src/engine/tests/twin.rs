@@ -3,12 +3,14 @@
 use super::fake_store::FakeStore;
 use crate::engine::event::*;
 use crate::store::ground::{Ground, GroundKind};
-use crate::store::{CommitGroup, OpenStore, Store};
+use crate::store::{CommitGroup, OpenStore, Reader, Store};
 
 pub(crate) struct Twin {
     ground: Ground,
     /// None while it is opened anew.
     store: Option<Box<dyn Store>>,
+    /// The one that it gave last: some give one alone.
+    reader: Option<Box<dyn Reader>>,
 }
 
 impl Twin {
@@ -21,7 +23,7 @@ impl Twin {
     pub(crate) fn on(kind: GroundKind) -> Self {
         let ground = kind.bare();
         let store = Some(ground.open_when(0).store);
-        Twin { ground, store }
+        Twin { ground, store, reader: None }
     }
 
     fn store(&mut self) -> &mut dyn Store {
@@ -35,7 +37,9 @@ impl Twin {
     /// The same answer as the other's, but for the contents that come along with rows, or an error of both.
     pub(crate) fn load(&mut self, load: &Load, other: &mut FakeStore) {
         if let Load::Contents(wanted) = load {
-            let reader = self.store().reader().expect("it has a second reader");
+            let given = self.store().reader();
+            self.reader = given.or(self.reader.take());
+            let reader = self.reader.as_ref().expect("it has a second reader");
             let contents = reader.contents(wanted).unwrap_or_else(|error| panic!("{load:?}: {error}"));
             assert_eq!(contents, other.contents(wanted), "{load:?}");
         }
@@ -50,6 +54,7 @@ impl Twin {
 
     /// A start, while the clock says `wall`: what is found is what the other one has.
     pub(crate) fn reopen(&mut self, other: &FakeStore, wall: u64) {
+        self.reader = None;
         self.store.take().expect("it is open").close().expect("closed");
         let OpenStore { store, mut opened, .. } = self.ground.open_when(wall);
         self.store = Some(store);

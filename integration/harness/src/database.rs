@@ -1,0 +1,144 @@
+//! A PostgreSQL server of our own: own port and directory, so that nothing of the machine is touched.
+//!
+//! The machine's own service is never started, stopped or spoken to. Syncs are off: what is tested is killed, and the
+//! machine stays.
+
+use crate::bounds;
+use crate::guard;
+use crate::ports::free_port;
+use crate::require::lacks;
+use crate::util::wait_until;
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The user that the package makes: the server refuses to run as root.
+const USER: &str = "postgres";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Database {
+    programs: PathBuf,
+    port: u16,
+    pid: u32,
+}
+
+impl Database {
+    /// The server that all tests of one binary share, started at the first use; `None` (and a line that says so) where
+    /// PostgreSQL is not installed.
+    pub fn shared() -> Option<&'static Database> {
+        bounds::enter();
+        static SERVER: OnceLock<Option<Database>> = OnceLock::new();
+        let server = SERVER.get_or_init(|| find_programs().map(|programs| Database::start(&programs)));
+        if server.is_none() {
+            lacks("postgresql", "is not installed");
+        }
+        server.as_ref()
+    }
+
+    fn start(programs: &Path) -> Database {
+        let dir = guard::open_dir("pg");
+        let owner = is_root().then(|| ids_of(USER).unwrap_or_else(|| panic!("there is no user {USER}")));
+        if let Some((user, group)) = owner {
+            chown(&dir, Some(user), Some(group)).expect("a directory of the server's user");
+        }
+        let as_owner = |command: &mut Command| {
+            if let Some((user, group)) = owner {
+                command.uid(user).gid(group);
+            }
+            command.current_dir("/").stdin(Stdio::null());
+        };
+        let data = dir.join("data");
+        let mut make = Command::new(programs.join("initdb"));
+        make.arg("-D").arg(&data);
+        make.args(["-U", "tidegate", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]);
+        as_owner(&mut make);
+        let made = make.output().expect("initdb");
+        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
+        let port = free_port();
+        let conf = data.join("postgresql.conf");
+        let mut text = fs::read_to_string(&conf).expect("the server's configuration");
+        text.push_str(&format!(
+            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nmax_connections = 300\n\
+             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n"
+        ));
+        fs::write(&conf, text).expect("the server's configuration");
+        let log = fs::File::create(dir.join("log")).expect("the server's log");
+        let mut serve = Command::new(programs.join("postgres"));
+        serve.arg("-D").arg(&data).process_group(0);
+        serve.stdout(log.try_clone().expect("a second handle")).stderr(log);
+        as_owner(&mut serve);
+        let pid = serve.spawn().expect("the server").id();
+        guard::watch_gently(pid);
+        let server = Database { programs: programs.to_owned(), port, pid };
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        wait_until("the database listens", Duration::from_secs(60), || {
+            TcpStream::connect(address).is_ok() && server.try_sql("SELECT 1").is_some()
+        });
+        server
+    }
+
+    /// Its URI, as the role that owns everything.
+    pub fn uri(&self) -> String {
+        self.uri_of("tidegate")
+    }
+
+    /// The same for another role.
+    pub fn uri_of(&self, role: &str) -> String {
+        format!("postgres://{role}@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+    }
+
+    /// A schema's name that nobody else has.
+    pub fn schema(&self) -> String {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        format!("t{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The process that all its processes descend from.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What it answers, columns parted by `|`, a row a line.
+    ///
+    /// # Panics
+    /// It refuses.
+    pub fn sql(&self, text: &str) -> String {
+        self.try_sql(text).unwrap_or_else(|| panic!("the database refuses {text}"))
+    }
+
+    /// The same; `None`: it refuses, or does not answer.
+    pub fn try_sql(&self, text: &str) -> Option<String> {
+        let mut client = Command::new(self.programs.join("psql"));
+        client.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.uri(), "-c", text]);
+        let told = client.stdin(Stdio::null()).stderr(Stdio::null()).output().expect("psql");
+        let text = String::from_utf8_lossy(&told.stdout).trim_end().to_owned();
+        told.status.success().then_some(text)
+    }
+}
+
+fn find_programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    let found = versions.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| version(path).is_some());
+    let newest = found.max_by_key(|path| version(path))?;
+    Some(newest.join("bin")).filter(|programs| programs.join("initdb").is_file())
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Ids of a user and its group.
+fn ids_of(user: &str) -> Option<(u32, u32)> {
+    let all = fs::read_to_string("/etc/passwd").ok()?;
+    let line = all.lines().find(|line| line.split(':').next() == Some(user))?;
+    let mut fields = line.split(':').skip(2);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}

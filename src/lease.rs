@@ -1,0 +1,61 @@
+//! How long a store that several machines reach may be taken for one's own. Pure; the clock is `CLOCK_BOOTTIME`,
+//! so that a machine that slept has lost what it slept over.
+//!
+//! The database counts a lease from when it has heard of a renewal; here it counts from when that was *sent*,
+//! and ends a fifth early. So a slow answer never stretches it, and clocks need not agree, as long as they run
+//! about equally fast.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Lease {
+    length_ms: u64,
+    /// When the last renewal that was answered had been sent, monotonic ms.
+    sent_ms: AtomicU64,
+}
+
+impl Lease {
+    /// Of this length, for the first time asked for at `sent_ms` (monotonic ms).
+    pub fn new(length_ms: u64, sent_ms: u64) -> Self {
+        Lease { length_ms, sent_ms: AtomicU64::new(sent_ms) }
+    }
+
+    /// A renewal that was sent at that moment (monotonic ms) has been answered.
+    pub fn renewed(&self, sent_ms: u64) {
+        self.sent_ms.fetch_max(sent_ms, Ordering::Release);
+    }
+
+    /// Whether nobody else can have it, at `now` (monotonic ms).
+    pub fn holds(&self, now_ms: u64) -> bool {
+        self.age(now_ms) < self.length_ms / 5 * 4
+    }
+
+    /// A third of it is over: it is to be renewed.
+    pub fn is_due(&self, now_ms: u64) -> bool {
+        self.age(now_ms) >= self.length_ms / 3
+    }
+
+    /// Time since the last renewal was sent, ms.
+    pub fn age(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.sent_ms.load(Ordering::Acquire))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_due_after_a_third_and_over_before_its_end() {
+        let lease = Lease::new(10_000, 1_000);
+        assert!(lease.holds(1_000) && lease.holds(8_999) && !lease.holds(9_000));
+        assert!(!lease.is_due(4_332) && lease.is_due(4_333));
+        lease.renewed(5_000);
+        assert!(lease.holds(12_999) && !lease.holds(13_000) && !lease.is_due(8_000));
+        // An answer that comes late, of one that was sent before.
+        lease.renewed(2_000);
+        assert!(lease.holds(12_999) && !lease.holds(13_000));
+        assert!(lease.holds(0), "a clock does not run backwards; if it does, nothing is concluded");
+    }
+}

@@ -1,0 +1,183 @@
+//! Whose the store is: a random claim for each life, which the fence of each transaction must match, and a
+//! lease that each of them extends.
+//!
+//! A daemon knows itself again by a file in its directory, which is locked: an earlier process of it has
+//! ended, so it need not wait for that one's lease. The file names the boot of the machine and its own place
+//! on the disk beside, so that a copy of it is another daemon; and whoever has been refused as a former owner
+//! forgets it, so that two that pass for one do not take the store from each other for ever.
+
+use super::connect::{DatabaseError, Link};
+use super::now_ms;
+use crate::config::DatabaseConfig;
+use crate::engine::event::Marks;
+use crate::lease::Lease;
+use crate::store::directory::{own_file, Directory};
+use crate::store::{CommitError, OpenError};
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_postgres::error::SqlState;
+
+/// Bytes of a claim, and of a daemon's name for itself.
+const RANDOM: usize = 16;
+/// How long a transaction may hold the row that is claimed: an earlier process's last one, which ends with its
+/// connection.
+const LOCKED_LIMIT: Duration = Duration::from_secs(10);
+
+/// The store, as it was claimed.
+pub(super) struct Claimed {
+    pub(super) claim: Claim,
+    /// Of the last commit.
+    pub(super) number: u64,
+    /// Of the last commit.
+    pub(super) marks: Marks,
+    /// Same as [`crate::store::OpenStore::identity`].
+    pub(super) identity: u64,
+}
+
+/// See the module.
+pub(super) struct Claim {
+    token: [u8; RANDOM],
+    lease: Arc<Lease>,
+    lease_ms: f64,
+    /// Locked as long as it is claimed.
+    directory: Directory,
+}
+
+impl Claim {
+    /// Claims the store for the daemon of this directory.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Claimed`], [`OpenError::Database`], [`OpenError::Io`], [`OpenError::Random`].
+    pub(super) fn take(
+        link: &Link,
+        directory: Directory,
+        config: &DatabaseConfig,
+    ) -> Result<Claimed, OpenError> {
+        let failed = |error: DatabaseError| link.failed(&error);
+        let statements = link.statements().map_err(failed)?;
+        let (token, owner) = (random()?, owner(&directory)?);
+        let lease_ms = config.lease.as_millis() as u64;
+        let begun = Instant::now();
+        loop {
+            let sent = now_ms();
+            let taken = link.query(&statements.claim, &[&token.as_slice(), &owner, &(lease_ms as f64)]);
+            let rows = match taken {
+                Ok(rows) => rows,
+                Err(error) if is_locked(&error) && begun.elapsed() < LOCKED_LIMIT => continue,
+                Err(error) => return Err(failed(error)),
+            };
+            let Some(row) = rows.first() else {
+                let rows = link.query(&statements.owner, &[]).map_err(failed)?;
+                let Some(row) = rows.first() else {
+                    return Err(failed(DatabaseError::saying("table `shards` is empty")));
+                };
+                let left_ms = row.get::<_, i64>(1).unsigned_abs();
+                return Err(OpenError::Claimed { owner: row.get(0), left_ms });
+            };
+            let number = |column| row.get::<_, i64>(column) as u64;
+            let marks = Marks { next_seq: number(2), wall: number(3) };
+            tracing::info!(epoch = number(0), owner, "the store is this daemon's");
+            let lease = Arc::new(Lease::new(lease_ms, sent));
+            let claim = Claim { token, lease, lease_ms: lease_ms as f64, directory };
+            return Ok(Claimed { claim, number: number(1), marks, identity: number(4).max(1) });
+        }
+    }
+
+    /// For whoever acts on what the store holds.
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    /// What the fence is told: the claim, and the length of the lease, ms.
+    pub(super) fn fence(&self) -> (&[u8], f64) {
+        (&self.token, self.lease_ms)
+    }
+
+    /// Extends the lease.
+    ///
+    /// # Errors
+    ///
+    /// The database's; [`CommitError::Fenced`].
+    pub(super) fn renew(&self, link: &Link, number: u64, marks: Marks) -> Result<(), CommitError> {
+        let sent = now_ms();
+        let (token, lease_ms) = self.fence();
+        let (number, next_seq, wall) = (number as i64, marks.next_seq as i64, marks.wall as i64);
+        let fence = &link.statements().map_err(|e| self.refused(&e))?.fence;
+        let renewed = link.query(fence, &[&token, &number, &next_seq, &wall, &lease_ms]);
+        renewed.map_err(|error| self.refused(&error))?;
+        self.lease.renewed(sent);
+        Ok(())
+    }
+
+    /// What a refusal of the database says of the commit, and of the claim.
+    pub(super) fn refused(&self, error: &DatabaseError) -> CommitError {
+        let is_fence =
+            error.code() == Some(&SqlState::CHECK_VIOLATION) && error.constraint() == Some("fence");
+        // No row: whoever has removed it has taken the store away as well.
+        if !is_fence && error.code() != Some(&SqlState::DIVISION_BY_ZERO) {
+            return CommitError::Engine { action: "committed", error: error.to_string() };
+        }
+        if let Err(error) = fs::remove_file(node_file(&self.directory)) {
+            tracing::warn!(%error, "cannot forget which daemon this is");
+        }
+        CommitError::Fenced
+    }
+
+    /// Lets go of it: the next owner need not wait.
+    pub(super) fn release(&self, link: &Link) {
+        let released = link.statements().and_then(|s| link.query(&s.release, &[&self.token.as_slice()]));
+        if let Err(error) = released {
+            tracing::warn!(%error, "the store was not released; another daemon has it once the lease is over");
+        }
+    }
+}
+
+fn is_locked(error: &DatabaseError) -> bool {
+    error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
+}
+
+fn random() -> Result<[u8; RANDOM], OpenError> {
+    let mut bytes = [0; RANDOM];
+    getrandom::fill(&mut bytes).map_err(|e| OpenError::Random(e.to_string()))?;
+    Ok(bytes)
+}
+
+fn node_file(directory: &Directory) -> PathBuf {
+    directory.path().join("NODE")
+}
+
+/// Which daemon this is, as people and the database know it: the machine's name, and what its directory says.
+fn owner(directory: &Directory) -> Result<String, OpenError> {
+    let path = node_file(directory);
+    let mut file = own_file(&path)?;
+    let mut text = String::new();
+    // Bounded: whatever lies there, it is short.
+    (&file).take(256).read_to_string(&mut text).map_err(OpenError::io("read", &path))?;
+    let boot = PathBuf::from("/proc/sys/kernel/random/boot_id");
+    let boot = fs::read_to_string(&boot).map_err(OpenError::io("read", &boot))?;
+    let inode = file.metadata().map_err(OpenError::io("look at", &path))?.ino().to_string();
+    let known: Vec<&str> = text.split_whitespace().collect();
+    let name = match known[..] {
+        [name, at, place] if at == boot.trim() && place == inode => name.to_owned(),
+        _ => {
+            let name = random()?.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            let line = format!("{name} {} {inode}\n", boot.trim());
+            let written = file.set_len(0).and_then(|()| write_at_start(&mut file, line.as_bytes()));
+            written.and_then(|()| file.sync_all()).map_err(OpenError::io("write to", &path))?;
+            name
+        }
+    };
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Ok(format!("{machine}/{name}"))
+}
+
+fn write_at_start(file: &mut fs::File, bytes: &[u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    file.write_all_at(bytes, 0)?;
+    file.flush()
+}

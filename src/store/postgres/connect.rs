@@ -1,0 +1,341 @@
+//! A connection to the database, with what is to be said to it prepared. Every wait has a bound.
+//!
+//! One thread uses a connection. Its runtime moves only while something is asked: between two questions
+//! nothing is read, and a lost connection is noticed by the next one.
+
+use super::statements::Statements;
+use crate::config::{self, DatabaseConfig};
+use crate::store::OpenError;
+use futures_util::future::poll_fn;
+use rustls::crypto::ring;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::CertificateDer;
+use secrecy::ExposeSecret;
+use std::error::Error as _;
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Socket, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// For each address; a connection that is made later is of no use.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Oldest PostgreSQL that has all that is used, as it numbers itself.
+const OLDEST: i32 = 130_000;
+
+/// What the database, or the way to it, has said. Never with a row's contents or a password.
+#[derive(Debug)]
+pub(super) struct DatabaseError {
+    text: String,
+    code: Option<SqlState>,
+    constraint: Option<String>,
+}
+
+impl DatabaseError {
+    /// Its code, where the database itself has answered.
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        self.code.as_ref()
+    }
+
+    /// The constraint that it names.
+    pub(super) fn constraint(&self) -> Option<&str> {
+        self.constraint.as_deref()
+    }
+
+    /// What is said without the database.
+    pub(super) fn saying(text: impl Into<String>) -> Self {
+        DatabaseError { text: text.into(), code: None, constraint: None }
+    }
+}
+
+impl fmt::Display for DatabaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<tokio_postgres::Error> for DatabaseError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        // Details may hold rows.
+        if let Some(db) = error.as_db_error() {
+            return DatabaseError {
+                text: format!("{} ({})", db.message(), db.code().code()),
+                code: Some(db.code().clone()),
+                constraint: db.constraint().map(str::to_owned),
+            };
+        }
+        let cause = error.source().map_or(String::new(), |cause| format!(": {cause}"));
+        DatabaseError::saying(format!("{error}{cause}"))
+    }
+}
+
+/// See the module.
+pub(super) struct Link {
+    client: Client,
+    statements: Option<Statements>,
+    /// Warnings so far.
+    warnings: Arc<AtomicU64>,
+    limit: Duration,
+    place: String,
+    // Behind the client, whose connection it moves.
+    runtime: Runtime,
+}
+
+impl Link {
+    /// Connects to the first address that takes writes.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Database`].
+    pub(super) fn open(config: &DatabaseConfig) -> Result<Self, OpenError> {
+        let place = place_of(config);
+        let failed = |error: String| OpenError::Database { place: place.clone(), error };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| failed(format!("no runtime: {e}")))?;
+        let warnings = Arc::new(AtomicU64::new(0));
+        let limit = CONNECT_LIMIT * (1 + u32::try_from(config.hosts.len()).unwrap_or(u32::MAX));
+        let connecting = connect(config, Arc::clone(&warnings));
+        let connected = runtime.block_on(async { tokio::time::timeout(limit, connecting).await });
+        let client = match connected {
+            Ok(Ok(client)) => client,
+            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Err(_) => return Err(failed(format!("no connection within {} s", limit.as_secs()))),
+        };
+        let link = Link { client, statements: None, warnings, limit: config.lease, place, runtime };
+        link.begin(config).map_err(|e| link.failed(&e))?;
+        Ok(link)
+    }
+
+    /// Looks whether this database will do, and says how this session wants to be served: statements are
+    /// prepared once, and must not go over whole tables because these were empty then.
+    fn begin(&self, config: &DatabaseConfig) -> Result<(), DatabaseError> {
+        let ms = config.lease.as_millis();
+        self.execute(&format!(
+            "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; \
+             SET statement_timeout = {ms}; \
+             SET lock_timeout = 1000; SET idle_in_transaction_session_timeout = {}; \
+             SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'",
+            ms / 2
+        ))?;
+        let rows = self.ask(
+            "SELECT current_setting('server_version_num')::int4, current_setting('fsync'), \
+             current_setting('synchronous_commit')",
+        )?;
+        let Some(row) = rows.first() else { return Err(DatabaseError::saying("it tells no settings")) };
+        let (version, fsync, synchronous): (i32, &str, &str) = (row.get(0), row.get(1), row.get(2));
+        if version < OLDEST {
+            let text = format!("PostgreSQL {}; 13 or newer is needed", version / 10_000);
+            return Err(DatabaseError::saying(text));
+        }
+        if config.allow_async {
+            return Ok(());
+        }
+        if fsync == "off" {
+            return Err(DatabaseError::saying(
+                "it runs with fsync = off: what it has confirmed is lost with its machine. Turn it on, or say \
+                 store.allow_async = true",
+            ));
+        }
+        if ["off", "local"].contains(&synchronous) {
+            self.execute("SET synchronous_commit = on")?;
+        }
+        Ok(())
+    }
+
+    /// Where it leads to, without a password.
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
+    /// For a start that fails by it.
+    pub(super) fn failed(&self, error: &DatabaseError) -> OpenError {
+        OpenError::Database { place: self.place.clone(), error: error.to_string() }
+    }
+
+    /// To be asked about within [`Link::run`].
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// What was prepared.
+    ///
+    /// # Errors
+    ///
+    /// Nothing was.
+    pub(super) fn statements(&self) -> Result<&Statements, DatabaseError> {
+        self.statements.as_ref().ok_or_else(|| DatabaseError::saying("nothing is prepared"))
+    }
+
+    /// Warnings of the database so far.
+    pub(super) fn warnings(&self) -> u64 {
+        self.warnings.load(Ordering::Acquire)
+    }
+
+    /// Does this, within the length of the lease: what takes longer is of no use.
+    ///
+    /// # Errors
+    ///
+    /// The work's; that it took too long.
+    pub(super) fn run<T>(
+        &self,
+        work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, DatabaseError> {
+        let within = async { tokio::time::timeout(self.limit, work).await };
+        match self.runtime.block_on(within) {
+            Ok(done) => Ok(done?),
+            Err(_) => Err(DatabaseError::saying(format!("no answer within {} ms", self.limit.as_millis()))),
+        }
+    }
+
+    /// Statements without an answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::run`].
+    pub(super) fn execute(&self, text: &str) -> Result<(), DatabaseError> {
+        self.run(self.client.batch_execute(text))
+    }
+
+    /// One question.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::run`].
+    pub(super) fn ask(&self, text: &str) -> Result<Vec<Row>, DatabaseError> {
+        self.run(self.client.query(text, &[]))
+    }
+
+    /// One prepared question.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::run`].
+    pub(super) fn query(
+        &self,
+        statement: &Statement,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, DatabaseError> {
+        self.run(self.client.query(statement, parameters))
+    }
+
+    /// Bytes that the tables take.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::run`].
+    pub(super) fn size(&self, schema: &str) -> Result<u64, DatabaseError> {
+        let table = |name| format!("pg_total_relation_size('\"{schema}\".{name}')");
+        let all = ["items", "rows", "ended", "shards"].map(table).join(" + ");
+        let rows = self.ask(&format!("SELECT {all}"))?;
+        Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0)).unsigned_abs())
+    }
+
+    /// Removes some rows of earlier epochs of a bucket: how many these were.
+    ///
+    /// # Errors
+    ///
+    /// As [`Link::run`].
+    pub(super) fn sweep(&self, bucket: i16, epoch: u64, most: i64) -> Result<u64, DatabaseError> {
+        let statements = self.statements()?;
+        self.run(self.client.execute(&statements.sweep, &[&bucket, &(epoch as i64), &most]))
+    }
+
+    /// Prepares what is said again and again, for the tables of this schema.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Database`].
+    pub(super) fn prepare(&mut self, schema: &str) -> Result<(), OpenError> {
+        let prepared = self.run(Statements::prepare(&self.client, schema));
+        self.statements = Some(prepared.map_err(|e| self.failed(&e))?);
+        Ok(())
+    }
+}
+
+/// Addresses, database and role, for messages.
+fn place_of(config: &DatabaseConfig) -> String {
+    let hosts: Vec<_> = config.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+    format!("`{}` at {}", config.database, hosts.join(", "))
+}
+
+async fn connect(config: &DatabaseConfig, warnings: Arc<AtomicU64>) -> Result<Client, DatabaseError> {
+    let mut client = tokio_postgres::Config::new();
+    for (host, port) in &config.hosts {
+        client.host(host).port(*port);
+    }
+    client
+        .user(&config.user)
+        .dbname(&config.database)
+        .application_name("tidegate")
+        .target_session_attrs(TargetSessionAttrs::ReadWrite)
+        .connect_timeout(CONNECT_LIMIT)
+        .tcp_user_timeout(config.lease)
+        .keepalives_idle(config.lease)
+        .ssl_mode(if config.tls { SslMode::Require } else { SslMode::Disable });
+    if let Some(password) = password(config) {
+        client.password(password.expose_secret());
+    }
+    if config.tls {
+        let tls = MakeRustlsConnect::new(trusting(config.ca_file.as_deref())?);
+        let (client, connection) = client.connect(tls).await?;
+        tokio::spawn(drive(connection, warnings));
+        return Ok(client);
+    }
+    let (client, connection) = client.connect(NoTls).await?;
+    tokio::spawn(drive(connection, warnings));
+    Ok(client)
+}
+
+/// Moves a connection to its end, which whoever asks next hears of. Counts warnings on the way.
+async fn drive<T>(mut connection: Connection<Socket, T>, warnings: Arc<AtomicU64>)
+where
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+        let AsyncMessage::Notice(notice) = message else { continue };
+        tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
+        warnings.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The password as its file holds it now: it may have been changed since the start.
+fn password(config: &DatabaseConfig) -> Option<secrecy::SecretString> {
+    let Some(path) = &config.password_file else { return config.password.clone() };
+    match config::read_secret(path) {
+        Ok(password) => Some(password),
+        Err(error) => {
+            tracing::warn!(error, "the password file cannot be read again; the password read last is used");
+            config.password.clone()
+        }
+    }
+}
+
+/// With a CA file that CA alone is trusted.
+fn trusting(ca_file: Option<&Path>) -> Result<ClientConfig, DatabaseError> {
+    let mut roots = RootCertStore::empty();
+    let given = match ca_file {
+        Some(path) => {
+            let unusable = |e: &dyn fmt::Display| {
+                DatabaseError::saying(format!("store.ca_file {}: {e}", path.display()))
+            };
+            let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            read.map_err(|e| unusable(&e))?
+        }
+        None => rustls_native_certs::load_native_certs().certs,
+    };
+    if let (0, _) = roots.add_parsable_certificates(given) {
+        return Err(DatabaseError::saying("no authority is trusted: name one by store.ca_file"));
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions();
+    let builder = builder.map_err(|e| DatabaseError::saying(e.to_string()))?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}

@@ -1,0 +1,186 @@
+//! The store in a PostgreSQL database: the rows of the disk store in other tables.
+//!
+//! What rows mean is written elsewhere, once for all engines ([`super::changes`], [`super::load`]); here are
+//! the tables ([`schema`]), the connection ([`connect`]), who may write to them ([`claim`]), and reading
+//! ([`rows`]) and writing ([`commit`]) of rows.
+//!
+//! One daemon at a time owns the store, by a lease that each commit extends. Whoever has lost it, and does not
+//! know, writes nothing: each transaction begins with the fence, which the database refuses once another has
+//! claimed the store. Any doubt about a commit ends the store, as on a disk: what is there is learned by
+//! opening it anew.
+//!
+//! Deliberately absent: going on over a lost connection, and waiting until the store is free.
+
+mod claim;
+mod commit;
+mod connect;
+mod rows;
+mod schema;
+mod statements;
+
+#[cfg(test)]
+mod tests;
+
+pub use schema::schema;
+
+use super::directory::Directory;
+use super::load::{self, FoundContents};
+use super::{
+    CloseError, CommitError, CommitGroup, Contents, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
+    Store, Usage, UsageError, WantedContents,
+};
+use crate::clock;
+use crate::config::DatabaseConfig;
+use crate::engine::event::{Load, Loaded, Marks};
+use crate::lease::Lease;
+use claim::{Claim, Claimed};
+use connect::Link;
+use rows::PgRows;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time behind which a step of a scan ends: commits wait for the same thread.
+const LOOK_WITHIN: Duration = Duration::from_millis(20);
+/// Age at which the known size of the tables is asked for anew.
+const USAGE_AGE: Duration = Duration::from_secs(60);
+/// Operations and bytes of one transaction, about: it is over within some hundred milliseconds.
+const GROUP_LIMIT: (usize, u64) = (20_000, 8 << 20);
+/// Rows of an earlier epoch that are removed at a time.
+const SWEPT: i64 = 5_000;
+/// Between two of these.
+const SWEEP_PAUSE: Duration = Duration::from_millis(50);
+
+/// Opens the store in this database, makes it first where there is none, and claims it. `path`: the directory
+/// that says which daemon this is. `wall`: what the clock says, UTC ms.
+///
+/// # Errors
+///
+/// See [`super::open`].
+pub(super) fn open(path: &Path, config: &DatabaseConfig, wall: u64) -> Result<OpenStore, OpenError> {
+    let directory = Directory::open(path)?;
+    if directory.holds_store()? {
+        return Err(OpenError::HoldsDisk { path: path.to_owned() });
+    }
+    let mut link = Link::open(config)?;
+    schema::ensure(&link, &config.schema)?;
+    link.prepare(&config.schema)?;
+    let Claimed { claim, number, marks, identity } = Claim::take(&link, directory, config)?;
+    let mut rows = PgRows::over(link)?;
+    let (opened, epochs) = load::opened(&rows, marks, wall)?;
+    rows.set_epochs(epochs);
+    // It may have taken a good part of the lease.
+    claim.renew(rows.link(), number, marks)?;
+    let reader = rows.beside(config)?;
+    let store = PgStore {
+        rows,
+        claim,
+        number,
+        marks,
+        reader: Mutex::new(Some(reader)),
+        usage: Mutex::new(None),
+        config: config.clone(),
+        is_swept: false,
+    };
+    Ok(OpenStore { store: Box::new(store), opened, identity })
+}
+
+/// See the module.
+struct PgStore {
+    rows: PgRows,
+    claim: Claim,
+    /// Of the last commit.
+    number: u64,
+    /// Of the last commit.
+    marks: Marks,
+    /// Until it is asked for.
+    reader: Mutex<Option<PgRows>>,
+    /// As last asked for, and when.
+    usage: Mutex<Option<(Instant, Usage)>>,
+    config: DatabaseConfig,
+    /// No bucket holds rows of an earlier epoch, as far as is known.
+    is_swept: bool,
+}
+
+impl Store for PgStore {
+    fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
+        self.commit_all(groups)
+    }
+
+    fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {
+        if let Load::Scan(scan) = load {
+            let until = Instant::now() + LOOK_WITHIN;
+            return load::look(&self.rows, scan, || Instant::now() >= until);
+        }
+        load::load(&self.rows, load, &self.rows.epochs())
+    }
+
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        let rows = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(Box::new(rows))
+    }
+
+    fn lease(&self) -> Option<Arc<Lease>> {
+        Some(Arc::clone(self.claim.lease()))
+    }
+
+    fn renew(&mut self) -> Result<(), CommitError> {
+        self.claim.renew(self.rows.link(), self.number, self.marks)
+    }
+
+    fn usage(&self) -> Result<Usage, UsageError> {
+        let mut known = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, usage)) = *known {
+            if at.elapsed() < USAGE_AGE {
+                return Ok(usage);
+            }
+        }
+        let used = self.rows.link().size(&self.config.schema).map_err(|e| UsageError(e.to_string()))?;
+        let usage = Usage { used, free: u64::MAX, total: u64::MAX };
+        *known = Some((Instant::now(), usage));
+        Ok(usage)
+    }
+
+    /// Removes what buckets hold of earlier epochs.
+    fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
+        if self.is_swept {
+            return Ok(None);
+        }
+        self.is_swept = true;
+        let (config, epochs) = (self.config.clone(), self.rows.epochs());
+        Ok(Some(Box::new(move || {
+            let unswept = |error: String| CommitError::Engine { action: "removed what is forgotten", error };
+            let mut link = Link::open(&config).map_err(|e| unswept(e.to_string()))?;
+            link.prepare(&config.schema).map_err(|e| unswept(e.to_string()))?;
+            for (bucket, epoch) in (0_i16..).zip(epochs) {
+                while link.sweep(bucket, epoch, SWEPT).map_err(|e| unswept(e.to_string()))? >= SWEPT as u64 {
+                    std::thread::sleep(SWEEP_PAUSE);
+                }
+            }
+            Ok(())
+        })))
+    }
+
+    fn group_limit(&self) -> (usize, u64) {
+        GROUP_LIMIT
+    }
+
+    fn close(self: Box<Self>) -> Result<(), CloseError> {
+        self.claim.release(self.rows.link());
+        Ok(())
+    }
+}
+
+impl Reader for PgRows {
+    fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
+        Ok(match load::contents(self, wanted)? {
+            FoundContents::All(found) => Some(found),
+            FoundContents::Without(_) => None,
+        })
+    }
+}
+
+/// Now, monotonic ms: what a lease counts from.
+fn now_ms() -> u64 {
+    clock::now().mono
+}

@@ -1,0 +1,372 @@
+//! Reads of rows: by key all at once, ranges in pages.
+
+use super::connect::{DatabaseError, Link};
+use super::OpenError;
+use crate::config::DatabaseConfig;
+use crate::store::ended::Epochs;
+use crate::store::errors::broken_contract;
+use crate::store::keyspace::KeyspaceId;
+use crate::store::record;
+use crate::store::row_reads::{Row, RowBounds, RowBytes, Rows, NO_BODIES};
+use crate::store::{rows::BUCKET, ReadError};
+use futures_util::future::try_join_all;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio_postgres::Error;
+
+/// Rows of the first page, and of those behind it.
+const FIRST_PAGE: usize = 256;
+const PAGE: usize = 4_096;
+/// Rows of the first pages of several ranges together.
+const FIRST_PAGES: usize = 8_192;
+/// Fewest rows of a page.
+const LEAST_PAGE: usize = 16;
+/// Bytes of heads on one page, about, and of rests at most.
+const PAGE_HEADS: i64 = 8 << 20;
+const PAGE_RESTS: u64 = 32 << 20;
+
+/// Rows in the tables, through one connection.
+pub(super) struct PgRows {
+    link: Link,
+    /// In which epoch each bucket is: part of the key of what lies in it.
+    epochs: Arc<Mutex<Epochs>>,
+    /// A window has closed early, and may have members.
+    closings: Arc<AtomicBool>,
+}
+
+impl PgRows {
+    /// Through this connection, whose statements are prepared.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Database`].
+    pub(super) fn over(link: Link) -> Result<Self, OpenError> {
+        let rows = PgRows { link, epochs: Arc::default(), closings: Arc::default() };
+        let any = rows.page_of(KeyspaceId::Closings, &everything(), 1, NO_BODIES)?;
+        rows.closings.store(!any.rows.is_empty(), Ordering::Relaxed);
+        Ok(rows)
+    }
+
+    /// The same for another thread, through a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Database`].
+    pub(super) fn beside(&self, config: &DatabaseConfig) -> Result<Self, OpenError> {
+        let mut link = Link::open(config)?;
+        link.prepare(&config.schema)?;
+        Ok(PgRows { link, epochs: Arc::clone(&self.epochs), closings: Arc::clone(&self.closings) })
+    }
+
+    /// The connection that they are read through.
+    pub(super) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// In which epoch each bucket is.
+    pub(super) fn epochs(&self) -> Epochs {
+        *self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was committed last has begun these.
+    pub(super) fn set_epochs(&mut self, epochs: Epochs) {
+        *self.epochs.lock().unwrap_or_else(PoisonError::into_inner) = epochs;
+    }
+
+    fn unreadable(&self, error: &DatabaseError) -> ReadError {
+        ReadError::Engine(format!("database {}: {error}", self.link.place()))
+    }
+
+    /// All that is asked for, at once.
+    fn found(
+        &self,
+        keys: &[(KeyspaceId, RowBytes)],
+        bodies: u64,
+    ) -> Result<Vec<Option<RowBytes>>, ReadError> {
+        let mut wanted = Wanted::default();
+        let epochs = self.epochs();
+        for (n, (id, key)) in keys.iter().enumerate() {
+            match id {
+                KeyspaceId::Items => wanted.items.add(n, key),
+                KeyspaceId::Ended(bucket) if **key != *BUCKET => {
+                    wanted.buckets.push(i16::from(*bucket));
+                    let epoch = epochs.get(usize::from(*bucket)).copied().unwrap_or_default();
+                    wanted.epochs.push(epoch as i64);
+                    wanted.ended.add(n, key);
+                }
+                KeyspaceId::Ended(_)
+                | KeyspaceId::Customers
+                | KeyspaceId::Identities
+                | KeyspaceId::Queues
+                | KeyspaceId::Windows
+                | KeyspaceId::Closings
+                | KeyspaceId::Meta => {
+                    wanted.spaces.push(space(*id));
+                    wanted.others.add(n, key);
+                }
+            }
+        }
+        let answers = self.ask(&wanted, bodies != NO_BODIES).map_err(|e| self.unreadable(&e))?;
+        let mut found = vec![None; keys.len()];
+        for (n, value) in answers {
+            if let Some(slot) = found.get_mut(n) {
+                *slot = Some(value);
+            }
+        }
+        Ok(found)
+    }
+
+    fn ask(&self, wanted: &Wanted<'_>, whole: bool) -> Result<Vec<(usize, RowBytes)>, DatabaseError> {
+        let statements = self.link.statements()?;
+        let client = self.link.client();
+        let items = async {
+            match wanted.items.keys.is_empty() {
+                true => Ok(Vec::new()),
+                false => client.query(&statements.items, &[&wanted.items.keys, &whole]).await,
+            }
+        };
+        let others = async {
+            match wanted.others.keys.is_empty() {
+                true => Ok(Vec::new()),
+                false => client.query(&statements.others, &[&wanted.spaces, &wanted.others.keys]).await,
+            }
+        };
+        let ended = async {
+            let Wanted { buckets, epochs, ended, .. } = wanted;
+            match ended.keys.is_empty() {
+                true => Ok(Vec::new()),
+                false => client.query(&statements.ended, &[buckets, epochs, &ended.keys]).await,
+            }
+        };
+        let (items, others, ended) = self.link.run(async { tokio::try_join!(items, others, ended) })?;
+        // Numbered from one, as they were asked for.
+        let asked = |of: &Asked<'_>, row: &tokio_postgres::Row| {
+            let n = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
+            of.places.get(n).copied().unwrap_or(usize::MAX)
+        };
+        let mut answers = Vec::with_capacity(items.len() + others.len() + ended.len());
+        answers
+            .extend(items.iter().map(|row| (asked(&wanted.items, row), record_of(row.get(1), row.get(2)))));
+        answers.extend(others.iter().map(|row| (asked(&wanted.others, row), bytes_of(row, 1))));
+        answers.extend(ended.iter().map(|row| (asked(&wanted.ended, row), bytes_of(row, 1))));
+        Ok(answers)
+    }
+
+    /// The first `most` rows within these bounds.
+    fn page_of(
+        &self,
+        id: KeyspaceId,
+        bounds: &RowBounds,
+        most: usize,
+        bodies: u64,
+    ) -> Result<Page, ReadError> {
+        if matches!(id, KeyspaceId::Ended(_)) {
+            return Err(broken_contract("ended items are looked up by identity alone").into());
+        }
+        self.link.run(self.read_page(id, bounds, most, bodies)?).map_err(|e| self.unreadable(&e))
+    }
+
+    /// The same, to be waited for.
+    fn read_page<'a>(
+        &'a self,
+        id: KeyspaceId,
+        bounds: &'a RowBounds,
+        most: usize,
+        bodies: u64,
+    ) -> Result<impl std::future::Future<Output = Result<Page, Error>> + 'a, ReadError> {
+        let statements = self.link.statements().map_err(|e| self.unreadable(&e))?;
+        let client = self.link.client();
+        let (from, until, limit) = (bounds.0.as_slice(), bounds.1.as_slice(), most as i64);
+        Ok(async move {
+            if from >= until {
+                return Ok(Page { rows: VecDeque::new(), is_last: true });
+            }
+            if id != KeyspaceId::Items {
+                let found = client.query(&statements.page, &[&space(id), &from, &until, &limit]).await?;
+                let row = |row: &tokio_postgres::Row| (bytes_of(row, 0), bytes_of(row, 1));
+                let rows: VecDeque<Row> = found.iter().map(row).collect();
+                return Ok(Page { is_last: rows.len() < most, rows });
+            }
+            let rests = bodies.min(PAGE_RESTS) as i64;
+            let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+                [&from, &until, &limit, &PAGE_HEADS, &rests];
+            let found = client.query(&statements.item_page, &parameters).await?;
+            let heads: usize = found.iter().map(|row| row.get::<_, &[u8]>(1).len()).sum();
+            let row = |row: &tokio_postgres::Row| (bytes_of(row, 0), record_of(row.get(1), row.get(2)));
+            let rows: VecDeque<Row> = found.iter().map(row).collect();
+            Ok(Page { is_last: rows.len() < most && heads < PAGE_HEADS as usize, rows })
+        })
+    }
+}
+
+fn bytes_of(row: &tokio_postgres::Row, column: usize) -> RowBytes {
+    RowBytes::from(row.get::<_, &[u8]>(column))
+}
+
+/// The record of an item, or its head where its rest was not read.
+fn record_of(head: &[u8], rest: Option<&[u8]>) -> RowBytes {
+    let mut bytes = Vec::with_capacity(head.len() + rest.map_or(0, <[u8]>::len));
+    bytes.extend_from_slice(head);
+    match rest {
+        Some(rest) => bytes.extend_from_slice(rest),
+        None => record::mark_cut(&mut bytes),
+    }
+    bytes.into()
+}
+
+/// The number of a keyspace in the table of all that is neither an item nor ended. Part of the format.
+pub(super) fn space(id: KeyspaceId) -> i16 {
+    id.index() as i16
+}
+
+/// Row keys of a whole keyspace: none begins with as many bytes of this value.
+fn everything() -> RowBounds {
+    (Vec::new(), vec![u8::MAX; 1_024])
+}
+
+/// Keys of one table, and which of all that are asked for each of them is.
+#[derive(Default)]
+struct Asked<'a> {
+    keys: Vec<&'a [u8]>,
+    places: Vec<usize>,
+}
+
+impl<'a> Asked<'a> {
+    fn add(&mut self, place: usize, key: &'a [u8]) {
+        self.keys.push(key);
+        self.places.push(place);
+    }
+}
+
+/// Keys by table.
+#[derive(Default)]
+struct Wanted<'a> {
+    items: Asked<'a>,
+    others: Asked<'a>,
+    spaces: Vec<i16>,
+    ended: Asked<'a>,
+    buckets: Vec<i16>,
+    epochs: Vec<i64>,
+}
+
+/// A part of a range.
+struct Page {
+    rows: VecDeque<Row>,
+    /// Nothing lies behind it.
+    is_last: bool,
+}
+
+/// A range, page by page.
+struct Pages<'a> {
+    rows: &'a PgRows,
+    id: KeyspaceId,
+    left: RowBounds,
+    bodies: u64,
+    most: usize,
+    page: Page,
+    fault: Option<ReadError>,
+}
+
+impl Iterator for Pages<'_> {
+    type Item = Result<Row, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(fault) = self.fault.take() {
+            self.page = Page { rows: VecDeque::new(), is_last: true };
+            return Some(Err(fault));
+        }
+        if self.page.rows.is_empty() && !self.page.is_last {
+            match self.rows.page_of(self.id, &self.left, self.most, self.bodies) {
+                Ok(page) => self.page = page,
+                Err(error) => {
+                    self.page.is_last = true;
+                    return Some(Err(error));
+                }
+            }
+            self.most = PAGE;
+        }
+        let row = self.page.rows.pop_front()?;
+        if self.page.rows.is_empty() {
+            // The first key behind this one.
+            self.left.0 = [&*row.0, &[0]].concat();
+        }
+        if self.id == KeyspaceId::Items && record::is_whole(&row.1) {
+            self.bodies = self.bodies.saturating_sub(row.1.len() as u64);
+        }
+        Some(Ok(row))
+    }
+}
+
+impl Rows for PgRows {
+    const TOGETHER: usize = 1_000;
+    const AHEAD: usize = 256;
+
+    fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
+        let found = self.found(&[(id, key.into())], u64::MAX)?;
+        Ok(found.into_iter().next().flatten())
+    }
+
+    fn get_many(
+        &self,
+        keys: &[(KeyspaceId, RowBytes)],
+        bodies: u64,
+    ) -> impl Iterator<Item = impl FnOnce() -> Result<Option<RowBytes>, ReadError>> {
+        let answers: Vec<Result<Option<RowBytes>, ReadError>> = match self.found(keys, bodies) {
+            Ok(found) => found.into_iter().map(Ok).collect(),
+            // Each of them: not every answer is called for.
+            Err(error) => {
+                let text = error.to_string();
+                keys.iter().map(|_| Err(ReadError::Engine(text.clone()))).collect()
+            }
+        };
+        answers.into_iter().map(|answer| move || answer)
+    }
+
+    fn range(
+        &self,
+        id: KeyspaceId,
+        bounds: RowBounds,
+        bodies: u64,
+    ) -> impl Iterator<Item = Result<Row, ReadError>> {
+        let page = Page { rows: VecDeque::new(), is_last: bounds.0 >= bounds.1 };
+        Pages { rows: self, id, left: bounds, bodies, most: FIRST_PAGE, page, fault: None }
+    }
+
+    fn ranges(
+        &self,
+        bounds: Vec<RowBounds>,
+        bodies: u64,
+    ) -> impl Iterator<Item = impl Iterator<Item = Result<Row, ReadError>>> {
+        let id = KeyspaceId::Items;
+        let many = bounds.len().max(1);
+        let most = (FIRST_PAGES / many).clamp(LEAST_PAGE, PAGE);
+        let each = bodies / many as u64;
+        let reads = bounds.iter().map(|bounds| self.read_page(id, bounds, most, each));
+        let reads = reads.collect::<Result<Vec<_>, _>>();
+        let first =
+            reads.and_then(|reads| self.link.run(try_join_all(reads)).map_err(|e| self.unreadable(&e)));
+        let (pages, fault) = match first {
+            Ok(pages) => (pages, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        let mut pages = pages.into_iter();
+        bounds.into_iter().map(move |left| {
+            let page = pages.next().unwrap_or(Page { rows: VecDeque::new(), is_last: true });
+            let fault = fault.clone().map(ReadError::Engine);
+            Pages { rows: self, id, left, bodies: each, most: PAGE, page, fault }
+        })
+    }
+
+    fn all(&self, id: KeyspaceId) -> impl Iterator<Item = Result<Row, ReadError>> {
+        self.range(id, everything(), u64::MAX)
+    }
+
+    fn has_closings(&self) -> bool {
+        self.closings.load(Ordering::Relaxed)
+    }
+
+    fn note_closing(&self) {
+        self.closings.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,115 @@
+//! The tables, and how they come to be.
+//!
+//! The same text is what `tidegate schema` prints, for databases whose administrators let no daemon make
+//! tables.
+
+use super::connect::{DatabaseError, Link};
+use crate::store::OpenError;
+use tokio_postgres::error::SqlState;
+
+/// Which tables there are, and what lies in them.
+pub(super) const FORMAT: i32 = 1;
+/// How many engines share the tables.
+const SHARDS: i16 = 1;
+
+/// Number of the advisory lock under which tables are made: one daemon at a time, whatever the schema.
+const LOCK: i64 = 0x7469_6465_6761_7465;
+
+/// SQL that makes the tables in a schema of this name, a plain one.
+///
+/// Keys and values are those of the disk store's rows, with their checksums; a record of an item lies in two
+/// columns, so that it can be read without its body. `writer` of a shard is set by each transaction to the
+/// claim of who writes: the constraint refuses it where that is not the present one.
+#[must_use]
+pub fn schema(name: &str) -> String {
+    format!(
+        r#"-- The tables of tidegate, format {FORMAT}. For PostgreSQL 13 or newer.
+CREATE SCHEMA IF NOT EXISTS "{name}";
+CREATE TABLE "{name}".cluster (
+  only_one bool PRIMARY KEY DEFAULT true CHECK (only_one),
+  format int4 NOT NULL,
+  shards int2 NOT NULL);
+CREATE TABLE "{name}".shards (
+  shard int2 PRIMARY KEY,
+  identity int8 NOT NULL,
+  claim bytea, writer bytea,
+  epoch int8 NOT NULL DEFAULT 0,
+  owner text, backend int4, claimed timestamptz,
+  expires timestamptz NOT NULL DEFAULT '-infinity',
+  commit_no int8 NOT NULL DEFAULT 0, next_seq int8 NOT NULL DEFAULT 0, wall int8 NOT NULL DEFAULT 0,
+  CONSTRAINT fence CHECK (writer IS NOT DISTINCT FROM claim))
+  WITH (fillfactor = 10);
+CREATE TABLE "{name}".items (
+  shard int2 NOT NULL, key bytea NOT NULL, head bytea NOT NULL, rest bytea NOT NULL,
+  PRIMARY KEY (shard, key))
+  WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
+        toast.autovacuum_vacuum_scale_factor = 0.02, toast.autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE "{name}".rows (
+  shard int2 NOT NULL, space int2 NOT NULL, key bytea NOT NULL, value bytea NOT NULL,
+  PRIMARY KEY (shard, space, key))
+  WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE "{name}".ended (
+  shard int2 NOT NULL, bucket int2 NOT NULL, epoch int8 NOT NULL, identity bytea NOT NULL, value bytea NOT NULL,
+  PRIMARY KEY (shard, bucket, epoch, identity))
+  WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+-- For people: what waits, by application ('' holds what is given up), and when it is due as it was planned.
+CREATE VIEW "{name}".waiting AS SELECT shard,
+  convert_from(substring(key FROM 2 FOR get_byte(key, 0)), 'UTF8') AS queue,
+  to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 / 1000.0) AS due,
+  ('x' || encode(substring(key FROM 18 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 AS number,
+  octet_length(head) + octet_length(rest) AS bytes
+  FROM "{name}".items;
+INSERT INTO "{name}".cluster (format, shards) VALUES ({FORMAT}, {SHARDS});
+INSERT INTO "{name}".shards (shard, identity)
+  VALUES (0, ('x' || substr(md5(gen_random_uuid()::text || clock_timestamp()::text), 1, 16))::bit(64)::int8);
+"#
+    )
+}
+
+/// Makes the tables where there are none, and looks whether they are those that this program knows.
+pub(super) fn ensure(link: &Link, name: &str) -> Result<(), OpenError> {
+    if !exists(link, name)? {
+        // Whoever comes second finds them made.
+        let text = format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})");
+        link.execute(&text).map_err(|e| link.failed(&e))?;
+        let made = if exists(link, name)? { Ok(()) } else { link.execute(&schema(name)) };
+        let ended = link.execute(if made.is_ok() { "COMMIT" } else { "ROLLBACK" });
+        made.map_err(|error| not_made(link, name, &error))?;
+        ended.map_err(|e| link.failed(&e))?;
+        tracing::info!(schema = name, "made the tables");
+    }
+    let text = format!("SELECT format, shards FROM \"{name}\".cluster");
+    let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
+    let Some((format, shards)) = rows.first().map(|row| (row.get::<_, i32>(0), row.get::<_, i16>(1))) else {
+        return Err(OpenError::ForeignSchema {
+            schema: name.to_owned(),
+            error: "table `cluster` is empty".to_owned(),
+        });
+    };
+    let error = if format != FORMAT {
+        format!("its tables have format {format}, and this program knows {FORMAT}")
+    } else if shards != SHARDS {
+        format!("it is laid out for {shards} shards, and this program knows {SHARDS}")
+    } else {
+        return Ok(());
+    };
+    Err(OpenError::ForeignSchema { schema: name.to_owned(), error })
+}
+
+fn exists(link: &Link, name: &str) -> Result<bool, OpenError> {
+    let text = format!("SELECT to_regclass('\"{name}\".cluster') IS NOT NULL");
+    let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
+}
+
+fn not_made(link: &Link, name: &str, error: &DatabaseError) -> OpenError {
+    if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
+        let error = format!(
+            "this role may not make the tables in schema `{name}` ({error}): let one who may run what \
+             `tidegate schema` prints, and grant this role USAGE on the schema and SELECT, INSERT, UPDATE \
+             and DELETE on its tables"
+        );
+        return OpenError::Database { place: link.place().to_owned(), error };
+    }
+    link.failed(error)
+}

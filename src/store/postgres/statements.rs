@@ -1,0 +1,248 @@
+//! What is said to the database again and again.
+//!
+//! What is looked up by key must be so whatever the database knows of its tables, which are empty at the start
+//! and large an hour later: a LATERAL with an OFFSET is one look into the index for each key. What is deleted
+//! by key is found in the same way first.
+
+use tokio_postgres::{Client, Error, Statement};
+
+/// The part of the tables that this daemon uses.
+const SHARD: i16 = 0;
+
+/// Statements of one connection, for the tables of one schema.
+pub(super) struct Statements {
+    /// Items by key, with their rests or without.
+    pub(super) items: Statement,
+    /// Rows of other keyspaces by key.
+    pub(super) others: Statement,
+    /// Ended items by bucket, epoch and identity.
+    pub(super) ended: Statement,
+    /// A page of items: so many rows, less where their heads are large; rests within a bound.
+    pub(super) item_page: Statement,
+    /// A page of another keyspace.
+    pub(super) page: Statement,
+    /// The first statement of each transaction; see [`super::claim`].
+    pub(super) fence: Statement,
+    /// Takes the store over where it is free, or its lease over, or it was this daemon's.
+    pub(super) claim: Statement,
+    /// Who has it, and for how long.
+    pub(super) owner: Statement,
+    /// Lets go of it.
+    pub(super) release: Statement,
+    /// Removes items by key.
+    pub(super) delete_items: Statement,
+    /// Writes items, new or known.
+    pub(super) write_items: Statement,
+    /// Removes rows of other keyspaces by key.
+    pub(super) delete_others: Statement,
+    /// Writes rows of other keyspaces, new or known.
+    pub(super) write_others: Statement,
+    /// Writes how items ended.
+    pub(super) write_ended: Statement,
+    /// Removes rows of earlier epochs of a bucket.
+    pub(super) sweep: Statement,
+}
+
+impl Statements {
+    /// Prepares all of them at once.
+    ///
+    /// # Errors
+    ///
+    /// The database's: a table is missing, or is another one.
+    pub(super) async fn prepare(client: &Client, schema: &str) -> Result<Self, Error> {
+        let texts = Texts::of(schema);
+        let statement = |text: String| async move { client.prepare(&text).await };
+        let (items, others, ended, item_page, page) = tokio::try_join!(
+            statement(texts.items()),
+            statement(texts.others()),
+            statement(texts.ended()),
+            statement(texts.item_page()),
+            statement(texts.page()),
+        )?;
+        let (fence, claim, owner, release) = tokio::try_join!(
+            statement(texts.fence()),
+            statement(texts.claim()),
+            statement(texts.owner()),
+            statement(texts.release()),
+        )?;
+        let (delete_items, write_items, delete_others, write_others, write_ended, sweep) = tokio::try_join!(
+            statement(texts.delete_items()),
+            statement(texts.write_items()),
+            statement(texts.delete_others()),
+            statement(texts.write_others()),
+            statement(texts.write_ended()),
+            statement(texts.sweep()),
+        )?;
+        Ok(Statements {
+            items,
+            others,
+            ended,
+            item_page,
+            page,
+            fence,
+            claim,
+            owner,
+            release,
+            delete_items,
+            write_items,
+            delete_others,
+            write_others,
+            write_ended,
+            sweep,
+        })
+    }
+}
+
+/// The statements' texts, over these tables.
+struct Texts {
+    items: String,
+    rows: String,
+    ended: String,
+    shards: String,
+}
+
+impl Texts {
+    fn of(schema: &str) -> Self {
+        let table = |name: &str| format!("\"{schema}\".{name}");
+        Texts { items: table("items"), rows: table("rows"), ended: table("ended"), shards: table("shards") }
+    }
+
+    fn items(&self) -> String {
+        let Texts { items, .. } = self;
+        format!(
+            "SELECT w.n, i.head, CASE WHEN $2 THEN i.rest END \
+             FROM unnest($1::bytea[]) WITH ORDINALITY AS w(key, n), \
+             LATERAL (SELECT * FROM {items} i WHERE i.shard = {SHARD} AND i.key = w.key OFFSET 0) i"
+        )
+    }
+
+    fn others(&self) -> String {
+        let Texts { rows, .. } = self;
+        format!(
+            "SELECT w.n, r.value FROM unnest($1::int2[], $2::bytea[]) WITH ORDINALITY AS w(space, key, n), \
+             LATERAL (SELECT * FROM {rows} r \
+             WHERE r.shard = {SHARD} AND r.space = w.space AND r.key = w.key OFFSET 0) r"
+        )
+    }
+
+    fn ended(&self) -> String {
+        let Texts { ended, .. } = self;
+        format!(
+            "SELECT w.n, e.value FROM unnest($1::int2[], $2::int8[], $3::bytea[]) \
+             WITH ORDINALITY AS w(bucket, epoch, identity, n), \
+             LATERAL (SELECT * FROM {ended} e WHERE e.shard = {SHARD} AND e.bucket = w.bucket \
+             AND e.epoch = w.epoch AND e.identity = w.identity OFFSET 0) e"
+        )
+    }
+
+    fn item_page(&self) -> String {
+        let Texts { items, .. } = self;
+        format!(
+            "SELECT key, head, CASE WHEN rests <= $5 THEN rest END FROM (SELECT key, head, rest, \
+             sum(octet_length(head)) OVER w - octet_length(head) AS heads, \
+             sum(octet_length(rest)) OVER w AS rests FROM (SELECT key, head, rest FROM {items} \
+             WHERE shard = {SHARD} AND key >= $1 AND key < $2 ORDER BY key LIMIT $3) r \
+             WINDOW w AS (ORDER BY key ROWS UNBOUNDED PRECEDING)) s WHERE heads < $4 ORDER BY key"
+        )
+    }
+
+    fn page(&self) -> String {
+        let Texts { rows, .. } = self;
+        format!(
+            "SELECT key, value FROM {rows} \
+             WHERE shard = {SHARD} AND space = $1 AND key >= $2 AND key < $3 ORDER BY key LIMIT $4"
+        )
+    }
+
+    /// A row that is not there is a fault as well: else nothing would stop what follows.
+    fn fence(&self) -> String {
+        let Texts { shards, .. } = self;
+        format!(
+            "WITH fenced AS (UPDATE {shards} SET writer = $1, commit_no = $2, next_seq = $3, wall = $4, \
+             expires = clock_timestamp() + $5 * interval '1 millisecond' WHERE shard = {SHARD} RETURNING 1) \
+             SELECT 1 / count(*) FROM fenced"
+        )
+    }
+
+    fn claim(&self) -> String {
+        let Texts { shards, .. } = self;
+        format!(
+            "UPDATE {shards} SET claim = $1, writer = $1, epoch = epoch + 1, owner = $2, \
+             backend = pg_backend_pid(), claimed = clock_timestamp(), \
+             expires = clock_timestamp() + $3 * interval '1 millisecond' \
+             WHERE shard = {SHARD} AND (expires < clock_timestamp() OR owner = $2) \
+             RETURNING epoch, commit_no, next_seq, wall, identity"
+        )
+    }
+
+    fn owner(&self) -> String {
+        let Texts { shards, .. } = self;
+        format!(
+            "SELECT coalesce(owner, ''), (extract(epoch FROM \
+             greatest(expires, clock_timestamp()) - clock_timestamp()) * 1000)::int8 \
+             FROM {shards} WHERE shard = {SHARD}"
+        )
+    }
+
+    fn release(&self) -> String {
+        let Texts { shards, .. } = self;
+        format!(
+            "UPDATE {shards} SET claim = NULL, writer = NULL, owner = NULL, expires = '-infinity' \
+             WHERE shard = {SHARD} AND claim = $1"
+        )
+    }
+
+    fn delete_items(&self) -> String {
+        let Texts { items, .. } = self;
+        format!(
+            "DELETE FROM {items} WHERE ctid = ANY (ARRAY(SELECT t.ctid FROM unnest($1::bytea[]) AS k(key), \
+             LATERAL (SELECT i.ctid FROM {items} i WHERE i.shard = {SHARD} AND i.key = k.key OFFSET 0) t))"
+        )
+    }
+
+    fn write_items(&self) -> String {
+        let Texts { items, .. } = self;
+        format!(
+            "INSERT INTO {items} (shard, key, head, rest) SELECT {SHARD}, u.key, u.head, u.rest \
+             FROM unnest($1::bytea[], $2::bytea[], $3::bytea[]) AS u(key, head, rest) \
+             ON CONFLICT (shard, key) DO UPDATE SET head = excluded.head, rest = excluded.rest"
+        )
+    }
+
+    fn delete_others(&self) -> String {
+        let Texts { rows, .. } = self;
+        format!(
+            "DELETE FROM {rows} WHERE ctid = ANY (ARRAY(SELECT t.ctid \
+             FROM unnest($1::int2[], $2::bytea[]) AS k(space, key), LATERAL (SELECT r.ctid FROM {rows} r \
+             WHERE r.shard = {SHARD} AND r.space = k.space AND r.key = k.key OFFSET 0) t))"
+        )
+    }
+
+    fn write_others(&self) -> String {
+        let Texts { rows, .. } = self;
+        format!(
+            "INSERT INTO {rows} (shard, space, key, value) SELECT {SHARD}, u.space, u.key, u.value \
+             FROM unnest($1::int2[], $2::bytea[], $3::bytea[]) AS u(space, key, value) \
+             ON CONFLICT (shard, space, key) DO UPDATE SET value = excluded.value"
+        )
+    }
+
+    fn write_ended(&self) -> String {
+        let Texts { ended, .. } = self;
+        format!(
+            "INSERT INTO {ended} (shard, bucket, epoch, identity, value) \
+             SELECT {SHARD}, u.bucket, u.epoch, u.identity, u.value \
+             FROM unnest($1::int2[], $2::int8[], $3::bytea[], $4::bytea[]) \
+             AS u(bucket, epoch, identity, value) \
+             ON CONFLICT (shard, bucket, epoch, identity) DO UPDATE SET value = excluded.value"
+        )
+    }
+
+    fn sweep(&self) -> String {
+        let Texts { ended, .. } = self;
+        format!(
+            "DELETE FROM {ended} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {ended} \
+             WHERE shard = {SHARD} AND bucket = $1 AND epoch < $2 ORDER BY shard, bucket, epoch, identity LIMIT $3))"
+        )
+    }
+}

@@ -1,0 +1,316 @@
+//! What a store in a database promises beside what every store does: claims, leases, the fence, and statements
+//! that cost the same whatever the database knows of its tables.
+
+use crate::clock;
+use crate::engine::event::{IndexRows, Load, Loaded, Op, Stored};
+use crate::engine::types::Identity;
+use crate::store::ended_tests::{begin, remember};
+use crate::store::find_tests::wanted;
+use crate::store::ground::{Ground, GroundKind, PgGround};
+use crate::store::tests::{delete, everything, given, group, item, key, part, place, put, put_item, APP};
+use crate::store::{CommitError, OpenError, OpenStore, Store};
+use std::time::{Duration, Instant};
+
+fn ground() -> PgGround {
+    match GroundKind::Postgres.bare() {
+        Ground::Postgres(ground) => ground,
+        Ground::Disk(_) | Ground::Maps(_) => unreachable!("another ground"),
+    }
+}
+
+fn open(ground: &PgGround) -> Result<OpenStore, OpenError> {
+    ground.open(clock::wall_ms())
+}
+
+fn refusal(ground: &PgGround) -> OpenError {
+    open(ground).map(drop).expect_err("opened")
+}
+
+#[test]
+fn a_store_is_one_daemons_until_it_is_released() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    let elsewhere = ground.elsewhere();
+    match refusal(&elsewhere) {
+        OpenError::Claimed { owner, left_ms } => {
+            assert!(owner.contains('/') && (1..=10_000).contains(&left_ms), "{owner} {left_ms}");
+        }
+        other => panic!("{other}"),
+    }
+    store.close().unwrap();
+    let mut store = open(&elsewhere).unwrap().store;
+    assert_eq!(everything(&mut *store), [key(1, 1)]);
+}
+
+#[test]
+fn the_same_daemon_has_it_back_at_once_and_a_copy_of_its_file_is_another() {
+    let ground = ground();
+    // As after kill -9: nothing is released.
+    drop(open(&ground).unwrap());
+    drop(open(&ground).unwrap());
+    let elsewhere = ground.elsewhere();
+    std::fs::copy(ground.path().join("NODE"), elsewhere.path().join("NODE")).unwrap();
+    assert!(matches!(refusal(&elsewhere), OpenError::Claimed { .. }));
+    drop(open(&ground).unwrap());
+    assert_eq!(ground.sql("SELECT epoch FROM $.shards"), "3");
+}
+
+#[test]
+fn what_is_over_is_free() {
+    let ground = ground();
+    drop(open(&ground).unwrap());
+    ground.sql("UPDATE $.shards SET expires = clock_timestamp() - interval '1 ms'");
+    drop(open(&ground.elsewhere()).unwrap());
+    // The first daemon is another one's predecessor by now.
+    assert!(matches!(refusal(&ground), OpenError::Claimed { .. }));
+}
+
+/// Another daemon has claimed the store, and this one does not know.
+fn stolen(ground: &PgGround) -> (Box<dyn Store>, Box<dyn Store>) {
+    let mut old = open(ground).unwrap().store;
+    old.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    ground.sql("UPDATE $.shards SET expires = clock_timestamp() - interval '1 ms'");
+    let new = open(&ground.elsewhere()).unwrap().store;
+    (old, new)
+}
+
+#[test]
+fn whoever_has_lost_it_writes_nothing_and_forgets_who_it_was() {
+    let ground = ground();
+    let (mut old, mut new) = stolen(&ground);
+    new.commit(&[group(2, vec![put(2, 2)])]).unwrap();
+    let before = ground.sql("SELECT commit_no, next_seq, claim FROM $.shards");
+    let refused = old.commit(&[group(3, vec![put(3, 3), delete(1, 1)])]).unwrap_err();
+    assert!(matches!(refused, CommitError::Fenced), "{refused}");
+    assert_eq!(everything(&mut *new), [key(1, 1), key(2, 2)]);
+    assert!(matches!(old.renew(), Err(CommitError::Fenced)));
+    assert_eq!(ground.sql("SELECT commit_no, next_seq, claim FROM $.shards"), before);
+    // It must not pass for the former owner again, however the claim came to be the other's.
+    assert!(!ground.path().join("NODE").exists());
+    // What it lets go of is not its own.
+    old.close().unwrap();
+    new.commit(&[group(4, vec![put(4, 4)])]).unwrap();
+}
+
+#[test]
+fn a_store_without_its_row_takes_nothing() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    ground.sql("DELETE FROM $.shards");
+    let refused = store.commit(&[group(1, vec![put(1, 1)])]).unwrap_err();
+    assert!(matches!(refused, CommitError::Fenced), "{refused}");
+    assert_eq!(ground.sql("SELECT count(*) FROM $.items"), "0");
+}
+
+#[test]
+fn every_commit_extends_the_lease_and_so_does_a_renewal() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    let lease = store.lease().unwrap();
+    let left = "SELECT expires > clock_timestamp() + interval '9 s' FROM $.shards";
+    let age = "UPDATE $.shards SET expires = clock_timestamp() + interval '5 s'";
+    for renewed in [false, true] {
+        ground.sql(age);
+        std::thread::sleep(Duration::from_millis(20));
+        let before = clock::now().mono;
+        if renewed {
+            store.renew().unwrap();
+        } else {
+            store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+        }
+        assert_eq!(ground.sql(left), "t", "renewed: {renewed}");
+        assert!(lease.age(clock::now().mono) <= clock::now().mono - before, "renewed: {renewed}");
+    }
+    assert_eq!(ground.sql("SELECT commit_no, next_seq FROM $.shards"), "1|2", "a renewal is no commit");
+}
+
+#[test]
+fn a_lost_connection_is_a_failed_commit_and_what_is_there_is_found_again() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    ground.sql("SELECT pg_terminate_backend(backend) FROM $.shards");
+    let lost = store.commit(&[group(2, vec![put(2, 2)])]).unwrap_err();
+    assert!(matches!(lost, CommitError::Engine { .. }), "{lost}");
+    drop(store);
+    let mut store = open(&ground).unwrap().store;
+    assert_eq!(everything(&mut *store), [key(1, 1)]);
+}
+
+#[test]
+fn a_transaction_that_was_undone_is_made_again() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    // As a deadlock would, for the first two tries; a sequence is not undone.
+    ground.sql("CREATE SEQUENCE $.tries");
+    ground.sql(
+        "CREATE FUNCTION $.undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+         IF nextval(''$.tries'') < 3 THEN RAISE ''undone'' USING ERRCODE = ''40P01''; END IF; RETURN NEW; END'",
+    );
+    ground.sql("CREATE TRIGGER undo BEFORE INSERT ON $.items FOR EACH STATEMENT EXECUTE FUNCTION $.undo()");
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    assert_eq!(everything(&mut *store), [key(1, 1)]);
+    ground.sql("ALTER SEQUENCE $.tries MINVALUE -9 INCREMENT BY -1");
+    let undone = store.commit(&[group(2, vec![put(2, 2)])]).unwrap_err();
+    assert!(undone.to_string().contains("40P01"), "{undone}");
+}
+
+#[test]
+fn a_warning_of_the_database_is_a_doubt() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    ground.sql(
+        "CREATE FUNCTION $.warn() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+         RAISE WARNING ''canceling wait''; RETURN NULL; END'",
+    );
+    ground.sql(
+        "CREATE CONSTRAINT TRIGGER warn AFTER INSERT ON $.items DEFERRABLE INITIALLY DEFERRED \
+         FOR EACH ROW EXECUTE FUNCTION $.warn()",
+    );
+    let doubt = store.commit(&[group(1, vec![put(1, 1)])]).unwrap_err();
+    assert!(doubt.to_string().contains("came with a warning"), "{doubt}");
+}
+
+#[test]
+fn tables_of_others_are_refused_by_name() {
+    let ground = ground();
+    drop(open(&ground).unwrap());
+    for (change, part) in [
+        ("UPDATE $.cluster SET format = 99", "format 99"),
+        ("UPDATE $.cluster SET format = 1, shards = 8", "8 shards"),
+        ("DELETE FROM $.cluster", "empty"),
+    ] {
+        ground.sql(change);
+        let error = refusal(&ground);
+        let named = matches!(&error, OpenError::ForeignSchema { error, .. } if error.contains(part));
+        assert!(named, "{change}: {error}");
+    }
+}
+
+#[test]
+fn a_directory_with_a_store_on_the_disk_is_refused() {
+    let ground = ground();
+    std::fs::create_dir_all(ground.path().join("db")).unwrap();
+    std::fs::write(ground.path().join("db").join("version"), "").unwrap();
+    assert!(matches!(refusal(&ground), OpenError::HoldsDisk { .. }));
+}
+
+#[test]
+fn what_is_forgotten_goes_by_and_by() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    store.commit(&[group(1, vec![begin(2, 1), remember(2, given(1), 10)])]).unwrap();
+    store.commit(&[group(2, vec![begin(2, 5), remember(2, given(2), 11)])]).unwrap();
+    assert_eq!(ground.sql("SELECT count(*) FROM $.ended"), "2");
+    store.begin_reclaim().unwrap().expect("a job")().unwrap();
+    assert_eq!(ground.sql("SELECT count(*), min(epoch) FROM $.ended"), "1|2");
+    assert!(store.begin_reclaim().unwrap().is_none(), "nothing is left");
+    store.commit(&[group(3, vec![begin(3, 1)])]).unwrap();
+    assert!(store.begin_reclaim().unwrap().is_some());
+}
+
+#[test]
+fn people_see_what_waits() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    store.commit(&[group(1, vec![put(1_780_272_000_123, 7)])]).unwrap();
+    let seen = ground.sql("SELECT queue, extract(epoch FROM due) * 1000, number, bytes > 0 FROM $.waiting");
+    assert_eq!(seen, format!("{APP}|1780272000123.000000|7|t"));
+}
+
+/// Whatever the database knows of its tables: nothing, or that they are empty. Prepared at the start, and never
+/// again.
+#[test]
+fn no_statement_goes_over_a_whole_table_whatever_is_known_of_it() {
+    const ROWS: u64 = 5_000;
+    for known in ["", "ANALYZE", "VACUUM ANALYZE"] {
+        let ground = ground();
+        drop(open(&ground).unwrap());
+        for table in ["items", "rows", "ended"] {
+            ground.sql(&format!("ALTER TABLE $.{table} SET (autovacuum_enabled = false)"));
+            if !known.is_empty() {
+                ground.sql(&format!("{known} $.{table}"));
+            }
+        }
+        let mut store = open(&ground).unwrap().store;
+        let identity = |n: u64| Identity::given(u128::from(n + 1).to_be_bytes());
+        let item = |n: u64| Stored { given: Some(identity(n)), ..item(n + 1, 1) };
+        let rows = |n: u64| IndexRows { identity: Some(identity(n)), customer: None };
+        for chunk in 0..ROWS / 500 {
+            let puts = (chunk * 500..(chunk + 1) * 500).map(|n| put_item(item(n), true)).collect();
+            store.commit(&[group(chunk, puts)]).unwrap();
+        }
+        let ended = (0..ROWS).map(|n| remember(2, identity(n), n));
+        store.commit(&[group(99, std::iter::once(begin(2, 1)).chain(ended).collect())]).unwrap();
+        let wanted = (0..500).map(|n| wanted(identity(n * 10), &[2])).collect();
+        let Loaded::Found(found) = store.load(&Load::Find(wanted)).unwrap() else { panic!("found") };
+        assert!(found.iter().all(|found| found.item.is_some() && found.ended.is_some()));
+        let places = (0..500).map(|n| (n, place(APP, n * 10 + 1, 1))).collect();
+        assert!(
+            matches!(store.load(&Load::Contents(places)), Ok(Loaded::Contents(found)) if found.len() == 500)
+        );
+        let read = part(&mut *store, key(2_000, 0), 4_000, 100);
+        assert_eq!((read.0.len(), read.1), (100, Some(key(2_100, 1))));
+        let gone = (0..500).map(|n| Op::Delete { place: place(APP, n * 10 + 1, 1), rows: rows(n * 10) });
+        store.commit(&[group(100, gone.collect())]).unwrap();
+        store.begin_reclaim().unwrap().expect("a job")().unwrap();
+        // It tells what it has done when the connection ends.
+        store.close().unwrap();
+        let told = "SELECT sum(seq_tup_read), sum(idx_tup_fetch) > 3000 FROM pg_stat_user_tables \
+                    WHERE schemaname = '$' AND relname IN ('items', 'rows', 'ended')";
+        let begun = Instant::now();
+        let mut seen = ground.sql(told);
+        while !seen.ends_with("|t") && begun.elapsed() < Duration::from_secs(30) {
+            std::thread::sleep(Duration::from_millis(50));
+            seen = ground.sql(told);
+        }
+        assert_eq!(seen, "0|t", "rows read one after the other, where `{known}` was said");
+    }
+}
+
+#[test]
+fn the_wait_for_a_database_that_is_not_there_has_an_end() {
+    let ground = ground();
+    let mut config = ground.config();
+    let begun = Instant::now();
+    config.database.as_mut().unwrap().hosts = vec![("127.0.0.1".to_owned(), 1)];
+    let refused = crate::store::open(&config, 32 << 20, false, 0).map(drop).expect_err("opened");
+    let told = refused.to_string();
+    assert!(
+        told.contains("`postgres` at 127.0.0.1:1") && begun.elapsed() < Duration::from_secs(20),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_role_that_may_not_make_tables_is_told_how() {
+    let ground = ground();
+    ground.sql("CREATE ROLE $_weak LOGIN");
+    let weak = ground.as_role("_weak");
+    let told = refusal(&weak).to_string();
+    assert!(told.contains("tidegate schema") && told.contains("42501"), "{told}");
+    let schema = ground.config().database.unwrap().schema;
+    ground.sql(&super::schema(&schema));
+    ground.sql("GRANT USAGE ON SCHEMA $ TO $_weak");
+    ground.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA $ TO $_weak");
+    let mut store = open(&weak).unwrap().store;
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    assert_eq!(everything(&mut *store), [key(1, 1)]);
+}
+
+#[test]
+fn a_takeover_by_a_clock_that_is_behind_finds_what_lies_ahead() {
+    // What it comes to is tested over every ground; here that it is read, and within the lease.
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    let mut first = group(1, vec![put(5_000, 1)]);
+    first.marks.wall = 30_000;
+    store.commit(&[first]).unwrap();
+    store.close().unwrap();
+    for behind in [5, 1_000, 25_000] {
+        let opened = ground.elsewhere().open(30_000 - behind).unwrap();
+        assert_eq!(opened.opened.marks.wall, 30_000);
+        opened.store.close().unwrap();
+    }
+}
