@@ -73,8 +73,14 @@ lint: fetch ## formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked --offline -- -D warnings
 
+# PostgreSQL for the tests of its store; its package makes no cluster of its own while this is there.
+CLUSTERS := /etc/postgresql-common/createcluster.d/tidegate.conf
+
 .PHONY: setup
 setup:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
+		$(SUDO) mkdir -p $(dir $(CLUSTERS)) && echo 'create_main_cluster = false' | $(SUDO) tee $(CLUSTERS) >/dev/null; \
+		( $(call install,initdb-of-postgresql=postgresql) ); code=$$?; $(SUDO) rm -f $(CLUSTERS); exit $$code; }
 	@$(call install,strace faketime promtool=prometheus amqp-publish=amqp-tools curl \
 		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu) $(call python,celery))
 	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
@@ -112,6 +118,13 @@ BUSY ?= 6
 .PHONY: test-steady
 test-steady: ## the black-box tests RUNS (10) times beside BUSY (6) busy processes; nothing is run once more
 	@integration/steady.sh $(RUNS) $(BUSY)
+
+# Those suites that are not about the files of a store on the disk.
+POSTGRES := admin:: commands:: delivery:: dropin:: hostile:: identity:: letters:: limits:: list:: operate:: requests::
+
+.PHONY: test-postgres
+test-postgres: ## the black-box suites with all stores in a private PostgreSQL
+	@TIDEGATE_TEST_STORE=postgres SUITES="$(POSTGRES)" CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: test-rabbitmq
 test-rabbitmq: ## the black-box tests against the RabbitMQ of another release of Debian (RELEASE=sid), as root

@@ -27,6 +27,7 @@ mod limits;
 mod list;
 mod operate;
 mod page;
+mod postgres;
 mod rate;
 mod redeliver;
 mod requests;

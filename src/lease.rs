@@ -1,9 +1,9 @@
-//! How long a store that several machines reach may be taken for one's own. Pure; the clock is `CLOCK_BOOTTIME`,
-//! so that a machine that slept has lost what it slept over.
+//! How long a store that several machines reach may be taken for one's own. Pure; the clock is
+//! `CLOCK_BOOTTIME`, so that a machine that slept has lost what it slept over.
 //!
 //! The database counts a lease from when it has heard of a renewal; here it counts from when that was *sent*,
-//! and ends a fifth early. So a slow answer never stretches it, and clocks need not agree, as long as they run
-//! about equally fast.
+//! and ends a fifth early. So a slow answer never stretches it, and clocks need not agree, as long as they
+//! run about equally fast.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -70,8 +70,8 @@ pub fn init(format: LogFormat) -> Result<(), tracing_subscriber::util::TryInitEr
 }
 
 /// The filter, less what must never be logged, whatever it says. lapin's TRACE prints the login, and its
-/// target for returned messages prints their whole bodies. TRACE of other libraries shows what goes over
-/// their wires, too.
+/// target for returned messages prints their whole bodies; tokio-postgres prints at DEBUG what statements are
+/// given, which is payloads. TRACE of other libraries shows what goes over their wires, too.
 fn allowed<S: Subscriber>(filter: EnvFilter) -> impl tracing_subscriber::layer::Filter<S> {
     // Told, or what nobody wants would be looked at all the same: at each record of each library.
     let most = filter.max_level_hint();
@@ -86,7 +86,7 @@ fn harmless(meta: &Metadata<'_>) -> bool {
     let within = |module: &str| {
         meta.target().strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
     };
-    if within("lapin::returned_messages") {
+    if within("lapin::returned_messages") || *meta.level() > Level::INFO && within("tokio_postgres") {
         return false;
     }
     *meta.level() != Level::TRACE || within("tidegate")
@@ -261,6 +261,7 @@ mod tests {
         fn events() {
             tracing::warn!(target: "lapin::returned_messages", "canary");
             tracing::error!(target: "lapin::returned_messages::inner", "canary");
+            tracing::debug!(target: "tokio_postgres::query", "canary");
             tracing::trace!(target: "lapin", "canary");
             tracing::trace!(target: "lapin::internal_rpc", "canary");
             tracing::trace!(target: "amq_protocol_tcp", "canary");

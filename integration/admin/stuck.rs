@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::time::{Duration, Instant};
-use tidegate_harness::{wait_until, Config, Daemon, Node, Site};
+use tidegate_harness::{has_disk_store, wait_until, Config, Daemon, Node, Site};
 
 const LIMIT: Duration = Duration::from_secs(30);
 /// Longer than any test holds a thread.
@@ -180,6 +180,9 @@ fn a_stop_ends_whichever_thread_is_held() {
 /// The disk takes a sync and says nothing more.
 #[test]
 fn a_stop_ends_while_a_sync_does_not_come_back() {
+    if !has_disk_store() {
+        return;
+    }
     let site = Site::new("held-sync");
     site.application("shop");
     let mut daemon = Daemon::stopped(&quick(&site).text("timeouts.drain", "2s"), &site.dir);

@@ -3,7 +3,7 @@
 use super::{wait_for, FAR};
 use serde_json::json;
 use std::time::Duration;
-use tidegate_harness::{wait_until, Asker, Daemon, Site};
+use tidegate_harness::{is_on_disk, wait_until, Asker, Daemon, Site};
 
 /// Nothing that is asked under the other application is known there.
 fn is_unknown_elsewhere(site: &Site<'_>, asker: &Asker<'_>, daemon: &mut Daemon, id: &str) {
@@ -55,5 +55,7 @@ fn an_item_that_was_rescheduled_is_unknown_to_another_application_and_arrives() 
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(20)).success());
     site.lies(&site.ingest_queue(), 0);
-    assert_eq!(daemon.cli(&["store", "verify", "--output", "json"]).code, 0);
+    if is_on_disk() {
+        assert_eq!(daemon.cli(&["store", "verify", "--output", "json"]).code, 0);
+    }
 }

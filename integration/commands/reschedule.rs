@@ -3,7 +3,7 @@
 use super::wait_for;
 use serde_json::json;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tidegate_harness::{wait_until, Site};
+use tidegate_harness::{is_on_disk, wait_until, Site};
 
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock behind 1970");
@@ -75,8 +75,10 @@ fn a_new_time_that_was_told_outlives_a_kill() {
         assert_eq!((status, &answer["due"]), (200, &json!(at)), "{answer}");
     }
     daemon.kill9();
-    let told = daemon.cli(&["store", "verify", "--output", "json"]);
-    assert_eq!(told.code, 0, "the rows that have moved lead to each other: {told:?}");
+    if is_on_disk() {
+        let told = daemon.cli(&["store", "verify", "--output", "json"]);
+        assert_eq!(told.code, 0, "the rows that have moved lead to each other: {told:?}");
+    }
     daemon.start_again();
     daemon.wait_ready();
     assert_eq!(inbox.batch().ids(), ["sooner"]);

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::time::Duration;
-use tidegate_harness::{now_ms, require, wait_until, Daemon, Site};
+use tidegate_harness::{has_disk_store, now_ms, require, wait_until, Daemon, Site};
 
 /// Messages, and over how long they are due: some two hundred a second.
 const COUNT: u32 = 300;
@@ -39,7 +39,7 @@ fn what_was_delivered_is_removed_many_items_a_commit() {
 
 #[test]
 fn requests_and_removals_share_syncs() {
-    if !require("strace") {
+    if !require("strace") || !has_disk_store() {
         return;
     }
     let site = Site::new("shared-syncs");

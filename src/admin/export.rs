@@ -24,8 +24,8 @@ pub type ExportFeed = mpsc::Receiver<io::Result<Vec<u8>>>;
 /// Why there is no export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportRefusal {
-    /// The store keeps no items on a disk.
-    NothingStored,
+    /// The store keeps no items on a disk; where else, and what to do instead.
+    NotOnDisk(&'static str),
     /// Another one is under way.
     Busy,
     /// A row does not read as it was written; which, and what is wrong with it.
@@ -49,9 +49,7 @@ async fn export(State(shared): State<ApiState>, Extension(caller): Extension<Cal
             lines(feed)
         }
         Ok(Ok(Err(ExportRefusal::Busy))) => unavailable("another export is under way"),
-        Ok(Ok(Err(ExportRefusal::NothingStored))) => {
-            failure(StatusCode::CONFLICT, "store.kind is memory: there is nothing on a disk to export")
-        }
+        Ok(Ok(Err(ExportRefusal::NotOnDisk(why)))) => failure(StatusCode::CONFLICT, why),
         Ok(Ok(Err(ExportRefusal::Unreadable(error)))) => failure(StatusCode::INTERNAL_SERVER_ERROR, &error),
         Ok(Err(_)) => unavailable("the daemon is stopping"),
         Err(_) => unavailable("the daemon did not answer in time"),

@@ -119,7 +119,7 @@ fn is_identifier(name: &str) -> bool {
     first && rest && name.len() <= MAX_IDENTIFIER && !name.starts_with("pg_")
 }
 
-/// Reads `postgres://user[:password]@host[:port][,host[:port]]/database[?parameters]`.
+/// Reads a URI: `postgres://user[:password]@host[:port][,host[:port]..]/database[?parameters]`.
 fn parse(text: &str) -> Result<DatabaseUri, String> {
     if text.is_empty() {
         return Err(format!("is empty: write {EXAMPLE}"));
@@ -133,14 +133,15 @@ fn parse(text: &str) -> Result<DatabaseUri, String> {
     }
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
+    if tail.contains('@') {
+        // A password with a slash: what follows may be the rest of it.
+        return Err("has an @ after the host: in a password write / as %2F, ? as %3F, # as %23".into());
+    }
     let (login, addresses) = authority.rsplit_once('@').ok_or("names no user: write user@host")?;
     let (user, password) = login_of(login)?;
     let mut uri = DatabaseUri { user: user.unwrap_or_default(), password, ..DatabaseUri::default() };
     for address in addresses.split(',') {
         uri.hosts.push(host_of(address)?);
-    }
-    if tail.contains('@') {
-        return Err("has an @ after the host: in a password write / as %2F, ? as %3F, # as %23".into());
     }
     if tail.contains('#') {
         return Err("has a part after #, which means nothing here".into());
@@ -252,7 +253,7 @@ mod tests {
             ("postgres://u:canary@/d", "names no host"),
             ("postgres://u:canary@h,/d", "names no host"),
             ("postgres://u:canary@h:0/d", "from 1 to 65535"),
-            ("postgres://u:can/ary@h/d", "port that is not a number"),
+            ("postgres://u:can/ary@h/d", "an @ after the host"),
             ("postgres://u:1/canary@h/d", "an @ after the host"),
             ("postgres://u:canary@h/d#x", "after #"),
             ("postgres://u:canary@h/d?sslmode=prefer", "may go on without encryption"),

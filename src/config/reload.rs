@@ -71,7 +71,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("store.kind", old.store.kind == new.store.kind),
         ("store.path", old.store.path == new.store.path),
         ("store.hold_max", old.store.hold_max == new.store.hold_max),
-        ("store.uri", same(old, new, |db| login_of(db))),
+        ("store.uri", same(old, new, login_of)),
         ("store.ca_file", same(old, new, |db| db.ca_file.clone())),
         ("store.schema", same(old, new, |db| db.schema.clone())),
         ("store.lease", same(old, new, |db| db.lease)),

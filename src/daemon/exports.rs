@@ -5,6 +5,7 @@
 
 use crate::admin::{ExportFeed, ExportRefusal};
 use crate::amqp::wire::item_id;
+use crate::config::StoreKind;
 use crate::store::export::{Export, Exporter};
 use std::io;
 use std::sync::Arc;
@@ -19,23 +20,30 @@ const HELPING_WITHIN: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(super) struct Exports {
-    /// `None`: the store keeps no items, or it is being closed.
-    exporter: Option<Exporter>,
+    exporter: Result<Exporter, ExportRefusal>,
     runtime: Handle,
     slot: Arc<Semaphore>,
     stop: watch::Sender<bool>,
 }
 
 impl Exports {
-    pub(super) fn new(exporter: Option<Exporter>, runtime: Handle) -> Self {
+    pub(super) fn new(exporter: Option<Exporter>, kind: StoreKind, runtime: Handle) -> Self {
+        let exporter = exporter.ok_or(ExportRefusal::NotOnDisk(match kind {
+            StoreKind::Disk => "the store on the disk gives no exports",
+            StoreKind::Memory => "store.kind is memory: there is nothing on a disk to export",
+            StoreKind::Postgres => {
+                "store.kind is postgres: there is no export of it yet; pg_dump saves its schema"
+            }
+        }));
         Exports { exporter, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
     }
 
     /// Begins one, of what is durable at about this moment, and has it told to whoever asked, who may have
     /// gone.
     pub(super) fn begin(&self, reply: oneshot::Sender<Result<ExportFeed, ExportRefusal>>) {
-        let Some(exporter) = self.exporter.clone() else {
-            return drop(reply.send(Err(ExportRefusal::NothingStored)));
+        let exporter = match &self.exporter {
+            Ok(exporter) => exporter.clone(),
+            Err(refusal) => return drop(reply.send(Err(refusal.clone()))),
         };
         let Ok(slot) = Arc::clone(&self.slot).try_acquire_owned() else {
             return drop(reply.send(Err(ExportRefusal::Busy)));
@@ -59,7 +67,7 @@ impl Exports {
     /// Ends the one that is under way, and lets go of the store; waits for that no longer than `within`.
     /// On `waits`: its own runtime may stand still.
     pub(super) fn end(&mut self, waits: &Runtime, within: Duration) {
-        self.exporter = None;
+        self.exporter = Err(ExportRefusal::NotOnDisk("the store is being closed"));
         // Nobody may be listening.
         let _ = self.stop.send(true);
         let ended = waits.block_on(async { timeout(within, self.slot.acquire()).await.is_ok() });

@@ -168,7 +168,7 @@ impl OpenLife {
         Life {
             shard: Shard::new(self.engine, amqp, self.store, self.lease, self.store_identity),
             starts,
-            exports: Exports::new(self.exporter, process.runtime.handle().clone()),
+            exports: Exports::new(self.exporter, process.config.store.kind, process.runtime.handle().clone()),
             mailbox: self.mailbox,
             longest_turn_us: 0,
             watchdog_fed_at_ms: now.mono,
@@ -364,6 +364,8 @@ impl Life<'_> {
         self.process.notify.extend_timeout(budget * 2);
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
+        // The last confirms come with it, and are to be written.
+        self.shard.renew();
         self.process.waits.block_on(self.shard.amqp.shutdown(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
         if self.failure.is_none() {

@@ -51,9 +51,9 @@ pub struct RunOptions {
     pub log_format: LogFormat,
 }
 
-/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, 78 when the
-/// store is none that this configuration may use, else 1. A
-/// stop that does not come to its end is broken off: then the process ends here, with 70.
+/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, 78 when
+/// the store is none that this configuration may use, else 1. A stop that does not come to its end is broken
+/// off: then the process ends here, with 70.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
     if let Err(error) = logging::init(options.log_format) {

@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
+/// Rows among which a member of a window is mostly found, if there is one.
+const FEW: usize = 16;
+
 /// What becomes of a row.
 enum Change {
     /// It is written for the first time ever: once it is removed, there is nothing left to write.
@@ -326,7 +329,7 @@ impl<'a, R: Rows> Changes<'a, R> {
                 Ok(if is_behind { (middle, behind) } else { (first, middle) })
             };
             let bounds = perhaps.iter().map(bounds).collect::<Result<Vec<RowBounds>, ReadError>>()?;
-            let lying = self.rows.ranges(bounds.clone(), NO_BODIES);
+            let lying = self.rows.ranges(bounds.clone(), FEW, NO_BODIES);
             let is_member = |(row, bytes): &Row| Ok(head(row, bytes)?.is_windowed());
             let mut none = Vec::new();
             for ((window, bounds), lying) in perhaps.into_iter().zip(&bounds).zip(lying) {

@@ -145,7 +145,7 @@ type OfWindow = (u64, u64);
 struct Lying<'a, R> {
     rows: &'a R,
     lying: RowsRead<'a>,
-    /// Read ahead.
+    /// What was read ahead.
     ready: VecDeque<Result<DueRow, ReadError>>,
     /// The window that was looked up last, and whether it has closed early.
     known: Option<(OfWindow, bool)>,

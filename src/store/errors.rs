@@ -189,8 +189,8 @@ pub enum OpenError {
     },
     /// The directory holds a store on the disk: what waits there would not leave.
     #[error(
-        "{} holds a store on the disk, whose items would not leave: run it with `store.kind = \"disk\"` until \
-         nothing waits and move `db` away, or name another store.path", path.display()
+        "{} holds a store on the disk, whose items would not leave: run it with `store.kind = \"disk\"` \
+         until nothing waits and move `db` away, or name another store.path", path.display()
     )]
     HoldsDisk {
         /// The configured path.

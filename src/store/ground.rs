@@ -8,7 +8,7 @@ use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::load::{self, FoundContents};
 use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::rows::{self, META_MARKS};
-use super::tests::open_with;
+use super::tests::{open_with, unlocked};
 use super::*;
 use crate::config::Config;
 use std::collections::BTreeMap;
@@ -132,7 +132,8 @@ impl PgGround {
     }
 
     pub(super) fn open(&self, wall: u64) -> Result<OpenStore, OpenError> {
-        open(&self.config(), 32 << 20, false, wall)
+        let config = self.config();
+        unlocked(|| open(&config, 32 << 20, false, wall))
     }
 
     /// What the database answers; `$` stands for the schema.
@@ -145,29 +146,35 @@ impl PgGround {
             let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
             format!("'\\x{digits}'::bytea")
         };
-        let is_bucket = key == rows::BUCKET;
+        let is_item = id == KeyspaceId::Items;
+        let bucket = match id {
+            KeyspaceId::Ended(bucket) if key != rows::BUCKET => Some(bucket),
+            KeyspaceId::Ended(_)
+            | KeyspaceId::Items
+            | KeyspaceId::Customers
+            | KeyspaceId::Identities
+            | KeyspaceId::Queues
+            | KeyspaceId::Windows
+            | KeyspaceId::Closings
+            | KeyspaceId::Meta => None,
+        };
         let (key, value) = (hex(key), value.map(hex));
-        let (table, place) = match id {
-            KeyspaceId::Items => ("items", format!("key = {key}")),
-            KeyspaceId::Ended(bucket) if !is_bucket => {
-                ("ended", format!("bucket = {bucket} AND identity = {key}"))
-            }
-            other => ("rows", format!("space = {} AND key = {key}", other.index())),
+        let (table, place) = match bucket {
+            Some(bucket) => ("ended", format!("bucket = {bucket} AND identity = {key}")),
+            None if is_item => ("items", format!("key = {key}")),
+            None => ("rows", format!("space = {} AND key = {key}", id.index())),
         };
         let Some(value) = value else {
             return drop(self.sql(&format!("DELETE FROM $.{table} WHERE {place}")));
         };
-        let set = match id {
-            KeyspaceId::Items => format!("head = {value}, rest = ''"),
-            _ => format!("value = {value}"),
-        };
-        let changed = self.sql(&format!(
-            "WITH u AS (UPDATE $.{table} SET {set} WHERE {place} RETURNING 1) SELECT count(*) FROM u"
-        ));
-        if changed == "0" {
-            let new = match id {
-                KeyspaceId::Items => format!("items VALUES (0, {key}, {value}, '')"),
-                _ => format!("rows VALUES (0, {}, {key}, {value})", id.index()),
+        let set = if is_item { format!("head = {value}, rest = ''") } else { format!("value = {value}") };
+        let changed = format!("UPDATE $.{table} SET {set} WHERE {place} RETURNING 1");
+        if self.sql(&format!("WITH changed AS ({changed}) SELECT count(*) FROM changed")) == "0" {
+            let space = id.index();
+            let new = if is_item {
+                format!("items VALUES (0, {key}, {value}, '')")
+            } else {
+                format!("rows VALUES (0, {space}, {key}, {value})")
             };
             self.sql(&format!("INSERT INTO $.{new}"));
         }

@@ -102,7 +102,9 @@ fn read_ranges<R: Rows>(
     max_bytes: u64,
 ) -> Result<Vec<RangeRows>, ReadError> {
     let bounds = ranges.iter().map(|range| item_bounds(&range.queue, range.from, range.until));
-    let lying = rows.ranges(bounds.collect::<Result<_, _>>()?, max_bytes);
+    // One more tells where the next read begins.
+    let most = ranges.iter().map(|range| range.max_rows).max().unwrap_or_default().min(max_rows);
+    let lying = rows.ranges(bounds.collect::<Result<_, _>>()?, most.saturating_add(1), max_bytes);
     let (mut room, mut looked_at, mut left) = (Some(max_bytes), 0, max_rows);
     let mut answers = Vec::with_capacity(ranges.len());
     for (range, lying) in ranges.iter().zip(lying) {

@@ -21,9 +21,10 @@
 //! The checksum covers the key and everything before itself, so a record that turns up under another key is
 //! damage as well.
 //!
-//! A store may keep a record in two parts, its *head*, which ends before the body, and the rest, and read heads
-//! alone where no bodies are wanted. Of such a head the version byte has its highest bit set, so that nobody
-//! takes it for a whole record; it is never written. What is wrong with it shows once the rest is read too.
+//! A store may keep a record in two parts, its *head*, which ends before the body, and the rest, and read
+//! heads alone where no bodies are wanted. Of such a head the version byte has its highest bit set, so that
+//! nobody takes it for a whole record; it is never written. What is wrong with it shows once the rest is
+//! read.
 //!
 //! To change it: give the new layout a new version byte, and keep reading the old one until the store's own
 //! format ([`rows::FORMAT`]) says that no such record is left.

@@ -28,8 +28,8 @@ pub(super) const ALL_BODIES: u64 = u64::MAX;
 /// What gives an iterator reads as far as it is asked for, and little more: rows may be large. An engine that
 /// is far away brings them in pages.
 ///
-/// Of items such an engine may bring heads alone ([`super::record`]) where their bodies are not wanted, or are
-/// more than about so many bytes as are. One that is near brings whole records.
+/// Of items such an engine may bring heads alone ([`super::record`]) where their bodies are not wanted, or
+/// come to more bytes than are. One that is near brings whole records.
 pub(super) trait Rows {
     /// How many things are looked for together: few where the rows are near, since what is kept of them
     /// meanwhile pushes rows out of the processor's caches.
@@ -64,11 +64,12 @@ pub(super) trait Rows {
         bodies: u64,
     ) -> impl Iterator<Item = Result<Row, ReadError>>;
 
-    /// Items by as many ranges as bounds, in their order; mostly the first rows of each are wanted. `bodies`:
-    /// of all together.
+    /// Items by as many ranges as bounds, in their order. `most`: so many rows of each are wanted, as a rule.
+    /// `bodies`: of all together.
     fn ranges(
         &self,
         bounds: Vec<RowBounds>,
+        _most: usize,
         bodies: u64,
     ) -> impl Iterator<Item = impl Iterator<Item = Result<Row, ReadError>>> {
         // Some may not be reached.

@@ -6,8 +6,9 @@
 use crate::bounds;
 use crate::guard;
 use crate::ports::free_port;
-use crate::require::lacks;
-use crate::util::wait_until;
+use crate::require::{lacks, skip};
+use crate::util::{block_on, wait_until};
+use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::chown;
@@ -17,14 +18,32 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
+use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 /// The user that the package makes: the server refuses to run as root.
 const USER: &str = "postgres";
 
+/// Whether the stores of all tests are to be in a database (`TIDEGATE_TEST_STORE=postgres`).
+pub(crate) fn is_meant() -> bool {
+    std::env::var("TIDEGATE_TEST_STORE").is_ok_and(|kind| kind == "postgres")
+}
+
+/// Whether the tests' stores are on the disk.
+pub fn is_on_disk() -> bool {
+    !is_meant()
+}
+
+/// The same; else says that this test, which is about that, is skipped.
+pub fn has_disk_store() -> bool {
+    if is_meant() {
+        skip("it is about the files of a store on the disk");
+    }
+    !is_meant()
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Database {
-    programs: PathBuf,
     port: u16,
     pid: u32,
 }
@@ -64,10 +83,11 @@ impl Database {
         let port = free_port();
         let conf = data.join("postgresql.conf");
         let mut text = fs::read_to_string(&conf).expect("the server's configuration");
-        text.push_str(&format!(
+        let _written = writeln!(
+            text,
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nmax_connections = 300\n\
-             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n"
-        ));
+             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off"
+        );
         fs::write(&conf, text).expect("the server's configuration");
         let log = fs::File::create(dir.join("log")).expect("the server's log");
         let mut serve = Command::new(programs.join("postgres"));
@@ -76,10 +96,10 @@ impl Database {
         as_owner(&mut serve);
         let pid = serve.spawn().expect("the server").id();
         guard::watch_gently(pid);
-        let server = Database { programs: programs.to_owned(), port, pid };
+        let server = Database { port, pid };
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         wait_until("the database listens", Duration::from_secs(60), || {
-            TcpStream::connect(address).is_ok() && server.try_sql("SELECT 1").is_some()
+            TcpStream::connect(address).is_ok() && server.answer("SELECT 1").is_ok()
         });
         server
     }
@@ -110,16 +130,26 @@ impl Database {
     /// # Panics
     /// It refuses.
     pub fn sql(&self, text: &str) -> String {
-        self.try_sql(text).unwrap_or_else(|| panic!("the database refuses {text}"))
+        self.answer(text).unwrap_or_else(|error| panic!("the database refuses {text}: {error:?}"))
     }
 
-    /// The same; `None`: it refuses, or does not answer.
-    pub fn try_sql(&self, text: &str) -> Option<String> {
-        let mut client = Command::new(self.programs.join("psql"));
-        client.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", &self.uri(), "-c", text]);
-        let told = client.stdin(Stdio::null()).stderr(Stdio::null()).output().expect("psql");
-        let text = String::from_utf8_lossy(&told.stdout).trim_end().to_owned();
-        told.status.success().then_some(text)
+    /// By a connection of its own, and not by `psql`: what a process has open and locked, a child of it has too for a
+    /// moment.
+    fn answer(&self, text: &str) -> Result<String, tokio_postgres::Error> {
+        block_on(async {
+            let (client, connection) = tokio_postgres::connect(&self.uri(), NoTls).await?;
+            let moving = tokio::spawn(connection);
+            let answers = client.simple_query(text).await?;
+            drop(client);
+            let _ended = moving.await;
+            let mut lines = Vec::new();
+            for answer in &answers {
+                let SimpleQueryMessage::Row(row) = answer else { continue };
+                let columns = (0..row.len()).map(|n| row.get(n).unwrap_or_default());
+                lines.push(columns.collect::<Vec<_>>().join("|"));
+            }
+            Ok(lines.join("\n"))
+        })
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::broker::Node;
 use crate::client::{Client, Inbox};
 use crate::daemon::{Config, Daemon};
+use crate::database::{self, Database};
 use crate::guard::workdir;
 use crate::message::Push;
 use crate::oracle::{Ledger, Load};
@@ -21,6 +22,7 @@ pub struct Site<'n> {
     /// Its directory; the store lies in `store` below it.
     pub dir: PathBuf,
     prefix: String,
+    schema: String,
 }
 
 impl<'n> Site<'n> {
@@ -35,7 +37,8 @@ impl<'n> Site<'n> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("tgt.{}.{n}.{name}", std::process::id());
-        Site { node, client: Client::connect(node.uri()), dir: workdir(name), prefix }
+        let schema = format!("site_{}_{n}", std::process::id());
+        Site { node, client: Client::connect(node.uri()), dir: workdir(name), prefix, schema }
     }
 
     /// Name of the ingest queue.
@@ -63,8 +66,31 @@ impl<'n> Site<'n> {
         format!("{}.app.{application}", self.prefix)
     }
 
-    /// Names, broker and store; everything else as the contract's defaults, with a window of 200 ms.
+    /// Names, broker and store; everything else as the contract's defaults, with a window of 200 ms. The store is on the
+    /// disk, or in the shared database where `TIDEGATE_TEST_STORE` says so.
     pub fn config(&self) -> Config {
+        let config = self.plain_config();
+        match database::is_meant().then(Database::shared) {
+            None => config,
+            Some(server) => self.in_database(config, server.expect("a database for the tests' stores")),
+        }
+    }
+
+    /// The same with the store in a schema of its own of this database.
+    pub fn in_database(&self, config: Config, server: &Database) -> Config {
+        config
+            .text("store.kind", "postgres")
+            .text("store.uri", &server.uri())
+            .text("store.schema", &self.schema)
+            .set("store.allow_async", "true")
+    }
+
+    /// Name of that schema.
+    pub fn schema(&self) -> &str {
+        &self.schema
+    }
+
+    fn plain_config(&self) -> Config {
         Config::default()
             .text("amqp.uri", self.node.uri())
             .text("ingest.queue", &self.ingest_queue())

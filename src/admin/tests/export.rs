@@ -97,7 +97,7 @@ fn an_answer_that_cannot_go_on_breaks_off() {
 fn what_cannot_be_exported_is_refused_with_the_reason() {
     let unreadable = ExportRefusal::Unreadable("keyspace `queues` is damaged".to_owned());
     for (refusal, status, word) in
-        [(ExportRefusal::NothingStored, 409, "memory"), (unreadable, 500, "`queues`")]
+        [(ExportRefusal::NotOnDisk("store.kind is memory"), 409, "memory"), (unreadable, 500, "`queues`")]
     {
         let it = start(
             None,

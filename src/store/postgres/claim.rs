@@ -2,14 +2,16 @@
 //! lease that each of them extends.
 //!
 //! A daemon knows itself again by a file in its directory, which is locked: an earlier process of it has
-//! ended, so it need not wait for that one's lease. The file names the boot of the machine and its own place
-//! on the disk beside, so that a copy of it is another daemon; and whoever has been refused as a former owner
+//! ended, so it need not wait for that one's lease. The file says when the machine was booted, and its own
+//! place on the disk, so that a copy of it is another daemon; and whoever has been refused as a former owner
 //! forgets it, so that two that pass for one do not take the store from each other for ever.
 
-use super::connect::{DatabaseError, Link};
+use super::connect::{DatabaseError, DatabaseLink};
 use super::now_ms;
+use crate::clock;
 use crate::config::DatabaseConfig;
 use crate::engine::event::Marks;
+use crate::engine::types::Now;
 use crate::lease::Lease;
 use crate::store::directory::{own_file, Directory};
 use crate::store::{CommitError, OpenError};
@@ -23,8 +25,10 @@ use tokio_postgres::error::SqlState;
 
 /// Bytes of a claim, and of a daemon's name for itself.
 const RANDOM: usize = 16;
-/// How long a transaction may hold the row that is claimed: an earlier process's last one, which ends with its
-/// connection.
+/// By so much may the moment of one boot differ, as the clocks say it at different times.
+const SAME_BOOT_MS: u64 = 120_000;
+/// How long a transaction may hold the row that is claimed: an earlier process's last one, which ends with
+/// its connection.
 const LOCKED_LIMIT: Duration = Duration::from_secs(10);
 
 /// The store, as it was claimed.
@@ -54,7 +58,7 @@ impl Claim {
     ///
     /// [`OpenError::Claimed`], [`OpenError::Database`], [`OpenError::Io`], [`OpenError::Random`].
     pub(super) fn take(
-        link: &Link,
+        link: &DatabaseLink,
         directory: Directory,
         config: &DatabaseConfig,
     ) -> Result<Claimed, OpenError> {
@@ -103,7 +107,7 @@ impl Claim {
     /// # Errors
     ///
     /// The database's; [`CommitError::Fenced`].
-    pub(super) fn renew(&self, link: &Link, number: u64, marks: Marks) -> Result<(), CommitError> {
+    pub(super) fn renew(&self, link: &DatabaseLink, number: u64, marks: Marks) -> Result<(), CommitError> {
         let sent = now_ms();
         let (token, lease_ms) = self.fence();
         let (number, next_seq, wall) = (number as i64, marks.next_seq as i64, marks.wall as i64);
@@ -129,10 +133,10 @@ impl Claim {
     }
 
     /// Lets go of it: the next owner need not wait.
-    pub(super) fn release(&self, link: &Link) {
+    pub(super) fn release(&self, link: &DatabaseLink) {
         let released = link.statements().and_then(|s| link.query(&s.release, &[&self.token.as_slice()]));
         if let Err(error) = released {
-            tracing::warn!(%error, "the store was not released; another daemon has it once the lease is over");
+            tracing::warn!(%error, "the store was not released; another daemon has it after the lease");
         }
     }
 }
@@ -158,15 +162,20 @@ fn owner(directory: &Directory) -> Result<String, OpenError> {
     let mut text = String::new();
     // Bounded: whatever lies there, it is short.
     (&file).take(256).read_to_string(&mut text).map_err(OpenError::io("read", &path))?;
-    let boot = PathBuf::from("/proc/sys/kernel/random/boot_id");
-    let boot = fs::read_to_string(&boot).map_err(OpenError::io("read", &boot))?;
-    let inode = file.metadata().map_err(OpenError::io("look at", &path))?.ino().to_string();
+    // The kernel's own name for a boot lies where a service may not look.
+    let Now { wall, mono } = clock::now();
+    let booted = wall.saturating_sub(mono);
+    let inode = file.metadata().map_err(OpenError::io("look at", &path))?.ino();
     let known: Vec<&str> = text.split_whitespace().collect();
+    let is_same = |at: &str, place: &str| {
+        let at = at.parse::<u64>().ok().filter(|at| at.abs_diff(booted) <= SAME_BOOT_MS);
+        at.is_some() && place.parse() == Ok(inode)
+    };
     let name = match known[..] {
-        [name, at, place] if at == boot.trim() && place == inode => name.to_owned(),
+        [name, at, place] if is_same(at, place) => name.to_owned(),
         _ => {
             let name = random()?.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-            let line = format!("{name} {} {inode}\n", boot.trim());
+            let line = format!("{name} {booted} {inode}\n");
             let written = file.set_len(0).and_then(|()| write_at_start(&mut file, line.as_bytes()));
             written.and_then(|()| file.sync_all()).map_err(OpenError::io("write to", &path))?;
             name

@@ -3,7 +3,7 @@
 //! The first statement is the fence. All answers are awaited and the first error decides: the COMMIT behind a
 //! refused statement is no error to the database, though nothing was written.
 
-use super::connect::{DatabaseError, Link};
+use super::connect::{DatabaseError, DatabaseLink};
 use super::rows::space;
 use super::{now_ms, PgStore};
 use crate::engine::event::Marks;
@@ -27,7 +27,7 @@ const TRIES: u32 = 3;
 
 /// Rows by table, as the statements take them.
 #[derive(Default)]
-struct Written<'a> {
+struct WrittenRows<'a> {
     items: Vec<&'a [u8]>,
     heads: Vec<&'a [u8]>,
     rests: Vec<&'a [u8]>,
@@ -45,9 +45,9 @@ struct Written<'a> {
 
 type NewRow = (KeyspaceId, RowBytes, Option<RowBytes>);
 
-impl<'a> Written<'a> {
+impl<'a> WrittenRows<'a> {
     fn of(rows: &'a [NewRow], epochs: &Epochs) -> Result<Self, ReadError> {
-        let mut all = Written::default();
+        let mut all = WrittenRows::default();
         for (id, key, value) in rows {
             match (id, value) {
                 (KeyspaceId::Items, Some(record)) => {
@@ -93,12 +93,12 @@ fn sent<'a>(
     Box::pin(async move { client.execute(statement, parameters).await.map(drop) })
 }
 
-/// One transaction.
+/// One transaction, with the fence first.
 fn write(
-    link: &Link,
+    link: &DatabaseLink,
     (token, lease_ms): (&[u8], f64),
     (number, marks): (u64, Marks),
-    w: &Written<'_>,
+    w: &WrittenRows<'_>,
 ) -> Result<(), DatabaseError> {
     let (client, s) = (link.client(), link.statements()?);
     let (number, next_seq, wall) = (number as i64, marks.next_seq as i64, marks.wall as i64);
@@ -138,7 +138,7 @@ fn is_undone(error: &DatabaseError) -> bool {
 }
 
 impl PgStore {
-    /// See [`crate::store::Store::commit`].
+    /// Does what [`crate::store::Store::commit`] says.
     pub(super) fn commit_all(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
@@ -147,7 +147,7 @@ impl PgStore {
         changes.forget_closed()?;
         let (begun, epochs) = (!changes.begun().is_empty(), changes.epochs());
         let rows: Vec<NewRow> = changes.into_rows().collect();
-        let written = Written::of(&rows, &epochs)?;
+        let written = WrittenRows::of(&rows, &epochs)?;
         let link = self.rows.link();
         for tries_left in (0..TRIES).rev() {
             let sent = now_ms();

@@ -78,7 +78,7 @@ impl From<tokio_postgres::Error> for DatabaseError {
 }
 
 /// See the module.
-pub(super) struct Link {
+pub(super) struct DatabaseLink {
     client: Client,
     statements: Option<Statements>,
     /// Warnings so far.
@@ -89,7 +89,7 @@ pub(super) struct Link {
     runtime: Runtime,
 }
 
-impl Link {
+impl DatabaseLink {
     /// Connects to the first address that takes writes.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Link {
             Ok(Err(error)) => return Err(failed(error.to_string())),
             Err(_) => return Err(failed(format!("no connection within {} s", limit.as_secs()))),
         };
-        let link = Link { client, statements: None, warnings, limit: config.lease, place, runtime };
+        let link = DatabaseLink { client, statements: None, warnings, limit: config.lease, place, runtime };
         link.begin(config).map_err(|e| link.failed(&e))?;
         Ok(link)
     }
@@ -140,8 +140,8 @@ impl Link {
         }
         if fsync == "off" {
             return Err(DatabaseError::saying(
-                "it runs with fsync = off: what it has confirmed is lost with its machine. Turn it on, or say \
-                 store.allow_async = true",
+                "it runs with fsync = off: what it has confirmed is lost with its machine. Turn it on, or \
+                 say store.allow_async = true",
             ));
         }
         if ["off", "local"].contains(&synchronous) {
@@ -160,7 +160,7 @@ impl Link {
         OpenError::Database { place: self.place.clone(), error: error.to_string() }
     }
 
-    /// To be asked about within [`Link::run`].
+    /// To be asked about within [`DatabaseLink::run`].
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
@@ -199,7 +199,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// As [`Link::run`].
+    /// As [`DatabaseLink::run`].
     pub(super) fn execute(&self, text: &str) -> Result<(), DatabaseError> {
         self.run(self.client.batch_execute(text))
     }
@@ -208,7 +208,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// As [`Link::run`].
+    /// As [`DatabaseLink::run`].
     pub(super) fn ask(&self, text: &str) -> Result<Vec<Row>, DatabaseError> {
         self.run(self.client.query(text, &[]))
     }
@@ -217,7 +217,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// As [`Link::run`].
+    /// As [`DatabaseLink::run`].
     pub(super) fn query(
         &self,
         statement: &Statement,
@@ -230,7 +230,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// As [`Link::run`].
+    /// As [`DatabaseLink::run`].
     pub(super) fn size(&self, schema: &str) -> Result<u64, DatabaseError> {
         let table = |name| format!("pg_total_relation_size('\"{schema}\".{name}')");
         let all = ["items", "rows", "ended", "shards"].map(table).join(" + ");
@@ -242,7 +242,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// As [`Link::run`].
+    /// As [`DatabaseLink::run`].
     pub(super) fn sweep(&self, bucket: i16, epoch: u64, most: i64) -> Result<u64, DatabaseError> {
         let statements = self.statements()?;
         self.run(self.client.execute(&statements.sweep, &[&bucket, &(epoch as i64), &most]))

@@ -4,9 +4,9 @@
 //! the tables ([`schema`]), the connection ([`connect`]), who may write to them ([`claim`]), and reading
 //! ([`rows`]) and writing ([`commit`]) of rows.
 //!
-//! One daemon at a time owns the store, by a lease that each commit extends. Whoever has lost it, and does not
-//! know, writes nothing: each transaction begins with the fence, which the database refuses once another has
-//! claimed the store. Any doubt about a commit ends the store, as on a disk: what is there is learned by
+//! One daemon at a time owns the store, by a lease that each commit extends. Whoever has lost it, and does
+//! not know, writes nothing: each transaction begins with the fence, which the database refuses once another
+//! has claimed the store. Any doubt about a commit ends the store, as on a disk: what is there is learned by
 //! opening it anew.
 //!
 //! Deliberately absent: going on over a lost connection, and waiting until the store is free.
@@ -34,7 +34,7 @@ use crate::config::DatabaseConfig;
 use crate::engine::event::{Load, Loaded, Marks};
 use crate::lease::Lease;
 use claim::{Claim, Claimed};
-use connect::Link;
+use connect::DatabaseLink;
 use rows::PgRows;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +62,7 @@ pub(super) fn open(path: &Path, config: &DatabaseConfig, wall: u64) -> Result<Op
     if directory.holds_store()? {
         return Err(OpenError::HoldsDisk { path: path.to_owned() });
     }
-    let mut link = Link::open(config)?;
+    let mut link = DatabaseLink::open(config)?;
     schema::ensure(&link, &config.schema)?;
     link.prepare(&config.schema)?;
     let Claimed { claim, number, marks, identity } = Claim::take(&link, directory, config)?;
@@ -150,7 +150,7 @@ impl Store for PgStore {
         let (config, epochs) = (self.config.clone(), self.rows.epochs());
         Ok(Some(Box::new(move || {
             let unswept = |error: String| CommitError::Engine { action: "removed what is forgotten", error };
-            let mut link = Link::open(&config).map_err(|e| unswept(e.to_string()))?;
+            let mut link = DatabaseLink::open(&config).map_err(|e| unswept(e.to_string()))?;
             link.prepare(&config.schema).map_err(|e| unswept(e.to_string()))?;
             for (bucket, epoch) in (0_i16..).zip(epochs) {
                 while link.sweep(bucket, epoch, SWEPT).map_err(|e| unswept(e.to_string()))? >= SWEPT as u64 {

@@ -1,6 +1,6 @@
 //! Reads of rows: by key all at once, ranges in pages.
 
-use super::connect::{DatabaseError, Link};
+use super::connect::{DatabaseError, DatabaseLink};
 use super::OpenError;
 use crate::config::DatabaseConfig;
 use crate::store::ended::Epochs;
@@ -28,7 +28,7 @@ const PAGE_RESTS: u64 = 32 << 20;
 
 /// Rows in the tables, through one connection.
 pub(super) struct PgRows {
-    link: Link,
+    link: DatabaseLink,
     /// In which epoch each bucket is: part of the key of what lies in it.
     epochs: Arc<Mutex<Epochs>>,
     /// A window has closed early, and may have members.
@@ -41,7 +41,7 @@ impl PgRows {
     /// # Errors
     ///
     /// [`OpenError::Database`].
-    pub(super) fn over(link: Link) -> Result<Self, OpenError> {
+    pub(super) fn over(link: DatabaseLink) -> Result<Self, OpenError> {
         let rows = PgRows { link, epochs: Arc::default(), closings: Arc::default() };
         let any = rows.page_of(KeyspaceId::Closings, &everything(), 1, NO_BODIES)?;
         rows.closings.store(!any.rows.is_empty(), Ordering::Relaxed);
@@ -54,13 +54,13 @@ impl PgRows {
     ///
     /// [`OpenError::Database`].
     pub(super) fn beside(&self, config: &DatabaseConfig) -> Result<Self, OpenError> {
-        let mut link = Link::open(config)?;
+        let mut link = DatabaseLink::open(config)?;
         link.prepare(&config.schema)?;
         Ok(PgRows { link, epochs: Arc::clone(&self.epochs), closings: Arc::clone(&self.closings) })
     }
 
     /// The connection that they are read through.
-    pub(super) fn link(&self) -> &Link {
+    pub(super) fn link(&self) -> &DatabaseLink {
         &self.link
     }
 
@@ -84,7 +84,7 @@ impl PgRows {
         keys: &[(KeyspaceId, RowBytes)],
         bodies: u64,
     ) -> Result<Vec<Option<RowBytes>>, ReadError> {
-        let mut wanted = Wanted::default();
+        let mut wanted = KeysByTable::default();
         let epochs = self.epochs();
         for (n, (id, key)) in keys.iter().enumerate() {
             match id {
@@ -117,7 +117,7 @@ impl PgRows {
         Ok(found)
     }
 
-    fn ask(&self, wanted: &Wanted<'_>, whole: bool) -> Result<Vec<(usize, RowBytes)>, DatabaseError> {
+    fn ask(&self, wanted: &KeysByTable<'_>, whole: bool) -> Result<Vec<(usize, RowBytes)>, DatabaseError> {
         let statements = self.link.statements()?;
         let client = self.link.client();
         let items = async {
@@ -133,7 +133,7 @@ impl PgRows {
             }
         };
         let ended = async {
-            let Wanted { buckets, epochs, ended, .. } = wanted;
+            let KeysByTable { buckets, epochs, ended, .. } = wanted;
             match ended.keys.is_empty() {
                 true => Ok(Vec::new()),
                 false => client.query(&statements.ended, &[buckets, epochs, &ended.keys]).await,
@@ -141,7 +141,7 @@ impl PgRows {
         };
         let (items, others, ended) = self.link.run(async { tokio::try_join!(items, others, ended) })?;
         // Numbered from one, as they were asked for.
-        let asked = |of: &Asked<'_>, row: &tokio_postgres::Row| {
+        let asked = |of: &TableKeys<'_>, row: &tokio_postgres::Row| {
             let n = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
             of.places.get(n).copied().unwrap_or(usize::MAX)
         };
@@ -160,7 +160,7 @@ impl PgRows {
         bounds: &RowBounds,
         most: usize,
         bodies: u64,
-    ) -> Result<Page, ReadError> {
+    ) -> Result<RowPage, ReadError> {
         if matches!(id, KeyspaceId::Ended(_)) {
             return Err(broken_contract("ended items are looked up by identity alone").into());
         }
@@ -174,19 +174,19 @@ impl PgRows {
         bounds: &'a RowBounds,
         most: usize,
         bodies: u64,
-    ) -> Result<impl std::future::Future<Output = Result<Page, Error>> + 'a, ReadError> {
+    ) -> Result<impl std::future::Future<Output = Result<RowPage, Error>> + 'a, ReadError> {
         let statements = self.link.statements().map_err(|e| self.unreadable(&e))?;
         let client = self.link.client();
         let (from, until, limit) = (bounds.0.as_slice(), bounds.1.as_slice(), most as i64);
         Ok(async move {
             if from >= until {
-                return Ok(Page { rows: VecDeque::new(), is_last: true });
+                return Ok(RowPage { rows: VecDeque::new(), is_last: true });
             }
             if id != KeyspaceId::Items {
                 let found = client.query(&statements.page, &[&space(id), &from, &until, &limit]).await?;
                 let row = |row: &tokio_postgres::Row| (bytes_of(row, 0), bytes_of(row, 1));
                 let rows: VecDeque<Row> = found.iter().map(row).collect();
-                return Ok(Page { is_last: rows.len() < most, rows });
+                return Ok(RowPage { is_last: rows.len() < most, rows });
             }
             let rests = bodies.min(PAGE_RESTS) as i64;
             let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
@@ -195,7 +195,7 @@ impl PgRows {
             let heads: usize = found.iter().map(|row| row.get::<_, &[u8]>(1).len()).sum();
             let row = |row: &tokio_postgres::Row| (bytes_of(row, 0), record_of(row.get(1), row.get(2)));
             let rows: VecDeque<Row> = found.iter().map(row).collect();
-            Ok(Page { is_last: rows.len() < most && heads < PAGE_HEADS as usize, rows })
+            Ok(RowPage { is_last: rows.len() < most && heads < PAGE_HEADS as usize, rows })
         })
     }
 }
@@ -227,12 +227,12 @@ fn everything() -> RowBounds {
 
 /// Keys of one table, and which of all that are asked for each of them is.
 #[derive(Default)]
-struct Asked<'a> {
+struct TableKeys<'a> {
     keys: Vec<&'a [u8]>,
     places: Vec<usize>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> TableKeys<'a> {
     fn add(&mut self, place: usize, key: &'a [u8]) {
         self.keys.push(key);
         self.places.push(place);
@@ -241,17 +241,17 @@ impl<'a> Asked<'a> {
 
 /// Keys by table.
 #[derive(Default)]
-struct Wanted<'a> {
-    items: Asked<'a>,
-    others: Asked<'a>,
+struct KeysByTable<'a> {
+    items: TableKeys<'a>,
+    others: TableKeys<'a>,
     spaces: Vec<i16>,
-    ended: Asked<'a>,
+    ended: TableKeys<'a>,
     buckets: Vec<i16>,
     epochs: Vec<i64>,
 }
 
 /// A part of a range.
-struct Page {
+struct RowPage {
     rows: VecDeque<Row>,
     /// Nothing lies behind it.
     is_last: bool,
@@ -264,7 +264,7 @@ struct Pages<'a> {
     left: RowBounds,
     bodies: u64,
     most: usize,
-    page: Page,
+    page: RowPage,
     fault: Option<ReadError>,
 }
 
@@ -273,7 +273,7 @@ impl Iterator for Pages<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         if let Some(fault) = self.fault.take() {
-            self.page = Page { rows: VecDeque::new(), is_last: true };
+            self.page = RowPage { rows: VecDeque::new(), is_last: true };
             return Some(Err(fault));
         }
         if self.page.rows.is_empty() && !self.page.is_last {
@@ -329,18 +329,19 @@ impl Rows for PgRows {
         bounds: RowBounds,
         bodies: u64,
     ) -> impl Iterator<Item = Result<Row, ReadError>> {
-        let page = Page { rows: VecDeque::new(), is_last: bounds.0 >= bounds.1 };
+        let page = RowPage { rows: VecDeque::new(), is_last: bounds.0 >= bounds.1 };
         Pages { rows: self, id, left: bounds, bodies, most: FIRST_PAGE, page, fault: None }
     }
 
     fn ranges(
         &self,
         bounds: Vec<RowBounds>,
+        most: usize,
         bodies: u64,
     ) -> impl Iterator<Item = impl Iterator<Item = Result<Row, ReadError>>> {
         let id = KeyspaceId::Items;
         let many = bounds.len().max(1);
-        let most = (FIRST_PAGES / many).clamp(LEAST_PAGE, PAGE);
+        let most = most.min(FIRST_PAGES / many).clamp(LEAST_PAGE, PAGE);
         let each = bodies / many as u64;
         let reads = bounds.iter().map(|bounds| self.read_page(id, bounds, most, each));
         let reads = reads.collect::<Result<Vec<_>, _>>();
@@ -352,7 +353,7 @@ impl Rows for PgRows {
         };
         let mut pages = pages.into_iter();
         bounds.into_iter().map(move |left| {
-            let page = pages.next().unwrap_or(Page { rows: VecDeque::new(), is_last: true });
+            let page = pages.next().unwrap_or(RowPage { rows: VecDeque::new(), is_last: true });
             let fault = fault.clone().map(ReadError::Engine);
             Pages { rows: self, id, left, bodies: each, most: PAGE, page, fault }
         })

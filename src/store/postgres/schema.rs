@@ -3,7 +3,7 @@
 //! The same text is what `tidegate schema` prints, for databases whose administrators let no daemon make
 //! tables.
 
-use super::connect::{DatabaseError, Link};
+use super::connect::{DatabaseError, DatabaseLink};
 use crate::store::OpenError;
 use tokio_postgres::error::SqlState;
 
@@ -49,13 +49,15 @@ CREATE TABLE "{name}".rows (
   PRIMARY KEY (shard, space, key))
   WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE TABLE "{name}".ended (
-  shard int2 NOT NULL, bucket int2 NOT NULL, epoch int8 NOT NULL, identity bytea NOT NULL, value bytea NOT NULL,
+  shard int2 NOT NULL, bucket int2 NOT NULL, epoch int8 NOT NULL, identity bytea NOT NULL,
+  value bytea NOT NULL,
   PRIMARY KEY (shard, bucket, epoch, identity))
   WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 -- For people: what waits, by application ('' holds what is given up), and when it is due as it was planned.
 CREATE VIEW "{name}".waiting AS SELECT shard,
   convert_from(substring(key FROM 2 FOR get_byte(key, 0)), 'UTF8') AS queue,
-  to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 / 1000.0) AS due,
+  to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8
+    / 1000.0) AS due,
   ('x' || encode(substring(key FROM 18 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 AS number,
   octet_length(head) + octet_length(rest) AS bytes
   FROM "{name}".items;
@@ -67,7 +69,7 @@ INSERT INTO "{name}".shards (shard, identity)
 }
 
 /// Makes the tables where there are none, and looks whether they are those that this program knows.
-pub(super) fn ensure(link: &Link, name: &str) -> Result<(), OpenError> {
+pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     if !exists(link, name)? {
         // Whoever comes second finds them made.
         let text = format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})");
@@ -96,13 +98,13 @@ pub(super) fn ensure(link: &Link, name: &str) -> Result<(), OpenError> {
     Err(OpenError::ForeignSchema { schema: name.to_owned(), error })
 }
 
-fn exists(link: &Link, name: &str) -> Result<bool, OpenError> {
+fn exists(link: &DatabaseLink, name: &str) -> Result<bool, OpenError> {
     let text = format!("SELECT to_regclass('\"{name}\".cluster') IS NOT NULL");
     let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
-fn not_made(link: &Link, name: &str, error: &DatabaseError) -> OpenError {
+fn not_made(link: &DatabaseLink, name: &str, error: &DatabaseError) -> OpenError {
     if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
         let error = format!(
             "this role may not make the tables in schema `{name}` ({error}): let one who may run what \

@@ -1,8 +1,8 @@
 //! What is said to the database again and again.
 //!
-//! What is looked up by key must be so whatever the database knows of its tables, which are empty at the start
-//! and large an hour later: a LATERAL with an OFFSET is one look into the index for each key. What is deleted
-//! by key is found in the same way first.
+//! What is looked up by key must be so whatever the database knows of its tables, which are empty at the
+//! start and large an hour later: a LATERAL with an OFFSET is one look into the index for each key. What is
+//! deleted by key is found in the same way first.
 
 use tokio_postgres::{Client, Error, Statement};
 
@@ -242,7 +242,8 @@ impl Texts {
         let Texts { ended, .. } = self;
         format!(
             "DELETE FROM {ended} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {ended} \
-             WHERE shard = {SHARD} AND bucket = $1 AND epoch < $2 ORDER BY shard, bucket, epoch, identity LIMIT $3))"
+             WHERE shard = {SHARD} AND bucket = $1 AND epoch < $2 \
+             ORDER BY shard, bucket, epoch, identity LIMIT $3))"
         )
     }
 }

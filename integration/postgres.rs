@@ -1,0 +1,319 @@
+//! The store in a PostgreSQL database: what waits outlives the daemon and its machine, and one daemon at a time has it.
+
+use std::time::{Duration, Instant};
+use tidegate_harness::{now_ms, wait_until, workdir, Config, Daemon, Database, Ledger, Recorder, Site};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A site whose store is in the database; `None`: there is none.
+fn site(name: &str) -> Option<(Site<'static>, &'static Database, Config)> {
+    let server = Database::shared()?;
+    let site = Site::new(name);
+    let config = site.in_database(site.config(), server);
+    Some((site, server, config))
+}
+
+/// Another daemon of the same configuration: as on another machine.
+fn another(config: &Config) -> Daemon {
+    let dir = workdir("another");
+    let config = config.clone().text("store.path", &dir.join("store").to_string_lossy());
+    Daemon::stopped(&config, &dir)
+}
+
+/// What the database answers about the store of a site, `$` for its schema.
+fn asked(server: &Database, site: &Site<'_>, text: &str) -> String {
+    server.sql(&text.replace('$', site.schema()))
+}
+
+#[test]
+fn everything_that_waits_outlives_kills() {
+    let Some((site, server, config)) = site("pg-round") else { return };
+    let config = config.text("defaults.window", "3s");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&config);
+    let push = |id: &str| site.push("shop", format!("{{\"n\":\"{id}\"}}")).id(id);
+    site.client.publish(&push("soon").delay(6_000));
+    site.client.publish(&push("far").delay(3_600_000).customer("a"));
+    site.client.publish(&push("gone").delay(3_600_000).customer("a"));
+    assert_eq!(daemon.cli(&["pause", "shop", "--customer", "held"]).code, 0);
+    site.client.publish(&push("paused").delay(100).customer("held"));
+    // Nobody takes these: they are parked.
+    site.client.publish(&site.push("nobody", "1").id("parked"));
+    daemon.holds("parked", 1);
+    site.client.publish(&push("w1").customer("b"));
+    site.client.publish(&push("w2").customer("b"));
+    assert_eq!(daemon.cli(&["cancel", "shop", "gone"]).code, 0);
+    // Nobody takes it in time.
+    let before = i64::try_from(now_ms()).expect("a moment") + 1_500;
+    let expiring = site.push("closed", "1").id("late").number("x-deliver-before", before);
+    site.client.publish(&expiring);
+    daemon.kill9();
+    let begun = Instant::now();
+    daemon.start_again();
+    daemon.wait_ready();
+    assert!(begun.elapsed() < Duration::from_secs(4), "ready after {:?}", begun.elapsed());
+    assert!(!site.dir.join("store/db").exists() && site.dir.join("store/NODE").exists());
+    let listed = daemon.cli(&["list", "--application", "shop", "--output", "json"]);
+    for id in ["far", "soon"] {
+        assert!(listed.out.contains(&format!("\"{id}\"")), "{listed:?}");
+    }
+    assert!(!listed.out.contains("\"gone\""), "{listed:?}");
+    // The window over the kill, together; then what was for then.
+    let together = inbox.next();
+    together.is_not_early();
+    assert_eq!(together.batch().ids(), ["w1", "w2"]);
+    let soon = inbox.next();
+    soon.is_not_early();
+    assert_eq!(soon.batch().ids(), ["soon"]);
+    assert_eq!(daemon.cli(&["lookup", "shop", "gone"]).code, 0);
+    assert_eq!(daemon.ask("GET", "/api/v1/items/shop/gone").1["state"], "cancelled");
+    assert_eq!(daemon.ask("GET", "/api/v1/items/shop/far").1["state"], "waiting");
+    let letter = site.dead_inbox().next();
+    assert_eq!(
+        (letter.id().as_str(), letter.text("x-tidegate-reason").as_deref()),
+        ("late", Some("expired"))
+    );
+    assert_eq!(daemon.state()["store"]["kind"], "postgres");
+    daemon.holds("parked", 1);
+    daemon.kill9();
+    daemon.start_again();
+    daemon.wait_ready();
+    assert_eq!(daemon.cli(&["resume", "shop", "--customer", "held"]).code, 0);
+    assert_eq!(inbox.next().batch().ids(), ["paused"]);
+    site.application("nobody");
+    let parked = site.client.consume(&site.queue("nobody"));
+    assert_eq!(daemon.cli(&["parked", "retry", "nobody"]).code, 0);
+    assert_eq!(parked.next().batch().ids(), ["parked"]);
+    assert_eq!(asked(server, &site, "SELECT count(*) FROM $.waiting WHERE queue = 'shop'"), "1");
+}
+
+#[test]
+fn kills_under_load_lose_nothing() {
+    let Some((site, _, config)) = site("pg-load") else { return };
+    site.application("shop");
+    let ledger = Ledger::new();
+    let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
+    let mut daemon = site.start(&config);
+    let load = site.load(&ledger, 300);
+    for turn in 1..=3 {
+        wait_until("some arrive", LIMIT, || ledger.arrived_count() > turn * 150);
+        ledger.fault();
+        daemon.kill9();
+        daemon.start_again();
+        daemon.wait_ready();
+        ledger.healed();
+    }
+    let arrived = ledger.arrived_count();
+    wait_until("it goes on", LIMIT, || ledger.arrived_count() > arrived + 150);
+    load.stop();
+    ledger.settle(LIMIT).assert_clean();
+    drop(recorder);
+}
+
+#[test]
+fn a_second_daemon_is_told_whose_it_is_and_takes_over_once_the_lease_is_over() {
+    let Some((site, server, config)) = site("pg-second") else { return };
+    let config = config.text("store.lease", "3s");
+    let inbox = site.inbox("shop");
+    let mut first = site.start(&config);
+    site.client.publish(&site.push("shop", "1").id("kept").delay(2_000));
+    first.holds("waiting", 1);
+    let mut second = another(&config);
+    second.start_again();
+    assert_eq!(second.exit(LIMIT).code(), Some(75));
+    let owner = asked(server, &site, "SELECT owner FROM $.shards");
+    assert!(second.log().contains(&format!("the store is {owner}'s")), "{}", second.log_tail());
+    first.kill9();
+    // As a supervisor does.
+    let begun = Instant::now();
+    loop {
+        second.start_again();
+        wait_until("it has decided", LIMIT, || !second.running() || second.ask("GET", "/livez").0 == 200);
+        if second.running() {
+            break;
+        }
+        assert!(begun.elapsed() < LIMIT, "{}", second.log_tail());
+    }
+    let kept = inbox.next();
+    kept.is_not_early();
+    assert_eq!(kept.batch().ids(), ["kept"]);
+    // The first one is another daemon now.
+    first.start_again();
+    assert_eq!(first.exit(LIMIT).code(), Some(75));
+    // A stop releases it at once.
+    second.term();
+    assert!(second.exit(LIMIT).success());
+    first.start_again();
+    first.wait_ready();
+}
+
+/// Another daemon has claimed the store, and this one has not noticed.
+#[test]
+fn whoever_was_robbed_writes_nothing_acks_nothing_and_ends() {
+    let Some((site, server, config)) = site("pg-zombie") else { return };
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&config);
+    let steal = "UPDATE $.shards SET claim = '\\x01', writer = '\\x01', owner = 'thief/1', \
+                 expires = clock_timestamp() + interval '1 hour'";
+    asked(server, &site, steal);
+    site.client.publish(&site.push("shop", "1").id("kept"));
+    let ended = daemon.exit(LIMIT);
+    assert_eq!(ended.code(), Some(1), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("another daemon has taken the store over"), "{}", daemon.log_tail());
+    assert_eq!(asked(server, &site, "SELECT count(*) FROM $.items"), "0");
+    assert_eq!(asked(server, &site, "SELECT commit_no = 0 OR claim = '\\x01' FROM $.shards"), "t");
+    site.lies(&site.ingest_queue(), 1);
+    daemon.start_again();
+    assert_eq!(daemon.exit(LIMIT).code(), Some(75));
+    assert!(daemon.log().contains("the store is thief/1's"), "{}", daemon.log_tail());
+    asked(server, &site, "UPDATE $.shards SET expires = clock_timestamp()");
+    daemon.start_again();
+    daemon.wait_ready();
+    assert_eq!(inbox.next().batch().ids(), ["kept"]);
+}
+
+/// Frozen for longer than the lease, with something due on waking: another daemon has sent it meanwhile.
+#[test]
+fn whoever_wakes_after_its_lease_sends_nothing() {
+    let Some((site, _, config)) = site("pg-frozen") else { return };
+    let config = config.text("store.lease", "3s").text("amqp.heartbeat", "60s");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&config);
+    for n in 0..50 {
+        site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(4_000));
+    }
+    daemon.holds("waiting", 50);
+    // No other daemon takes over here: whatever arrives now was sent by one that may not.
+    daemon.freeze(Duration::from_secs(6));
+    assert_eq!(daemon.exit(LIMIT).code(), Some(1), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("may be another daemon's by now"), "{}", daemon.log_tail());
+    inbox.quiet(Duration::from_millis(500));
+    daemon.start_again();
+    daemon.wait_ready();
+    let mut ids: Vec<u32> =
+        (0..50).map(|_| inbox.batch().ids().join("").parse().expect("a number")).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, (0..50).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_database_that_is_gone_for_a_moment_ends_the_daemon_and_loses_nothing() {
+    let Some((site, server, config)) = site("pg-gone") else { return };
+    let config = config.text("store.lease", "3s");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&config);
+    site.client.publish(&site.push("shop", "1").id("before").delay(8_000));
+    daemon.holds("waiting", 1);
+    asked(server, &site, "SELECT pg_terminate_backend(backend) FROM $.shards");
+    // An idle daemon notices when it renews.
+    assert_eq!(daemon.exit(LIMIT).code(), Some(1), "{}", daemon.log_tail());
+    site.client.publish(&site.push("shop", "1").id("meanwhile").delay(100));
+    daemon.start_again();
+    let mut ids = [inbox.batch().ids().join(""), inbox.batch().ids().join("")];
+    ids.sort();
+    assert_eq!(ids, ["before", "meanwhile"]);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let Some((site, server, config)) = site("pg-refused") else { return };
+    let mut daemon = site.start(&config);
+    daemon.term();
+    assert!(daemon.exit(LIMIT).success());
+    for (change, code, part) in [
+        ("UPDATE $.cluster SET format = 7", 78, "its tables have format 7"),
+        ("UPDATE $.cluster SET format = 1, shards = 4", 78, "it is laid out for 4 shards"),
+    ] {
+        asked(server, &site, change);
+        daemon.start_again();
+        assert_eq!(daemon.exit(LIMIT).code(), Some(code), "{change}");
+        assert!(daemon.log().contains(part), "{}", daemon.log_tail());
+    }
+    std::fs::create_dir_all(site.dir.join("store/db")).expect("a directory");
+    std::fs::write(site.dir.join("store/db/version"), "").expect("a file");
+    daemon.start_again();
+    assert_eq!(daemon.exit(LIMIT).code(), Some(78));
+    assert!(daemon.log().contains("holds a store on the disk"), "{}", daemon.log_tail());
+}
+
+#[test]
+fn a_role_that_may_make_nothing_works_over_tables_that_others_made() {
+    let Some((site, server, config)) = site("pg-weak") else { return };
+    let role = format!("{}_weak", site.schema());
+    server.sql(&format!("CREATE ROLE {role} LOGIN"));
+    let config = config.text("store.uri", &server.uri_of(&role));
+    let inbox = site.inbox("shop");
+    let mut daemon = Daemon::stopped(&config, &site.dir);
+    daemon.start_again();
+    assert_eq!(daemon.exit(LIMIT).code(), Some(1));
+    assert!(daemon.log().contains("tidegate schema"), "{}", daemon.log_tail());
+    let schema = daemon.cli(&["schema"]);
+    assert_eq!(schema.code, 0, "{schema:?}");
+    server.sql(&schema.out);
+    asked(server, &site, &format!("GRANT USAGE ON SCHEMA $ TO {role}"));
+    asked(
+        server,
+        &site,
+        &format!("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA $ TO {role}"),
+    );
+    daemon.start_again();
+    daemon.wait_ready();
+    site.client.publish(&site.push("shop", "1").id("x"));
+    assert_eq!(inbox.next().batch().ids(), ["x"]);
+}
+
+#[test]
+fn neither_password_nor_uri_is_told() {
+    const CANARY: &str = "canary-pg-41d0b7c2";
+    let Some((site, server, config)) = site("pg-canary") else { return };
+    let role = format!("{}_login", site.schema());
+    server.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD '{CANARY}'"));
+    let silent = |place: &str, text: &str| assert!(!text.contains(CANARY), "{place}: {text}");
+    let uri = server.uri_of(&format!("{role}:{CANARY}"));
+    // The server knows no such database; a parameter is unknown; nobody is there.
+    let bent = [
+        uri.replace("/postgres?", "/nothing?"),
+        uri.replace("/postgres?", "/postgres?x=1&"),
+        format!("postgres://{role}:{CANARY}@127.0.0.1:1/d"),
+    ];
+    for uri in bent {
+        let dir = workdir("canary");
+        let mut daemon = Daemon::stopped(&config.clone().text("store.uri", &uri), &dir);
+        daemon.start_again();
+        assert!(!daemon.exit(LIMIT).success());
+        silent("log", &daemon.log());
+        for command in [&["check"][..], &["config", "show"], &["schema"]] {
+            let told = daemon.cli(command);
+            silent(command[0], &format!("{}{}", told.out, told.err));
+        }
+    }
+    // Whatever is to be logged.
+    let inbox = site.inbox("shop");
+    let mut shown = Daemon::stopped(&config.text("store.uri", &uri), &site.dir);
+    server.sql(&format!("GRANT CREATE ON DATABASE postgres TO {role}"));
+    shown.environment("TIDEGATE_LOG", Some("trace"));
+    shown.start_again();
+    shown.wait_ready();
+    site.client.publish(&site.push("shop", CANARY).with("x-order", CANARY).id("x"));
+    inbox.batch();
+    shown.holds("waiting", 0);
+    let log = shown.log();
+    silent("log", &log);
+    let bytes: Vec<String> = CANARY.bytes().take(8).map(|byte| byte.to_string()).collect();
+    assert!(log.contains("tidegate::") && !log.contains(&bytes.join(", ")), "the log tells it in bytes");
+    let told = shown.cli(&["config", "show"]);
+    assert!(told.out.contains(&format!("postgres://{role}:***@127.0.0.1")), "{told:?}");
+    silent("config show", &format!("{}{}", told.out, told.err));
+    let checked = shown.cli(&["check"]);
+    assert!(checked.out.contains(&format!("schema `{}`", site.schema())), "{checked:?}");
+}
+
+#[test]
+fn what_is_not_there_with_a_database_says_so() {
+    let Some((site, _, config)) = site("pg-lacks") else { return };
+    let daemon = site.start(&config);
+    let export = daemon.cli(&["store", "export", "--running"]);
+    assert!(export.code != 0 && export.err.contains("pg_dump"), "{export:?}");
+    let verify = daemon.cli(&["store", "verify"]);
+    assert!(verify.code == 2 && verify.err.contains("what waits is in the database"), "{verify:?}");
+}
