@@ -272,6 +272,30 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn a_database_is_named_whole_or_not_at_all() {
+    let with = |rest: &str| format!("[store]\nkind = \"postgres\"\n{rest}");
+    let loaded = load(&with("uri = \"postgres://u@db-1,db-2:6432/t?sslmode=require\"\nlease = \"30s\"\n"));
+    let db = loaded.expect("a configuration").config.store.database.expect("a database");
+    let hosts = [("db-1".to_owned(), 5432), ("db-2".to_owned(), 6432)];
+    assert_eq!((&*db.hosts, &*db.user, &*db.database, &*db.schema), (&hosts[..], "u", "t", "tidegate"));
+    assert_eq!((db.tls, db.lease, db.allow_async), (true, Duration::from_secs(30), false));
+    for (rest, fault) in [
+        ("", "store.uri: is empty: write postgres://user@host/database?sslmode=require"),
+        ("uri = \"postgres://u@db/t\"\n", "store.uri: does not say whether the connection is encrypted"),
+        ("uri = \"postgres://u@localhost/t\"\nschema = \"My\"\n", "store.schema: is no plain name"),
+        ("uri = \"postgres://u@localhost/t\"\nlease = \"1s\"\n", "store.lease: "),
+        ("uri = \"postgres://u@localhost/t\"\npath = \"var\"\n", "store.path: is not absolute"),
+    ] {
+        let told = faults(&with(rest));
+        assert!(told.contains(fault) && told.lines().count() == 1, "{rest}: {told}");
+    }
+    let elsewhere = load("[store]\nuri = \"postgres://u@localhost/t\"\n").expect("a configuration");
+    assert!(elsewhere.config.store.database.is_none());
+    let told: Vec<String> = elsewhere.warnings.iter().map(ToString::to_string).collect();
+    assert!(told.len() == 1 && told[0].ends_with("store.kind is not \"postgres\""), "{told:?}");
+}
+
+#[test]
 fn all_faults_at_once_by_line_and_key() {
     let text = r#"
 [ingest]
@@ -302,7 +326,7 @@ red = 1
         r#"config.toml:3: ingest.prefech: unknown key, did you mean `prefetch`?
 config.toml:4: ingest.queue: is empty
 config.toml:5: ingest.prefetch: 65536 is not a whole number from 1 to 65535
-config.toml:7: store.kind: "dsik" is not one of "disk", "memory"; did you mean `disk`?
+config.toml:7: store.kind: "dsik" is not one of "disk", "memory", "postgres"; did you mean `disk`?
 config.toml:8: store.path: is not absolute: it must begin with /
 config.toml:10: limits.memory: 1024 has no unit: write "1024B" or "1024MiB", in quotes
 config.toml:11: limits.max_delay: 30 has no unit: write "30s" or "30ms", in quotes

@@ -49,8 +49,8 @@ pub(super) fn database(
     let lease = s.get("lease", USUAL_LEASE, Span(LEASES.0..=LEASES.1));
     let allow_async = s.get("allow_async", false, Flag);
     if !is_wanted {
-        for key in ["uri", "password_file", "ca_file", "schema", "lease", "allow_async"] {
-            if s.is_set(key) && !(key == "uri" && text.is_empty()) {
+        for (key, is_given) in [("uri", !text.is_empty()), ("ca_file", ca_file.is_some())] {
+            if is_given {
                 s.warn(key, "has no effect: store.kind is not \"postgres\"");
             }
         }
