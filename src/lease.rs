@@ -31,9 +31,9 @@ impl Lease {
         self.age(now_ms) < self.length_ms / 5 * 4
     }
 
-    /// A third of it is over: it is to be renewed.
-    pub fn is_due(&self, now_ms: u64) -> bool {
-        self.age(now_ms) >= self.length_ms / 3
+    /// Time until it is to be renewed, which is when a third of it is over, ms.
+    pub fn due_in(&self, now_ms: u64) -> u64 {
+        (self.length_ms / 3).saturating_sub(self.age(now_ms))
     }
 
     /// Time since the last renewal was sent, ms.
@@ -50,9 +50,9 @@ mod tests {
     fn it_is_due_after_a_third_and_over_before_its_end() {
         let lease = Lease::new(10_000, 1_000);
         assert!(lease.holds(1_000) && lease.holds(8_999) && !lease.holds(9_000));
-        assert!(!lease.is_due(4_332) && lease.is_due(4_333));
+        assert_eq!((lease.due_in(1_000), lease.due_in(4_332), lease.due_in(4_333)), (3_333, 1, 0));
         lease.renewed(5_000);
-        assert!(lease.holds(12_999) && !lease.holds(13_000) && !lease.is_due(8_000));
+        assert!(lease.holds(12_999) && !lease.holds(13_000) && lease.due_in(8_000) > 0);
         // An answer that comes late, of one that was sent before.
         lease.renewed(2_000);
         assert!(lease.holds(12_999) && !lease.holds(13_000));

@@ -81,6 +81,9 @@ pub(super) fn database(
              checked), or ?sslmode=disable where the network is trusted",
         );
     }
+    if uri.tls == Some(true) && uri.hosts.iter().any(|(host, _)| host.starts_with('/')) {
+        s.fault("uri", "asks for encryption on a socket of this machine, which has none: sslmode=disable");
+    }
     let in_file = around.file_exposed && matches!(s.place("uri"), Location::File { .. });
     let (password, password_file) = match password {
         Password::Given(password, path) => {

@@ -62,7 +62,7 @@ pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     }
 
     config.store = store(root.section("store"), d.store, around);
-    config.limits = limits(root.section("limits"), d.limits);
+    config.limits = limits(root.section("limits"), d.limits, config.store.kind);
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
     config.otlp_endpoint = telemetry(root.section("telemetry"));
@@ -175,7 +175,7 @@ fn store(mut s: Section<'_, '_>, d: StoreConfig, around: &Surroundings) -> Store
     StoreConfig { kind, path, hold_max, database }
 }
 
-fn limits(mut s: Section<'_, '_>, d: LimitsConfig) -> LimitsConfig {
+fn limits(mut s: Section<'_, '_>, d: LimitsConfig, kind: StoreKind) -> LimitsConfig {
     let limits = LimitsConfig {
         memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
         disk: disk_limit(&mut s, d.disk),
@@ -186,6 +186,9 @@ fn limits(mut s: Section<'_, '_>, d: LimitsConfig) -> LimitsConfig {
             as usize,
         max_delay: s.get("max_delay", d.max_delay, Span(Duration::from_millis(1)..=LONGEST)),
     };
+    if limits.disk > 0 && kind != StoreKind::Disk {
+        s.warn("disk", "has no effect: store.kind is not \"disk\"");
+    }
     if !s.failed(&["memory", "max_body"]) {
         let key = if s.is_set("max_body") { "max_body" } else { "memory" };
         if limits.max_body > limits.memory {

@@ -38,7 +38,6 @@ impl Life<'_> {
             return;
         }
         self.housekept_at_ms = now.mono;
-        self.shard.renew();
         if now.mono > self.process.started.mono + starts::LONG_LIFE_MS {
             self.starts.settle();
         }
@@ -88,8 +87,8 @@ impl Life<'_> {
     fn check_disk_space(&mut self, usage: store::Usage) {
         match self.process.config.store.kind {
             StoreKind::Memory => return,
-            // What is forgotten goes by and by.
-            StoreKind::Postgres => self.shard.store.reclaim(),
+            // What is forgotten goes by and by. Tables do not shrink, so there is no limit on them.
+            StoreKind::Postgres => return self.shard.store.reclaim(),
             StoreKind::Disk => {}
         }
         let percent = if self.disk_low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };

@@ -196,6 +196,7 @@ impl Life<'_> {
             let begun = clock::mono_us();
             self.turn(&mut events);
             self.shard.end_turn();
+            self.shard.renew();
             if let Some(age_ms) = self.shard.lost_for().filter(|_| self.failure.is_none()) {
                 self.store_failed(StoreFailure::LeaseOver { age_ms });
             }
@@ -364,9 +365,7 @@ impl Life<'_> {
         self.process.notify.extend_timeout(budget * 2);
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
-        // The last confirms come with it, and are to be written.
-        self.shard.renew();
-        self.process.waits.block_on(self.shard.amqp.shutdown(budget));
+        self.process.waits.block_on(self.shard.end_of_amqp(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
         if self.failure.is_none() {
             // Nothing can be acked any more: what is not safe yet the broker delivers again.

@@ -14,6 +14,9 @@ use crate::store::{self, CommitGroup};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Least time between two calls for a renewal of the lease, ms: the first may be under way.
+const RENEWAL_PAUSE_MS: u64 = 300;
+
 /// See the module's page.
 pub(super) struct Shard {
     pub(super) engine: Engine,
@@ -31,6 +34,8 @@ pub(super) struct Shard {
     pub(super) consumes: bool,
     /// The engine had an input, and with it the time, in this turn.
     engine_ticked: bool,
+    /// When the lease was last asked to be extended, monotonic ms.
+    renewed_at_ms: u64,
     /// The lease was over when something was to be done, which was not.
     is_lost: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
@@ -55,6 +60,7 @@ impl Shard {
             links: Default::default(),
             consumes: false,
             engine_ticked: false,
+            renewed_at_ms: 0,
             is_lost: false,
             stopping: false,
         }
@@ -114,10 +120,28 @@ impl Shard {
         (self.is_lost || !lease.holds(now)).then(|| lease.age(now))
     }
 
-    /// Extends the lease, where nothing else has for some time.
-    pub(super) fn renew(&self) {
-        if self.lease.as_ref().is_some_and(|lease| lease.is_due(clock::now().mono)) {
+    /// Extends the lease, where nothing else has for some time. To be called in each turn.
+    pub(super) fn renew(&mut self) {
+        let Some(lease) = &self.lease else { return };
+        let now = clock::now().mono;
+        if lease.due_in(now) == 0 && now >= self.renewed_at_ms + RENEWAL_PAUSE_MS {
+            self.renewed_at_ms = now;
             self.store.renew();
+        }
+    }
+
+    /// Ends the connections, within `budget`. The last confirms come with it and are to be written, so the
+    /// store is kept meanwhile.
+    pub(super) async fn end_of_amqp(&self, budget: Duration) {
+        let mut ending = std::pin::pin!(self.amqp.shutdown(budget));
+        loop {
+            if self.lease.is_some() {
+                self.store.renew();
+            }
+            let pause = Duration::from_millis(RENEWAL_PAUSE_MS);
+            if tokio::time::timeout(pause, &mut ending).await.is_ok() {
+                return;
+            }
         }
     }
 
@@ -141,7 +165,11 @@ impl Shard {
         let deadline = self.engine.next_deadline();
         let wall = deadline.wall.map(|at| at.saturating_mul(1_000).saturating_sub(clock::wall_us()));
         let mono = deadline.mono.map(|at| at.saturating_mul(1_000).saturating_sub(clock::mono_us()));
-        let soonest = wall.into_iter().chain(mono).min().map(Duration::from_micros);
+        let lease = self.lease.as_ref().map(|lease| {
+            let now = clock::now().mono;
+            lease.due_in(now).max((self.renewed_at_ms + RENEWAL_PAUSE_MS).saturating_sub(now)) * 1_000
+        });
+        let soonest = wall.into_iter().chain(mono).chain(lease).min().map(Duration::from_micros);
         soonest.unwrap_or(longest).min(longest)
     }
 }

@@ -19,6 +19,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
+/// Items to be moved that are read together, with their bodies.
+const MOVED_TOGETHER: usize = 64;
+
 /// Rows among which a member of a window is mostly found, if there is one.
 const FEW: usize = 16;
 
@@ -77,7 +80,9 @@ impl<'a, R: Rows> Changes<'a, R> {
             ops.clone().filter_map(|op| if let Op::Move { from, .. } = op { Some(from) } else { None });
         let key = |from: &Place| Ok((KeyspaceId::Items, rows::item_key(&from.queue, from.key)?.into()));
         let moved = from.map(key).collect::<Result<Vec<_>, BrokenContract>>()?;
-        let mut lying = moved.iter().zip(self.rows.get_many(&moved, ALL_BODIES));
+        let together = moved.chunks(R::TOGETHER.min(MOVED_TOGETHER));
+        let read = together.flat_map(|keys| self.rows.get_many(keys, ALL_BODIES));
+        let mut lying = moved.iter().zip(read);
         self.read_closings(ops.clone())?;
         for op in ops {
             let moved = if matches!(op, Op::Move { .. }) { lying.next() } else { None };
@@ -238,11 +243,11 @@ impl<'a, R: Rows> Changes<'a, R> {
     // ---- windows that closed early ------------------------------------------------------------------------
 
     /// Asks for the rows about all windows that items of this call leave, where one question is dear.
-    fn read_closings<'o>(&mut self, ops: impl Iterator<Item = &'o Op>) -> Result<(), ReadError> {
+    fn read_closings<'o>(&mut self, ops: impl Iterator<Item = &'o Op> + Clone) -> Result<(), ReadError> {
         if R::AHEAD == 1 {
             return Ok(());
         }
-        let any = self.rows.has_closings();
+        let any = self.rows.has_closings() || ops.clone().any(|op| matches!(op, Op::Close(_)));
         let key = |op: &Op| match op {
             Op::Delete { place, .. } | Op::Move { from: place, .. } if any => {
                 Some(rows::closed_by_end(&place.queue, place.key))

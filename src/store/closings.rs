@@ -112,7 +112,8 @@ pub(super) fn in_order_of<'a, R: Rows>(
     } else {
         Box::new(std::iter::empty())
     };
-    let closed = ClosedMembers { rows, queue: Arc::clone(queue), from, bodies, closings, members: None };
+    let closed =
+        ClosedMembers { rows, queue: Arc::clone(queue), from, bodies, closings, members: VecDeque::new() };
     Ok(InOrder { lying: lying.peekable(), closed: closed.peekable() })
 }
 
@@ -242,22 +243,37 @@ struct ClosedMembers<'a, R> {
     bodies: u64,
     /// By the moment at which they closed.
     closings: RowsRead<'a>,
-    members: Option<(ClosingRow, RowsRead<'a>)>,
+    /// Of some of these, in the same order.
+    members: VecDeque<(ClosingRow, RowsRead<'a>)>,
 }
 
 impl<'a, R: Rows> ClosedMembers<'a, R> {
-    fn open(&self, row: &Row) -> Result<(ClosingRow, RowsRead<'a>), ReadError> {
-        let closing = rows::read_closed_by_due(&row.0, &row.1)
-            .map_err(|error| damaged(KeyspaceId::Closings, &row.0, &error))?;
-        let is_first = (closing.due, closing.window) == (self.from.due, self.from.window);
-        let from = if is_first { self.from.seq } else { 0 };
-        let bounds = member_bounds(&self.queue, closing.end, closing.window, from)?;
-        Ok((closing, Box::new(self.rows.range(KeyspaceId::Items, bounds, self.bodies))))
+    /// Opens the next ones. False: nothing is left.
+    fn open(&mut self) -> Result<bool, ReadError> {
+        let mut opened = Vec::with_capacity(R::AHEAD);
+        for row in self.closings.by_ref().take(R::AHEAD) {
+            let (key, value) = row?;
+            let closing = rows::read_closed_by_due(&key, &value)
+                .map_err(|error| damaged(KeyspaceId::Closings, &key, &error))?;
+            let is_first = (closing.due, closing.window) == (self.from.due, self.from.window);
+            let from = if is_first { self.from.seq } else { 0 };
+            let bounds = member_bounds(&self.queue, closing.end, closing.window, from)?;
+            opened.push((closing, bounds));
+        }
+        let any = !opened.is_empty();
+        let bounds = opened.iter().map(|(_, bounds)| bounds.clone()).collect();
+        let lying = self.rows.ranges(bounds, usize::MAX, self.bodies);
+        let members = opened.into_iter().zip(lying);
+        self.members.extend(members.map(|((closing, _), lying)| {
+            let lying: RowsRead<'a> = Box::new(lying);
+            (closing, lying)
+        }));
+        Ok(any)
     }
 
     fn next_member(&mut self) -> Result<Option<DueRow>, ReadError> {
         loop {
-            if let Some((ClosingRow { due, cause, .. }, members)) = &mut self.members {
+            if let Some((ClosingRow { due, cause, .. }, members)) = self.members.front_mut() {
                 for row in members {
                     let row = row?;
                     if head(&row.0, &row.1)?.is_windowed() {
@@ -266,9 +282,10 @@ impl<'a, R: Rows> ClosedMembers<'a, R> {
                         return Ok(Some(DueRow { place, closed, row }));
                     }
                 }
+                self.members.pop_front();
+            } else if !self.open()? {
+                return Ok(None);
             }
-            let Some(row) = self.closings.next().transpose()? else { return Ok(None) };
-            self.members = Some(self.open(&row)?);
         }
     }
 }

@@ -96,7 +96,11 @@ pub(crate) struct PgGround {
 
 impl PgGround {
     fn fresh() -> Self {
-        let server = Database::shared().expect("PostgreSQL, which `make setup` installs");
+        PgGround::of(Database::shared().expect("PostgreSQL, which `make setup` installs"))
+    }
+
+    /// In another server.
+    pub(super) fn of(server: &'static Database) -> Self {
         PgGround { folder: tempfile::tempdir().unwrap(), server, schema: server.schema(), suffix: "" }
     }
 

@@ -23,7 +23,7 @@ type Step = (Vec<Stored>, Option<Key>);
 ///
 /// The storage engine's; a row that does not read as it was written.
 pub(super) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -> Result<Step, ReadError> {
-    let extent = Extent { scan, is_late, rows: 0, looked_at: 0, bytes: 0 };
+    let extent = Extent { scan, is_late, together: R::AHEAD, rows: 0, looked_at: 0, bytes: 0 };
     match &scan.along {
         Along::Queue(queue) => along_queue(rows, extent, queue),
         Along::Customer(application, customer) => along_customer(rows, extent, application, customer),
@@ -34,6 +34,8 @@ pub(super) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -
 struct Extent<'a> {
     scan: &'a Scan,
     is_late: &'a dyn Fn() -> bool,
+    /// Rows that are read together: what has been read is looked at, however late it is.
+    together: usize,
     rows: usize,
     looked_at: usize,
     bytes: u64,
@@ -44,7 +46,8 @@ impl Extent<'_> {
     fn is_enough(&self) -> bool {
         let Scan { max_rows, max_looked_at, .. } = *self.scan;
         let full = self.rows >= max_rows || self.looked_at >= max_looked_at || self.bytes >= STEP_BYTES;
-        full || self.looked_at > 0 && (self.is_late)()
+        let is_border = self.looked_at > 0 && self.looked_at.is_multiple_of(self.together);
+        full || is_border && (self.is_late)()
     }
 
     fn count(&mut self, bytes: u64, wanted: bool) {

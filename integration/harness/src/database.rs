@@ -54,14 +54,23 @@ impl Database {
     pub fn shared() -> Option<&'static Database> {
         bounds::enter();
         static SERVER: OnceLock<Option<Database>> = OnceLock::new();
-        let server = SERVER.get_or_init(|| find_programs().map(|programs| Database::start(&programs)));
+        let server = SERVER.get_or_init(|| find_programs().map(|programs| Database::start(&programs, "")));
         if server.is_none() {
             lacks("postgresql", "is not installed");
         }
         server.as_ref()
     }
 
-    fn start(programs: &Path) -> Database {
+    /// A server of one's own, with extra lines of its configuration; as [`Database::shared`] else.
+    pub fn own(conf: &str) -> Option<Database> {
+        let server = find_programs().map(|programs| Database::start(&programs, conf));
+        if server.is_none() {
+            lacks("postgresql", "is not installed");
+        }
+        server
+    }
+
+    fn start(programs: &Path, more: &str) -> Database {
         let dir = guard::open_dir("pg");
         let owner = is_root().then(|| ids_of(USER).unwrap_or_else(|| panic!("there is no user {USER}")));
         if let Some((user, group)) = owner {
@@ -86,7 +95,7 @@ impl Database {
         let _written = writeln!(
             text,
             "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nmax_connections = 300\n\
-             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off"
+             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n{more}"
         );
         fs::write(&conf, text).expect("the server's configuration");
         let log = fs::File::create(dir.join("log")).expect("the server's log");

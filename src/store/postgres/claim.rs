@@ -68,7 +68,7 @@ impl Claim {
         let lease_ms = config.lease.as_millis() as u64;
         let begun = Instant::now();
         loop {
-            let sent = now_ms();
+            let (sent, warnings) = (now_ms(), link.warnings());
             let taken = link.query(&statements.claim, &[&token.as_slice(), &owner, &(lease_ms as f64)]);
             let rows = match taken {
                 Ok(rows) => rows,
@@ -81,8 +81,13 @@ impl Claim {
                     return Err(failed(DatabaseError::saying("table `shards` is empty")));
                 };
                 let left_ms = row.get::<_, i64>(1).unsigned_abs();
+                if left_ms == 0 && begun.elapsed() < LOCKED_LIMIT {
+                    // Meanwhile it has become free.
+                    continue;
+                }
                 return Err(OpenError::Claimed { owner: row.get(0), left_ms });
             };
+            link.unwarned(warnings).map_err(failed)?;
             let number = |column| row.get::<_, i64>(column) as u64;
             let marks = Marks { next_seq: number(2), wall: number(3) };
             tracing::info!(epoch = number(0), owner, "the store is this daemon's");
@@ -108,11 +113,12 @@ impl Claim {
     ///
     /// The database's; [`CommitError::Fenced`].
     pub(super) fn renew(&self, link: &DatabaseLink, number: u64, marks: Marks) -> Result<(), CommitError> {
-        let sent = now_ms();
+        let (sent, warnings) = (now_ms(), link.warnings());
         let (token, lease_ms) = self.fence();
         let (number, next_seq, wall) = (number as i64, marks.next_seq as i64, marks.wall as i64);
         let fence = &link.statements().map_err(|e| self.refused(&e))?.fence;
         let renewed = link.query(fence, &[&token, &number, &next_seq, &wall, &lease_ms]);
+        let renewed = renewed.and_then(|_| link.unwarned(warnings));
         renewed.map_err(|error| self.refused(&error))?;
         self.lease.renewed(sent);
         Ok(())
@@ -159,9 +165,10 @@ fn node_file(directory: &Directory) -> PathBuf {
 fn owner(directory: &Directory) -> Result<String, OpenError> {
     let path = node_file(directory);
     let mut file = own_file(&path)?;
-    let mut text = String::new();
+    let mut text = Vec::new();
     // Bounded: whatever lies there, it is short.
-    (&file).take(256).read_to_string(&mut text).map_err(OpenError::io("read", &path))?;
+    (&file).take(256).read_to_end(&mut text).map_err(OpenError::io("read", &path))?;
+    let text = String::from_utf8_lossy(&text);
     // The kernel's own name for a boot lies where a service may not look.
     let Now { wall, mono } = clock::now();
     let booted = wall.saturating_sub(mono);

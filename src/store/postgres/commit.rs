@@ -15,15 +15,19 @@ use crate::store::record;
 use crate::store::row_reads::RowBytes;
 use crate::store::rows::BUCKET;
 use crate::store::{CommitError, CommitGroup, ReadError};
-use futures_util::future::join_all;
-use std::future::Future;
+use std::future::{poll_fn, Future};
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Statement};
 
 /// How often a transaction is made that the database has undone for reasons of its own.
 const TRIES: u32 = 3;
+
+/// Bytes of items that one statement writes, about: far below what one message to the database may hold.
+const STATEMENT_BYTES: usize = 32 << 20;
 
 /// Rows by table, as the statements take them.
 #[derive(Default)]
@@ -79,6 +83,30 @@ impl<'a> WrittenRows<'a> {
     }
 }
 
+type ItemSlices<'w, 'a> = (&'w [&'a [u8]], &'w [&'a [u8]], &'w [&'a [u8]]);
+
+impl<'a> WrittenRows<'a> {
+    /// Items as the statements take them: of so many bytes together, or a single one.
+    fn item_slices(&self) -> Vec<ItemSlices<'_, 'a>> {
+        let (mut ends, mut bytes) = (Vec::new(), 0);
+        for (n, (head, rest)) in self.heads.iter().zip(&self.rests).enumerate() {
+            let size = head.len() + rest.len();
+            if bytes > 0 && bytes + size > STATEMENT_BYTES {
+                ends.push(n);
+                bytes = 0;
+            }
+            bytes += size;
+        }
+        ends.push(self.items.len());
+        let mut from = 0;
+        let slice = |to: usize| {
+            let range = std::mem::replace(&mut from, to)..to;
+            Some((self.items.get(range.clone())?, self.heads.get(range.clone())?, self.rests.get(range)?))
+        };
+        ends.into_iter().filter_map(slice).filter(|(items, ..)| !items.is_empty()).collect()
+    }
+}
+
 type Sent<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
 fn said<'a>(client: &'a Client, text: &'a str) -> Sent<'a> {
@@ -104,13 +132,14 @@ fn write(
     let (number, next_seq, wall) = (number as i64, marks.next_seq as i64, marks.wall as i64);
     let fence: [&(dyn ToSql + Sync); 5] = [&token, &number, &next_seq, &wall, &lease_ms];
     let no_items: [&(dyn ToSql + Sync); 1] = [&w.no_items];
-    let items: [&(dyn ToSql + Sync); 3] = [&w.items, &w.heads, &w.rests];
+    let slices = w.item_slices();
+    let items: Vec<[&(dyn ToSql + Sync); 3]> =
+        slices.iter().map(|(a, b, c)| [a as _, b as _, c as _]).collect();
     let no_others: [&(dyn ToSql + Sync); 2] = [&w.no_spaces, &w.no_others];
     let others: [&(dyn ToSql + Sync); 3] = [&w.spaces, &w.others, &w.values];
     let ended: [&(dyn ToSql + Sync); 4] = [&w.buckets, &w.epochs, &w.identities, &w.ends];
-    let parts: [(bool, &Statement, &[&(dyn ToSql + Sync)]); 5] = [
+    let parts: [(bool, &Statement, &[&(dyn ToSql + Sync)]); 4] = [
         (w.no_items.is_empty(), &s.delete_items, &no_items),
-        (w.items.is_empty(), &s.write_items, &items),
         (w.no_others.is_empty(), &s.delete_others, &no_others),
         (w.others.is_empty(), &s.write_others, &others),
         (w.ends.is_empty(), &s.write_ended, &ended),
@@ -122,14 +151,38 @@ fn write(
             all.push(sent(client, statement, parameters));
         }
     }
+    all.extend(items.iter().map(|slice| sent(client, &s.write_items, slice)));
     all.push(said(client, "COMMIT"));
     let warnings = link.warnings();
-    link.run(async { join_all(all).await.into_iter().collect::<Result<Vec<()>, Error>>() })?;
-    if link.warnings() != warnings {
-        // It does so where it no longer waits for a replica, and calls that a success.
-        return Err(DatabaseError::saying("the commit came with a warning, which the log has"));
-    }
-    Ok(())
+    link.run(in_order(all))?;
+    link.unwarned(warnings)
+}
+
+/// All of them, sent in their order, and their answers. The last one, which makes the others durable, is not
+/// sent where one of these could not be: the database does not know that it is missing.
+async fn in_order(all: Vec<Sent<'_>>) -> Result<(), Error> {
+    let mut answers: Vec<Option<Result<(), Error>>> = all.iter().map(|_| None).collect();
+    let (mut all, last) = (all, answers.len().saturating_sub(1));
+    poll_fn(|context| {
+        let mut is_failed = false;
+        for (n, (sent, answer)) in all.iter_mut().zip(&mut answers).enumerate() {
+            if answer.is_none() && !(n == last && is_failed) {
+                if let Poll::Ready(done) = sent.as_mut().poll(context) {
+                    *answer = Some(done);
+                }
+            }
+            is_failed |= matches!(answer, Some(Err(_)));
+        }
+        let waits = answers.iter().take(last).any(Option::is_none);
+        let waits = waits || !is_failed && answers.iter().any(Option::is_none);
+        if waits {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    })
+    .await;
+    answers.into_iter().flatten().collect()
 }
 
 fn is_undone(error: &DatabaseError) -> bool {
@@ -163,8 +216,62 @@ impl PgStore {
             }
         }
         (self.number, self.marks) = (number, last.marks);
-        self.is_swept &= !begun;
+        if begun {
+            self.sweep.is_done.store(false, Ordering::Release);
+        }
         self.rows.set_epochs(epochs);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_are_written_in_slices_in_order() {
+        let sizes = [STATEMENT_BYTES / 2, 10, STATEMENT_BYTES / 2, 5, STATEMENT_BYTES * 2, 7, 8];
+        let rests: Vec<Vec<u8>> = sizes.iter().map(|size| vec![0; *size]).collect();
+        let names: Vec<[u8; 1]> = (0..7).map(|n| [n]).collect();
+        let written = WrittenRows {
+            items: names.iter().map(|name| &name[..]).collect(),
+            heads: sizes.iter().map(|_| &[][..]).collect(),
+            rests: rests.iter().map(|rest| &rest[..]).collect(),
+            ..WrittenRows::default()
+        };
+        let slices = written.item_slices();
+        let told: Vec<Vec<u8>> = slices.iter().map(|(items, ..)| items.concat()).collect();
+        assert_eq!(told, [vec![0, 1], vec![2, 3], vec![4], vec![5, 6]]);
+        let lengths = slices
+            .iter()
+            .all(|(items, heads, rests)| (items.len(), items.len()) == (heads.len(), rests.len()));
+        assert!(lengths && WrittenRows::default().item_slices().is_empty());
+    }
+
+    /// Before the one that makes all durable: the database does not know that one is missing.
+    #[test]
+    fn what_could_not_be_sent_is_not_committed() {
+        use std::cell::RefCell;
+        let sent = RefCell::new(Vec::new());
+        let part = |n: u8, answer: Option<Result<(), Error>>| -> Sent<'_> {
+            let sent = &sent;
+            Box::pin(async move {
+                sent.borrow_mut().push(n);
+                answer.unwrap_or(Ok(()))
+            })
+        };
+        let all = vec![
+            part(1, None),
+            part(2, Some(Err(Error::__private_api_timeout()))),
+            part(3, None),
+            part(4, None),
+        ];
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        assert!(runtime.block_on(in_order(all)).is_err());
+        assert_eq!(*sent.borrow(), [1, 2, 3]);
+        sent.borrow_mut().clear();
+        let all = (0..40).map(|n| part(n, None)).collect();
+        runtime.block_on(in_order(all)).unwrap();
+        assert_eq!(*sent.borrow(), (0..40).collect::<Vec<_>>());
     }
 }

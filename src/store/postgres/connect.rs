@@ -18,7 +18,7 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
@@ -26,7 +26,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// For each address; a connection that is made later is of no use.
+/// For each host, to the end of the login; one that takes longer does not hold up the next.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Oldest PostgreSQL that has all that is used, as it numbers itself.
 const OLDEST: i32 = 130_000;
@@ -81,12 +81,21 @@ impl From<tokio_postgres::Error> for DatabaseError {
 pub(super) struct DatabaseLink {
     client: Client,
     statements: Option<Statements>,
-    /// Warnings so far.
+    /// What [`DatabaseLink::warnings`] tells.
     warnings: Arc<AtomicU64>,
     limit: Duration,
     place: String,
-    // Behind the client, whose connection it moves.
-    runtime: Runtime,
+    /// Until it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Drop for DatabaseLink {
+    /// Without waiting for an address that is still looked up.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl DatabaseLink {
@@ -101,17 +110,26 @@ impl DatabaseLink {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| failed(format!("no runtime: {e}")))?;
         let warnings = Arc::new(AtomicU64::new(0));
-        let limit = CONNECT_LIMIT * (1 + u32::try_from(config.hosts.len()).unwrap_or(u32::MAX));
-        let connecting = connect(config, Arc::clone(&warnings));
-        let connected = runtime.block_on(async { tokio::time::timeout(limit, connecting).await });
-        let client = match connected {
-            Ok(Ok(client)) => client,
-            Ok(Err(error)) => return Err(failed(error.to_string())),
-            Err(_) => return Err(failed(format!("no connection within {} s", limit.as_secs()))),
-        };
-        let link = DatabaseLink { client, statements: None, warnings, limit: config.lease, place, runtime };
-        link.begin(config).map_err(|e| link.failed(&e))?;
-        Ok(link)
+        let mut errors = Vec::new();
+        for (host, port) in &config.hosts {
+            let connecting = connect(config, (host, *port), Arc::clone(&warnings));
+            let within = async { tokio::time::timeout(CONNECT_LIMIT, connecting).await };
+            match runtime.block_on(within) {
+                Ok(Ok(client)) => {
+                    let (warnings, limit, runtime) = (Arc::clone(&warnings), config.lease, Some(runtime));
+                    let link = DatabaseLink { client, statements: None, warnings, limit, place, runtime };
+                    link.begin(config).map_err(|e| link.failed(&e))?;
+                    return Ok(link);
+                }
+                Ok(Err(error)) => errors.push(format!("{host}:{port}: {error}")),
+                Err(_) => {
+                    errors.push(format!("{host}:{port}: no answer within {} s", CONNECT_LIMIT.as_secs()))
+                }
+            }
+        }
+        // It may still wait for an address to be looked up.
+        runtime.shutdown_background();
+        Err(failed(errors.join("; ")))
     }
 
     /// Looks whether this database will do, and says how this session wants to be served: statements are
@@ -174,9 +192,22 @@ impl DatabaseLink {
         self.statements.as_ref().ok_or_else(|| DatabaseError::saying("nothing is prepared"))
     }
 
-    /// Warnings of the database so far.
+    /// How often the database has told that it waits for a replica no longer.
     pub(super) fn warnings(&self) -> u64 {
         self.warnings.load(Ordering::Acquire)
+    }
+
+    /// Whether it has done so since. It calls what it has committed a success even so, and it may be on one
+    /// machine alone.
+    ///
+    /// # Errors
+    ///
+    /// It has.
+    pub(super) fn unwarned(&self, since: u64) -> Result<(), DatabaseError> {
+        if self.warnings() == since {
+            return Ok(());
+        }
+        Err(DatabaseError::saying("the database has waited for its replica no longer"))
     }
 
     /// Does this, within the length of the lease: what takes longer is of no use.
@@ -189,7 +220,8 @@ impl DatabaseLink {
         work: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, DatabaseError> {
         let within = async { tokio::time::timeout(self.limit, work).await };
-        match self.runtime.block_on(within) {
+        let Some(runtime) = &self.runtime else { return Err(DatabaseError::saying("it has been left")) };
+        match runtime.block_on(within) {
             Ok(done) => Ok(done?),
             Err(_) => Err(DatabaseError::saying(format!("no answer within {} ms", self.limit.as_millis()))),
         }
@@ -238,14 +270,20 @@ impl DatabaseLink {
         Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0)).unsigned_abs())
     }
 
-    /// Removes some rows of earlier epochs of a bucket: how many these were.
+    /// Removes some rows of earlier epochs of a bucket, as long as the store is that of this claim: how many
+    /// these were.
     ///
     /// # Errors
     ///
     /// As [`DatabaseLink::run`].
-    pub(super) fn sweep(&self, bucket: i16, epoch: u64, most: i64) -> Result<u64, DatabaseError> {
+    pub(super) fn sweep(
+        &self,
+        token: &[u8],
+        (bucket, epoch): (i16, u64),
+        most: i64,
+    ) -> Result<u64, DatabaseError> {
         let statements = self.statements()?;
-        self.run(self.client.execute(&statements.sweep, &[&bucket, &(epoch as i64), &most]))
+        self.run(self.client.execute(&statements.sweep, &[&bucket, &(epoch as i64), &most, &token]))
     }
 
     /// Prepares what is said again and again, for the tables of this schema.
@@ -266,17 +304,18 @@ fn place_of(config: &DatabaseConfig) -> String {
     format!("`{}` at {}", config.database, hosts.join(", "))
 }
 
-async fn connect(config: &DatabaseConfig, warnings: Arc<AtomicU64>) -> Result<Client, DatabaseError> {
+async fn connect(
+    config: &DatabaseConfig,
+    (host, port): (&str, u16),
+    warnings: Arc<AtomicU64>,
+) -> Result<Client, DatabaseError> {
     let mut client = tokio_postgres::Config::new();
-    for (host, port) in &config.hosts {
-        client.host(host).port(*port);
-    }
+    client.host(host).port(port);
     client
         .user(&config.user)
         .dbname(&config.database)
         .application_name("tidegate")
         .target_session_attrs(TargetSessionAttrs::ReadWrite)
-        .connect_timeout(CONNECT_LIMIT)
         .tcp_user_timeout(config.lease)
         .keepalives_idle(config.lease)
         .ssl_mode(if config.tls { SslMode::Require } else { SslMode::Disable });
@@ -294,15 +333,27 @@ async fn connect(config: &DatabaseConfig, warnings: Arc<AtomicU64>) -> Result<Cl
     Ok(client)
 }
 
-/// Moves a connection to its end, which whoever asks next hears of. Counts warnings on the way.
+/// Where PostgreSQL waits for its synchronous replica: a warning from there says that it does no longer.
+const REPLICA_WAIT: &str = "SyncRepWaitForLSN";
+/// Least time between two warnings that are logged; some come with each transaction.
+const WARNING_PAUSE: Duration = Duration::from_secs(60);
+
+/// Moves a connection to its end, which whoever asks next hears of. Tells of warnings on the way.
 async fn drive<T>(mut connection: Connection<Socket, T>, warnings: Arc<AtomicU64>)
 where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
+    let mut logged: Option<Instant> = None;
     while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
         let AsyncMessage::Notice(notice) = message else { continue };
-        tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
-        warnings.fetch_add(1, Ordering::Release);
+        let is_doubt = notice.routine() == Some(REPLICA_WAIT);
+        if is_doubt {
+            warnings.fetch_add(1, Ordering::Release);
+        }
+        if is_doubt || logged.is_none_or(|at| at.elapsed() >= WARNING_PAUSE) {
+            logged = Some(Instant::now());
+            tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
+        }
     }
 }
 

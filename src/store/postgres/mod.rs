@@ -24,6 +24,7 @@ mod tests;
 pub use schema::schema;
 
 use super::directory::Directory;
+use super::ended::Epochs;
 use super::load::{self, FoundContents};
 use super::{
     CloseError, CommitError, CommitGroup, Contents, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
@@ -37,6 +38,7 @@ use claim::{Claim, Claimed};
 use connect::DatabaseLink;
 use rows::PgRows;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -62,16 +64,17 @@ pub(super) fn open(path: &Path, config: &DatabaseConfig, wall: u64) -> Result<Op
     if directory.holds_store()? {
         return Err(OpenError::HoldsDisk { path: path.to_owned() });
     }
-    let mut link = DatabaseLink::open(config)?;
+    // All that may take its time comes before the claim: a lease runs from there.
+    let [mut link, mut beside] = [DatabaseLink::open(config)?, DatabaseLink::open(config)?];
     schema::ensure(&link, &config.schema)?;
     link.prepare(&config.schema)?;
+    beside.prepare(&config.schema)?;
     let Claimed { claim, number, marks, identity } = Claim::take(&link, directory, config)?;
-    let mut rows = PgRows::over(link)?;
+    let [mut rows, reader] = PgRows::over(link, beside)?;
     let (opened, epochs) = load::opened(&rows, marks, wall)?;
     rows.set_epochs(epochs);
     // It may have taken a good part of the lease.
     claim.renew(rows.link(), number, marks)?;
-    let reader = rows.beside(config)?;
     let store = PgStore {
         rows,
         claim,
@@ -80,7 +83,7 @@ pub(super) fn open(path: &Path, config: &DatabaseConfig, wall: u64) -> Result<Op
         reader: Mutex::new(Some(reader)),
         usage: Mutex::new(None),
         config: config.clone(),
-        is_swept: false,
+        sweep: Arc::default(),
     };
     Ok(OpenStore { store: Box::new(store), opened, identity })
 }
@@ -98,8 +101,16 @@ struct PgStore {
     /// As last asked for, and when.
     usage: Mutex<Option<(Instant, Usage)>>,
     config: DatabaseConfig,
+    sweep: Arc<Sweep>,
+}
+
+/// How far what is forgotten has been removed.
+#[derive(Debug, Default)]
+struct Sweep {
     /// No bucket holds rows of an earlier epoch, as far as is known.
-    is_swept: bool,
+    is_done: AtomicBool,
+    /// The store is being closed: it goes no further.
+    is_over: AtomicBool,
 }
 
 impl Store for PgStore {
@@ -143,21 +154,17 @@ impl Store for PgStore {
 
     /// Removes what buckets hold of earlier epochs.
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
-        if self.is_swept {
+        if self.sweep.is_done.swap(true, Ordering::AcqRel) {
             return Ok(None);
         }
-        self.is_swept = true;
         let (config, epochs) = (self.config.clone(), self.rows.epochs());
+        let (sweep, token) = (Arc::clone(&self.sweep), self.claim.fence().0.to_vec());
         Ok(Some(Box::new(move || {
-            let unswept = |error: String| CommitError::Engine { action: "removed what is forgotten", error };
-            let mut link = DatabaseLink::open(&config).map_err(|e| unswept(e.to_string()))?;
-            link.prepare(&config.schema).map_err(|e| unswept(e.to_string()))?;
-            for (bucket, epoch) in (0_i16..).zip(epochs) {
-                while link.sweep(bucket, epoch, SWEPT).map_err(|e| unswept(e.to_string()))? >= SWEPT as u64 {
-                    std::thread::sleep(SWEEP_PAUSE);
-                }
+            let swept = sweep.run(&config, &token, epochs);
+            if swept.is_err() {
+                sweep.is_done.store(false, Ordering::Release);
             }
-            Ok(())
+            swept.map_err(|error| CommitError::Engine { action: "removed what is forgotten", error })
         })))
     }
 
@@ -166,7 +173,27 @@ impl Store for PgStore {
     }
 
     fn close(self: Box<Self>) -> Result<(), CloseError> {
+        self.sweep.is_over.store(true, Ordering::Release);
         self.claim.release(self.rows.link());
+        Ok(())
+    }
+}
+
+impl Sweep {
+    /// Removes rows of earlier epochs than these, some at a time, on a connection of its own, as long as the
+    /// store is that of this claim.
+    fn run(&self, config: &DatabaseConfig, token: &[u8], epochs: Epochs) -> Result<(), String> {
+        let mut link = DatabaseLink::open(config).map_err(|e| e.to_string())?;
+        link.prepare(&config.schema).map_err(|e| e.to_string())?;
+        for (bucket, epoch) in (0_i16..).zip(epochs) {
+            loop {
+                let removed = link.sweep(token, (bucket, epoch), SWEPT).map_err(|e| e.to_string())?;
+                if removed < SWEPT as u64 || self.is_over.load(Ordering::Acquire) {
+                    break;
+                }
+                std::thread::sleep(SWEEP_PAUSE);
+            }
+        }
         Ok(())
     }
 }

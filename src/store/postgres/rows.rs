@@ -2,7 +2,6 @@
 
 use super::connect::{DatabaseError, DatabaseLink};
 use super::OpenError;
-use crate::config::DatabaseConfig;
 use crate::store::ended::Epochs;
 use crate::store::errors::broken_contract;
 use crate::store::keyspace::KeyspaceId;
@@ -22,8 +21,9 @@ const PAGE: usize = 4_096;
 const FIRST_PAGES: usize = 8_192;
 /// Fewest rows of a page.
 const LEAST_PAGE: usize = 16;
-/// Bytes of heads on one page, about, and of rests at most.
-const PAGE_HEADS: i64 = 8 << 20;
+/// Bytes of heads on one page, or on the first pages of several ranges together, about.
+const PAGE_HEADS: usize = 8 << 20;
+/// Bytes of rests on one page, at most.
 const PAGE_RESTS: u64 = 32 << 20;
 
 /// Rows in the tables, through one connection.
@@ -36,27 +36,21 @@ pub(super) struct PgRows {
 }
 
 impl PgRows {
-    /// Through this connection, whose statements are prepared.
+    /// Through this connection, whose statements are prepared; and the same for another thread, through
+    /// another one.
     ///
     /// # Errors
     ///
     /// [`OpenError::Database`].
-    pub(super) fn over(link: DatabaseLink) -> Result<Self, OpenError> {
-        let rows = PgRows { link, epochs: Arc::default(), closings: Arc::default() };
+    pub(super) fn over(link: DatabaseLink, beside: DatabaseLink) -> Result<[Self; 2], OpenError> {
+        let (epochs, closings): (Arc<Mutex<Epochs>>, Arc<AtomicBool>) = Default::default();
+        let [rows, beside] = [link, beside].map(|link| {
+            let (epochs, closings) = (Arc::clone(&epochs), Arc::clone(&closings));
+            PgRows { link, epochs, closings }
+        });
         let any = rows.page_of(KeyspaceId::Closings, &everything(), 1, NO_BODIES)?;
         rows.closings.store(!any.rows.is_empty(), Ordering::Relaxed);
-        Ok(rows)
-    }
-
-    /// The same for another thread, through a connection of its own.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError::Database`].
-    pub(super) fn beside(&self, config: &DatabaseConfig) -> Result<Self, OpenError> {
-        let mut link = DatabaseLink::open(config)?;
-        link.prepare(&config.schema)?;
-        Ok(PgRows { link, epochs: Arc::clone(&self.epochs), closings: Arc::clone(&self.closings) })
+        Ok([rows, beside])
     }
 
     /// The connection that they are read through.
@@ -164,15 +158,17 @@ impl PgRows {
         if matches!(id, KeyspaceId::Ended(_)) {
             return Err(broken_contract("ended items are looked up by identity alone").into());
         }
-        self.link.run(self.read_page(id, bounds, most, bodies)?).map_err(|e| self.unreadable(&e))
+        self.link
+            .run(self.read_page(id, bounds, (most, PAGE_HEADS), bodies)?)
+            .map_err(|e| self.unreadable(&e))
     }
 
-    /// The same, to be waited for.
+    /// The same, to be waited for. `most`: rows, and bytes of heads, but one row at least.
     fn read_page<'a>(
         &'a self,
         id: KeyspaceId,
         bounds: &'a RowBounds,
-        most: usize,
+        (most, most_heads): (usize, usize),
         bodies: u64,
     ) -> Result<impl std::future::Future<Output = Result<RowPage, Error>> + 'a, ReadError> {
         let statements = self.link.statements().map_err(|e| self.unreadable(&e))?;
@@ -190,12 +186,12 @@ impl PgRows {
             }
             let rests = bodies.min(PAGE_RESTS) as i64;
             let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-                [&from, &until, &limit, &PAGE_HEADS, &rests];
+                [&from, &until, &limit, &(most_heads as i64), &rests];
             let found = client.query(&statements.item_page, &parameters).await?;
             let heads: usize = found.iter().map(|row| row.get::<_, &[u8]>(1).len()).sum();
             let row = |row: &tokio_postgres::Row| (bytes_of(row, 0), record_of(row.get(1), row.get(2)));
             let rows: VecDeque<Row> = found.iter().map(row).collect();
-            Ok(RowPage { is_last: rows.len() < most && heads < PAGE_HEADS as usize, rows })
+            Ok(RowPage { is_last: rows.len() < most && heads < most_heads, rows })
         })
     }
 }
@@ -299,7 +295,7 @@ impl Iterator for Pages<'_> {
 }
 
 impl Rows for PgRows {
-    const TOGETHER: usize = 1_000;
+    const TOGETHER: usize = 256;
     const AHEAD: usize = 256;
 
     fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
@@ -343,7 +339,8 @@ impl Rows for PgRows {
         let many = bounds.len().max(1);
         let most = most.min(FIRST_PAGES / many).clamp(LEAST_PAGE, PAGE);
         let each = bodies / many as u64;
-        let reads = bounds.iter().map(|bounds| self.read_page(id, bounds, most, each));
+        let first = (most, PAGE_HEADS / many);
+        let reads = bounds.iter().map(|bounds| self.read_page(id, bounds, first, each));
         let reads = reads.collect::<Result<Vec<_>, _>>();
         let first =
             reads.and_then(|reads| self.link.run(try_join_all(reads)).map_err(|e| self.unreadable(&e)));

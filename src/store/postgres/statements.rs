@@ -239,10 +239,11 @@ impl Texts {
     }
 
     fn sweep(&self) -> String {
-        let Texts { ended, .. } = self;
+        let Texts { ended, shards, .. } = self;
         format!(
             "DELETE FROM {ended} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {ended} \
              WHERE shard = {SHARD} AND bucket = $1 AND epoch < $2 \
+             AND (SELECT claim FROM {shards} WHERE shard = {SHARD}) = $4 \
              ORDER BY shard, bucket, epoch, identity LIMIT $3))"
         )
     }

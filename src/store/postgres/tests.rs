@@ -5,13 +5,17 @@
 
 use crate::clock;
 use crate::engine::event::{IndexRows, Load, Loaded, Op, Stored};
-use crate::engine::types::Identity;
+use crate::engine::types::{Content, Identity};
 use crate::store::ended_tests::{begin, remember};
 use crate::store::find_tests::wanted;
 use crate::store::ground::{Ground, GroundKind, PgGround};
-use crate::store::tests::{delete, everything, given, group, item, key, part, place, put, put_item, APP};
+use crate::store::tests::{
+    delete, everything, given, group, item, key, part, place, put, put_item, range, ranges, APP,
+};
 use crate::store::{CommitError, OpenError, OpenStore, Store};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_harness::Database;
 
 fn ground() -> PgGround {
     match GroundKind::Postgres.bare() {
@@ -110,7 +114,7 @@ fn every_commit_extends_the_lease_and_so_does_a_renewal() {
     let ground = ground();
     let mut store = open(&ground).unwrap().store;
     let lease = store.lease().unwrap();
-    let left = "SELECT expires > clock_timestamp() + interval '9 s' FROM $.shards";
+    let left = "SELECT expires > clock_timestamp() + interval '6 s' FROM $.shards";
     let age = "UPDATE $.shards SET expires = clock_timestamp() + interval '5 s'";
     for renewed in [false, true] {
         ground.sql(age);
@@ -159,20 +163,58 @@ fn a_transaction_that_was_undone_is_made_again() {
     assert!(undone.to_string().contains("40P01"), "{undone}");
 }
 
+/// Where the database waits for its replica no longer it has committed, and says so by a warning.
 #[test]
-fn a_warning_of_the_database_is_a_doubt() {
+fn what_no_replica_has_is_a_doubt_and_other_warnings_are_none() {
+    let conf = "synchronous_standby_names = 'nobody'\nsynchronous_commit = local";
+    let server = Database::own(conf).expect("PostgreSQL, which `make setup` installs");
+    let ground = PgGround::of(Box::leak(Box::new(server)));
+    let mut store = open(&ground).unwrap().store;
+    let trigger = |does: &str| {
+        ground.sql(&format!(
+            "CREATE OR REPLACE FUNCTION $.does() RETURNS trigger LANGUAGE plpgsql AS \
+             'BEGIN {does}; RETURN NULL; END'"
+        ));
+    };
+    trigger("RAISE WARNING ''of another kind''");
+    ground.sql("CREATE TRIGGER does AFTER INSERT ON $.items FOR EACH STATEMENT EXECUTE FUNCTION $.does()");
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    trigger("PERFORM set_config(''synchronous_commit'', ''on'', true)");
+    let doubt = std::thread::scope(|scope| {
+        let committing = scope.spawn(|| store.commit(&[group(2, vec![put(2, 2)])]));
+        let begun = Instant::now();
+        let waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        while ground.sql(waiting).is_empty() && begun.elapsed() < Duration::from_secs(30) {
+            std::thread::yield_now();
+        }
+        ground.sql(&format!("SELECT pg_cancel_backend(({waiting}))"));
+        committing.join().expect("a commit").unwrap_err()
+    });
+    assert!(doubt.to_string().contains("has waited for its replica no longer"), "{doubt}");
+    assert_eq!(ground.sql("SELECT count(*) FROM $.items"), "2", "it has committed all the same");
+}
+
+/// Pages end by rows, or by bytes of what comes before the bodies; nothing is left out or comes twice.
+#[test]
+fn rows_with_large_heads_are_read_in_pages() {
     let ground = ground();
     let mut store = open(&ground).unwrap().store;
-    ground.sql(
-        "CREATE FUNCTION $.warn() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
-         RAISE WARNING ''canceling wait''; RETURN NULL; END'",
-    );
-    ground.sql(
-        "CREATE CONSTRAINT TRIGGER warn AFTER INSERT ON $.items DEFERRABLE INITIALLY DEFERRED \
-         FOR EACH ROW EXECUTE FUNCTION $.warn()",
-    );
-    let doubt = store.commit(&[group(1, vec![put(1, 1)])]).unwrap_err();
-    assert!(doubt.to_string().contains("came with a warning"), "{doubt}");
+    let large = |seq: u64| {
+        let content = Content { properties: vec![7; 100 << 10], body: vec![1; 10], json: false };
+        put_item(Stored { content: Some(Arc::new(content)), ..item(1, seq) }, false)
+    };
+    for chunk in 0..6 {
+        store.commit(&[group(chunk, (chunk * 50..(chunk + 1) * 50).map(large).collect())]).unwrap();
+    }
+    let (keys, next) = part(&mut *store, key(0, 0), u64::MAX, 250);
+    assert_eq!(keys, (0..250).map(|seq| key(1, seq)).collect::<Vec<_>>());
+    assert_eq!(next, Some(key(1, 250)));
+    let many = (0..64).map(|n| range(APP, key(1, n), u64::MAX, 128)).collect();
+    for (read, n) in ranges(&mut *store, many, 0).into_iter().zip(0..) {
+        let seqs: Vec<_> = read.rows.iter().map(|row| row.key.seq).collect();
+        assert_eq!(seqs, (n..n + seqs.len() as u64).collect::<Vec<_>>());
+        assert_eq!(read.next, Some(key(1, n + seqs.len() as u64)));
+    }
 }
 
 #[test]
