@@ -1,7 +1,9 @@
 //! The store in a PostgreSQL database: what waits outlives the daemon and its machine, and one daemon at a time has it.
 
 use std::time::{Duration, Instant};
-use tidegate_harness::{now_ms, wait_until, workdir, Config, Daemon, Database, Ledger, Recorder, Site};
+use tidegate_harness::{
+    now_ms, wait_until, workdir, Config, Daemon, Database, Ledger, Proxy, Recorder, Site, Welcome,
+};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -110,8 +112,24 @@ fn kills_under_load_lose_nothing() {
     drop(recorder);
 }
 
+fn state_of(daemon: &Daemon) -> String {
+    // One that has just been started does not answer yet.
+    daemon.ask("GET", "/api/v1/state").1["state"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Waits until it stands by, and is ready to take over; what it says of that.
+fn stands_by(daemon: &Daemon) -> String {
+    wait_until("it stands by", LIMIT, || state_of(daemon) == "standby");
+    assert_eq!(daemon.ask("GET", "/readyz").0, 200);
+    daemon.state()["links"][0]["detail"].as_str().expect("a sentence").to_owned()
+}
+
+fn serves(daemon: &Daemon) {
+    wait_until("it serves", LIMIT, || state_of(daemon) == "running");
+}
+
 #[test]
-fn a_second_daemon_is_told_whose_it_is_and_takes_over_once_the_lease_is_over() {
+fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     let Some((site, server, config)) = site("pg-second") else { return };
     let config = config.text("store.lease", "3s");
     let inbox = site.inbox("shop");
@@ -120,101 +138,172 @@ fn a_second_daemon_is_told_whose_it_is_and_takes_over_once_the_lease_is_over() {
     first.holds("waiting", 1);
     let mut second = another(&config);
     second.start_again();
-    assert_eq!(second.exit(LIMIT).code(), Some(75));
     let owner = asked(server, &site, "SELECT owner FROM $.shards");
-    assert!(second.log().contains(&format!("the store is {owner}'s")), "{}", second.log_tail());
+    let told = stands_by(&second);
+    assert!(told.contains(&format!("the store is {owner}'s")), "{told}");
+    let refused = second.cli(&["cancel", "shop", "kept"]);
+    assert!(refused.code == 1 && refused.err.contains("stands by"), "{refused:?}");
+    assert_eq!(second.cli(&["health"]).code, 0);
     first.kill9();
-    // As a supervisor does.
-    let begun = Instant::now();
-    loop {
-        second.start_again();
-        wait_until("it has decided", LIMIT, || !second.running() || second.ask("GET", "/livez").0 == 200);
-        if second.running() {
-            break;
-        }
-        assert!(begun.elapsed() < LIMIT, "{}", second.log_tail());
-    }
+    serves(&second);
     let kept = inbox.next();
     kept.is_not_early();
     assert_eq!(kept.batch().ids(), ["kept"]);
-    // The first one is another daemon now.
+    // The first one is another daemon's spare now.
     first.start_again();
-    assert_eq!(first.exit(LIMIT).code(), Some(75));
-    // A stop releases it at once.
+    stands_by(&first);
+    // A stop releases it at once, and a spare ends at once.
     second.term();
     assert!(second.exit(LIMIT).success());
-    first.start_again();
-    first.wait_ready();
+    serves(&first);
+    second.start_again();
+    stands_by(&second);
+    second.term();
+    assert!(second.exit(Duration::from_secs(5)).success());
+    site.client.publish(&site.push("shop", "1").id("after"));
+    assert_eq!(inbox.next().batch().ids(), ["after"]);
 }
+
+/// Under load, with another one standing by all the time.
+#[test]
+fn owners_that_are_killed_or_stopped_are_followed_by_others_and_nothing_is_lost() {
+    let Some((site, _, config)) = site("pg-two") else { return };
+    let config = config.text("store.lease", "3s");
+    site.application("shop");
+    let ledger = Ledger::new();
+    let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
+    let mut serving = site.start(&config);
+    let mut spare = another(&config);
+    spare.start_again();
+    stands_by(&spare);
+    let load = site.load(&ledger, 300);
+    for is_killed in [true, false, true] {
+        let arrived = ledger.arrived_count();
+        wait_until("some arrive", LIMIT, || ledger.arrived_count() > arrived + 150);
+        ledger.fault();
+        if is_killed {
+            serving.kill9();
+        } else {
+            serving.term();
+            assert!(serving.exit(LIMIT).success(), "{}", serving.log_tail());
+        }
+        serves(&spare);
+        ledger.healed();
+        serving.start_again();
+        stands_by(&serving);
+        std::mem::swap(&mut serving, &mut spare);
+    }
+    let arrived = ledger.arrived_count();
+    wait_until("it goes on", LIMIT, || ledger.arrived_count() > arrived + 150);
+    load.stop();
+    ledger.settle(LIMIT).assert_clean();
+    drop(recorder);
+}
+
+const STEAL: &str = "UPDATE $.shards SET claim = '\\x01', writer = '\\x01', owner = 'thief/1', \
+                     expires = clock_timestamp() + interval '1 hour'";
+const GIVE_BACK: &str = "UPDATE $.shards SET expires = clock_timestamp()";
 
 /// Another daemon has claimed the store, and this one has not noticed.
 #[test]
-fn whoever_was_robbed_writes_nothing_acks_nothing_and_ends() {
+fn whoever_was_robbed_writes_nothing_acks_nothing_and_stands_by() {
     let Some((site, server, config)) = site("pg-zombie") else { return };
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
-    let steal = "UPDATE $.shards SET claim = '\\x01', writer = '\\x01', owner = 'thief/1', \
-                 expires = clock_timestamp() + interval '1 hour'";
-    asked(server, &site, steal);
+    asked(server, &site, STEAL);
     let marks = || asked(server, &site, "SELECT commit_no, next_seq, wall FROM $.shards");
     let before = marks();
     site.client.publish(&site.push("shop", "1").id("kept"));
-    let ended = daemon.exit(LIMIT);
-    assert_eq!(ended.code(), Some(1), "{}", daemon.log_tail());
+    let told = stands_by(&daemon);
+    assert!(told.contains("the store is thief/1's"), "{told}");
     assert!(daemon.log().contains("another daemon has taken the store over"), "{}", daemon.log_tail());
     assert_eq!(asked(server, &site, "SELECT count(*) FROM $.items"), "0");
     assert_eq!(marks(), before);
     site.lies(&site.ingest_queue(), 1);
+    // Nor does a process that is started anew pass for the former owner.
+    daemon.kill9();
     daemon.start_again();
-    assert_eq!(daemon.exit(LIMIT).code(), Some(75));
-    assert!(daemon.log().contains("the store is thief/1's"), "{}", daemon.log_tail());
-    asked(server, &site, "UPDATE $.shards SET expires = clock_timestamp()");
-    daemon.start_again();
-    daemon.wait_ready();
+    stands_by(&daemon);
+    asked(server, &site, GIVE_BACK);
     assert_eq!(inbox.next().batch().ids(), ["kept"]);
+    serves(&daemon);
 }
 
-/// Frozen for longer than the lease, with something due on waking: another daemon has sent it meanwhile.
+/// Frozen for longer than the lease, with something due on waking, which is another daemon's by then.
 #[test]
 fn whoever_wakes_after_its_lease_sends_nothing() {
-    let Some((site, _, config)) = site("pg-frozen") else { return };
+    let Some((site, server, config)) = site("pg-frozen") else { return };
     let config = config.text("store.lease", "3s").text("amqp.heartbeat", "60s");
     let inbox = site.inbox("shop");
-    let mut daemon = site.start(&config);
+    let daemon = site.start(&config);
     for n in 0..50 {
         site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(8_000));
     }
     daemon.holds("waiting", 50);
-    // No other daemon takes over here: whatever arrives now was sent by one that may not.
-    daemon.freeze(Duration::from_secs(11));
-    assert_eq!(daemon.exit(LIMIT).code(), Some(1), "{}", daemon.log_tail());
+    std::thread::scope(|scope| {
+        let frozen = scope.spawn(|| daemon.freeze(Duration::from_secs(11)));
+        let over = "SELECT expires < clock_timestamp() FROM $.shards";
+        wait_until("its lease is over", LIMIT, || asked(server, &site, over) == "t");
+        asked(server, &site, STEAL);
+        frozen.join().expect("it goes on");
+    });
+    stands_by(&daemon);
     assert!(daemon.log().contains("may be another daemon's by now"), "{}", daemon.log_tail());
     inbox.quiet(Duration::from_millis(500));
-    daemon.start_again();
-    daemon.wait_ready();
+    asked(server, &site, GIVE_BACK);
     let mut ids: Vec<u32> =
         (0..50).map(|_| inbox.batch().ids().join("").parse().expect("a number")).collect();
     ids.sort_unstable();
     assert_eq!(ids, (0..50).collect::<Vec<_>>());
 }
 
+/// Cut off, and without a word.
 #[test]
-fn a_database_that_is_gone_for_a_moment_ends_the_daemon_and_loses_nothing() {
+fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let Some((site, server, config)) = site("pg-gone") else { return };
-    let config = config.text("store.lease", "3s");
+    let proxy = Proxy::start(server.address());
+    let uri = server.uri().replace(&server.address().to_string(), &proxy.address().to_string());
+    let config = config.text("store.lease", "3s").text("store.uri", &uri);
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
-    site.client.publish(&site.push("shop", "1").id("before").delay(8_000));
-    daemon.holds("waiting", 1);
-    asked(server, &site, "SELECT pg_terminate_backend(backend) FROM $.shards");
-    // An idle daemon notices when it renews.
-    assert_eq!(daemon.exit(LIMIT).code(), Some(1), "{}", daemon.log_tail());
-    assert!(daemon.log().contains("the storage engine failed while it committed"), "{}", daemon.log_tail());
-    site.client.publish(&site.push("shop", "1").id("meanwhile").delay(100));
-    daemon.start_again();
-    let mut ids = [inbox.batch().ids().join(""), inbox.batch().ids().join("")];
-    ids.sort();
-    assert_eq!(ids, ["before", "meanwhile"]);
+    let pid = daemon.pid();
+    let lives = |daemon: &Daemon| daemon.log().matches("the store was lost, and is opened again").count();
+    let stored = |count: u32| {
+        let count = count.to_string();
+        wait_until("so many are stored", LIMIT, || {
+            asked(server, &site, "SELECT count(*) FROM $.items") == count
+        });
+    };
+    for (turn, is_silent) in [(1, false), (2, true)] {
+        let [before, meanwhile] = ["before", "meanwhile"].map(|when| format!("{turn}-{when}"));
+        site.client.publish(&site.push("shop", "1").id(&before).delay(9_000));
+        stored(1);
+        // An idle daemon notices when it renews.
+        if is_silent {
+            proxy.welcome(Welcome::Silent);
+            proxy.stall();
+        } else {
+            proxy.welcome(Welcome::Refuse);
+            proxy.cut(true);
+        }
+        wait_until("it waits", LIMIT, || lives(&daemon) == turn && state_of(&daemon) == "not_ready");
+        let (status, missing) = daemon.ask("GET", "/readyz");
+        assert!(status == 503 && missing["missing"][0] == "store", "{status} {missing}");
+        assert_eq!(daemon.ask("GET", "/livez").0, 200);
+        let refused = daemon.cli(&["lookup", "shop", &before]);
+        assert!(refused.code == 1 && refused.err.contains("there is no store at present"), "{refused:?}");
+        site.client.publish(&site.push("shop", "1").id(&meanwhile).delay(100));
+        proxy.heal();
+        serves(&daemon);
+        let mut ids = [inbox.batch().ids().join(""), inbox.batch().ids().join("")];
+        ids.sort();
+        assert_eq!(ids, [before, meanwhile]);
+        // What is not removed yet would come again, which it may.
+        stored(0);
+    }
+    assert!(daemon.running() && daemon.pid() == pid, "{}", daemon.log_tail());
+    daemon.term();
+    assert!(daemon.exit(LIMIT).success());
 }
 
 #[test]
@@ -248,7 +337,7 @@ fn a_role_that_may_make_nothing_works_over_tables_that_others_made() {
     let inbox = site.inbox("shop");
     let mut daemon = Daemon::stopped(&config, &site.dir);
     daemon.start_again();
-    assert_eq!(daemon.exit(LIMIT).code(), Some(1));
+    wait_until("it waits", LIMIT, || daemon.log().contains("waiting for the store"));
     assert!(daemon.log().contains("tidegate schema"), "{}", daemon.log_tail());
     let schema = daemon.cli(&["schema"]);
     assert_eq!(schema.code, 0, "{schema:?}");
@@ -259,7 +348,6 @@ fn a_role_that_may_make_nothing_works_over_tables_that_others_made() {
         &site,
         &format!("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA $ TO {role}"),
     );
-    daemon.start_again();
     daemon.wait_ready();
     site.client.publish(&site.push("shop", "1").id("x"));
     assert_eq!(inbox.next().batch().ids(), ["x"]);
@@ -283,7 +371,9 @@ fn neither_password_nor_uri_is_told() {
         let dir = workdir("canary");
         let mut daemon = Daemon::stopped(&config.clone().text("store.uri", &uri), &dir);
         daemon.start_again();
-        assert!(!daemon.exit(LIMIT).success());
+        wait_until("it has looked", LIMIT, || {
+            !daemon.running() || daemon.log().contains("waiting for the store")
+        });
         silent("log", &daemon.log());
         for command in [&["check"][..], &["config", "show"], &["schema"]] {
             let told = daemon.cli(command);

@@ -128,6 +128,7 @@ pub fn endpoint(host: &str, port: u16) -> Endpoint {
 pub fn options(port: u16) -> Options {
     let endpoints = vec![endpoint("127.0.0.1", port)];
     Options {
+        lease: None,
         amqp: config::AmqpConfig { endpoints: endpoints.clone(), ..config::AmqpConfig::default() },
         ingest: config::IngestConfig {
             queue: "tidegate.ingest".into(),

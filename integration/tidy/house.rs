@@ -12,7 +12,10 @@ const FEWEST_WORDS: usize = 3;
 const MAY_IMPORT: [(&str, &[&str]); 14] = [
     ("engine", &["engine"]),
     ("store", &["store", "engine", "config", "clock", "distribution", "lease"]),
-    ("amqp", &["amqp", "engine", "config", "clock", "letters", "distribution", "telemetry", "progress"]),
+    (
+        "amqp",
+        &["amqp", "engine", "config", "clock", "letters", "distribution", "lease", "telemetry", "progress"],
+    ),
     ("admin", &["admin", "engine", "config", "letters", "distribution", "progress"]),
     ("config", &["config", "engine"]),
     ("clock", &["engine"]),

@@ -41,6 +41,9 @@ impl Latch {
     }
 }
 
+/// Set while the process stands by: whatever its latches say, it is ready to take over.
+const SPARE: u8 = 1 << 7;
+
 /// The latches of one process. All are open at first. Shared as `Arc<Readiness>`.
 #[derive(Debug, Default)]
 pub struct Readiness {
@@ -63,9 +66,17 @@ impl Readiness {
         }
     }
 
+    /// All latches are open, and it stands by (`true`): or it waits for something that is missing.
+    pub fn reset(&self, stands_by: bool) {
+        self.closed.store(if stands_by { SPARE } else { 0 }, Ordering::Release);
+    }
+
     /// Names of the open latches, in the order of [`Latch::ALL`]; empty when ready.
     pub fn missing(&self) -> Vec<&'static str> {
         let closed = self.closed.load(Ordering::Acquire);
+        if closed & SPARE != 0 {
+            return Vec::new();
+        }
         Latch::ALL.into_iter().filter(|l| closed & l.bit() == 0).map(Latch::as_str).collect()
     }
 }
@@ -91,6 +102,16 @@ mod tests {
             r.set(left_out, true);
             assert_eq!(r.missing(), Vec::<&str>::new());
         }
+    }
+
+    #[test]
+    fn whoever_stands_by_is_ready_until_it_takes_over() {
+        let r = Readiness::new();
+        r.set(Latch::Store, true);
+        r.reset(true);
+        assert_eq!(r.missing(), Vec::<&str>::new());
+        r.reset(false);
+        assert_eq!(r.missing(), ["store", "ingest", "egress", "topology", "consumer"]);
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub use shared::Stats;
 use crate::config::{self, Config};
 use crate::engine::event::Intake;
 use crate::engine::types::{Ack, Batch, Delivery, Request, Settled};
+use crate::lease::Lease;
 use crate::progress::ProgressMarks;
 use crate::telemetry::SpanExporter;
 use replies::{Handed, Replies};
@@ -198,6 +199,8 @@ pub struct Options {
     pub spans: Option<Arc<SpanExporter>>,
     /// Where both ends leave their marks.
     pub progress: Arc<ProgressMarks>,
+    /// For how long the store is this daemon's; nothing is published once that is over. `None`: for ever.
+    pub lease: Option<Arc<Lease>>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
@@ -230,6 +233,7 @@ impl Options {
             readings: Arc::clone(&config.readings),
             spans: None,
             progress: Arc::default(),
+            lease: None,
             memory: config.limits.memory,
             timeouts: config.timeouts,
             store_identity,

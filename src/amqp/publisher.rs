@@ -17,6 +17,7 @@ use super::supervise::{
 use super::topology::prepare_egress;
 use super::wire::Exchanges;
 use super::{Event, Handover, LinkStatus, Options, ShutdownSignal, Side};
+use crate::clock;
 use crate::engine::types::{Outcome, Settled};
 use crate::progress::PublishTurn;
 use futures_util::StreamExt;
@@ -133,6 +134,11 @@ impl EgressPublisher {
                 },
             }
             self.note_blocked(channels, up, &reason);
+            if self.options.lease.as_ref().is_some_and(|lease| !lease.holds(clock::now().mono)) {
+                // Another daemon may have sent it by now, or have been told that it is not to leave.
+                self.settle(unsent(arrived.batches).collect());
+                return Err(Fault::lost("the store may be another daemon's by now"));
+            }
             let took = !arrived.batches.is_empty() || !arrived.give_up.is_empty();
             self.turn(channels, arrived)?;
             self.note_dead(channels, up);

@@ -30,7 +30,7 @@ Exit codes:
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
       cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead); an
       export that is not whole (store)
-  75  the store is locked by another process, or another daemon has claimed it (run, store)
+  75  the store is locked by another process (run, store)
   78  the configuration is at fault, or the store is none that it may use
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is

@@ -40,6 +40,9 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Of the shutdown budget, what closing needs.
 const CLOSING: Duration = Duration::from_secs(5);
 
+/// What closing needs where another life follows.
+const LOST_CLOSING: Duration = Duration::from_millis(200);
+
 /// What each step of closing has at least, where those before it have taken the time of all.
 const LEAST: Duration = Duration::from_millis(1_500);
 
@@ -51,8 +54,10 @@ const TURN_US: u64 = 10_000;
 pub(super) enum Ending {
     /// A stop was requested, and the store is closed.
     Stopped,
-    /// The store does nothing any more. What is not durable was never acked; a life of its own finds out what
-    /// is there.
+    /// The store is out of reach, or may be another daemon's, and no stop was requested. What is not durable
+    /// was never acked; the next life finds out what is there.
+    Lost(StoreFailure),
+    /// The store does nothing any more, and a process of its own finds out what is there.
     Failed(StoreFailure),
 }
 
@@ -109,12 +114,12 @@ struct Turn {
 
 impl Life<'_> {
     /// Opens the store, and makes an engine over what it holds.
-    pub(super) fn open(process: &mut Process) -> Result<OpenLife, RunError> {
+    pub(super) fn open(process: &mut Process, opener: &mut store::Opener) -> Result<OpenLife, RunError> {
+        let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
+            opener.open(clock::wall_ms())
+        })?;
         let mailbox = process.next_mailbox();
         let config = &process.config;
-        let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
-            store::open(&config.store, config.limits.memory, process.accept_loss, clock::wall_ms())
-        })?;
         let on_store = Arc::clone(&mailbox);
         let (exporter, lease) = (opened.store.exporter(), opened.store.lease());
         let handle = store::thread::spawn(
@@ -157,7 +162,8 @@ impl OpenLife {
         let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
         let (spans, progress) = (process.spans.clone(), Arc::clone(&process.progress));
-        let options = amqp::Options { spans, progress, ..options };
+        let lease = self.lease.clone();
+        let options = amqp::Options { spans, progress, lease, ..options };
         process.progress.begin();
         process.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
@@ -207,6 +213,7 @@ impl Life<'_> {
         }
         self.close(events);
         match self.failure.take() {
+            Some(failure) if failure.is_lost() && self.stop_at_ms.is_none() => Ending::Lost(failure),
             Some(failure) => Ending::Failed(failure),
             None => Ending::Stopped,
         }
@@ -287,7 +294,7 @@ impl Life<'_> {
     }
 
     fn store_failed(&mut self, failure: StoreFailure) {
-        tracing::error!(error = %failure, "the store has failed: stopping");
+        tracing::error!(error = %failure, "the store has failed");
         self.process.readiness.set(Latch::Store, false);
         self.failure = Some(failure);
     }
@@ -359,9 +366,17 @@ impl Life<'_> {
     fn close(&mut self, mut events: VecDeque<LoopEvent>) {
         self.process.progress.tell_waiting(self.shard.engine.sums().0);
         self.process.progress.end();
-        // Where no signal has: the store has failed.
-        self.process.last_resort.arm(CLOSING + GRACE);
-        let budget = if self.failure.is_some() { Duration::from_secs(2) } else { CLOSING };
+        let is_lost = self.stop_at_ms.is_none() && self.failure.as_ref().is_some_and(StoreFailure::is_lost);
+        if !is_lost {
+            // Where no signal has: the store has failed.
+            self.process.last_resort.arm(CLOSING + GRACE);
+        }
+        let budget = match &self.failure {
+            None => CLOSING,
+            // No confirm is of use any more.
+            Some(_) if is_lost => LOST_CLOSING,
+            Some(_) => Duration::from_secs(2),
+        };
         self.process.notify.extend_timeout(budget * 2);
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
@@ -384,8 +399,13 @@ impl Life<'_> {
         self.exports.end(&self.process.waits, left_of(end));
         // Nothing is decided any more: open commands end at once, and not at the end of the wait.
         self.shard.queries.reject_all();
-        if let Err(error) = self.shard.store.close(left_of(end)) {
-            tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
+        match self.shard.store.close(left_of(end)) {
+            Ok(()) => {}
+            // A call to the database may last; what it writes is refused once the next life has the store.
+            Err(error) if is_lost => tracing::debug!(%error, "a call of the store goes on"),
+            Err(error) => {
+                tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
+            }
         }
         // Questions that came after the last turn: dropped, which ends the wait of their senders.
         self.mailbox.take(Duration::ZERO, &mut VecDeque::new());
@@ -416,9 +436,11 @@ mod tests {
             RunOptions { config, config_path: None, accept_loss: false, log_format: LogFormat::default() };
         let mut process = Process::new(options).unwrap();
         let (mut starts, _) = Starts::note(None);
+        let store = &process.config.store;
+        let mut opener = store::Opener::new(store, 32 << 20, false).unwrap();
         let mut identities = Vec::new();
         for _ in 0..2 {
-            let life = Life::open(&mut process).unwrap();
+            let life = Life::open(&mut process, &mut opener).unwrap();
             identities.push(life.store_identity);
             life.mailbox.post(LoopEvent::Signal(Signal::Terminate));
             let ending = life.begin(&mut process, None, &mut starts).run();

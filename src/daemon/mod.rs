@@ -4,7 +4,7 @@
 //! Three layers, each of which outlives the one below it:
 //! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration;
 //! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
-//!   begin within the process;
+//!   begin within the process, with [`standby`] in between;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
 
 mod answers;
@@ -19,6 +19,7 @@ mod process;
 mod recovery;
 mod reload;
 mod shard;
+mod standby;
 mod starts;
 mod status;
 
@@ -92,9 +93,7 @@ enum RunError {
 impl RunError {
     fn exit_code(&self) -> ExitCode {
         match self {
-            RunError::Open(OpenError::Locked { .. } | OpenError::Claimed { .. }) => {
-                ExitCode::from(EXIT_LOCKED)
-            }
+            RunError::Open(OpenError::Locked { .. }) => ExitCode::from(EXIT_LOCKED),
             RunError::Open(OpenError::ForeignSchema { .. } | OpenError::HoldsDisk { .. }) => {
                 ExitCode::from(EXIT_CONFIG)
             }

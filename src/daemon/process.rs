@@ -2,12 +2,14 @@
 //!
 //! The order of start-up matters: signals first, so that a start can be ended; the store next, because only
 //! its owner may do anything at all; the admin port, so that readiness can be asked for; the broker last, and
-//! without waiting for it.
+//! without waiting for it. Where the store is another daemon's or out of reach, the admin port answers
+//! meanwhile ([`super::standby`]). A store that is only lost ends a life, and the next one opens it.
 
 use super::guard::{LastResort, PartWatch, GRACE};
-use super::life::{Ending, Life};
+use super::life::{Ending, FoundItems, Life, OpenLife};
 use super::mailbox::{LoopEvent, Mailbox};
 use super::reload::Rereading;
+use super::standby::StandbyWaits;
 use super::starts::Starts;
 use super::{desk, RunError, RunOptions};
 use crate::admin::{self, Readiness};
@@ -18,11 +20,12 @@ use crate::engine::types::Now;
 use crate::notify::{watchdog_interval, Notify};
 use crate::progress::ProgressMarks;
 use crate::signals::{self, Signal};
+use crate::store::{self, OpenError};
 use crate::telemetry::SpanExporter;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
 /// What outlives a life.
@@ -60,6 +63,11 @@ impl Inlet {
         self.present().post(event);
     }
 
+    /// Waits until something has come for nobody's life, `timeout` at most.
+    pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
+        self.present().take(timeout, out);
+    }
+
     fn present(&self) -> Arc<Mailbox> {
         Arc::clone(&self.present.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -94,38 +102,13 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
         inlet.post(LoopEvent::Signal(signal));
     };
     let listening = signals::listen(on_signal).map_err(RunError::Signals)?;
-    let life = Life::open(&mut process)?;
-    let admin = process.serve_admin()?;
-    // Only now: a start that ends before it has seen a message says nothing about messages.
-    let directory =
-        (process.config.store.kind != StoreKind::Memory).then_some(process.config.store.path.as_path());
-    let (mut starts, quarantine) = Starts::note(directory);
-    if let Some(most) = quarantine {
-        tracing::warn!(
-            most,
-            "several quick deaths in a row: requests that were handed out before are taken one at a time at \
-             first, and more with each that passes"
-        );
-    }
-    tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        store = super::status::kind(&process.config),
-        admin = %admin.listens_at(),
-        queues = life.found.queues,
-        waiting = life.found.waiting,
-        "started"
-    );
-    let watch = PartWatch::start(Arc::clone(&process.progress)).map_err(RunError::Runtime)?;
-    let ending = life.begin(&mut process, quarantine, &mut starts).run();
-    starts.settle();
-    process.waits.block_on(admin.stop());
-    drop(watch);
+    let ending = process.live()?;
     drop(listening);
     process.runtime.shutdown_timeout(Duration::from_secs(1));
     process.outward.shutdown_timeout(Duration::from_secs(1));
     match ending {
         Ending::Stopped => Ok(()),
-        Ending::Failed(error) => Err(error.into()),
+        Ending::Lost(error) | Ending::Failed(error) => Err(error.into()),
     }
 }
 
@@ -159,6 +142,93 @@ impl Process {
             inlet: Arc::default(),
             rereading: Rereading::default(),
         })
+    }
+
+    /// One life after the other, as long as the store is only lost, and until a stop is requested.
+    fn live(&mut self) -> Result<Ending, RunError> {
+        let (store, limits) = (&self.config.store, &self.config.limits);
+        let mut opener = store::Opener::new(store, limits.memory, self.accept_loss)?;
+        let mut waits = StandbyWaits::default();
+        let mut admin = None;
+        let (mut starts, mut quarantine) = (None, None);
+        let ending = loop {
+            let opened = self.open_life(&mut opener, &mut waits, &mut admin)?;
+            let Some(life) = opened else { break Ending::Stopped };
+            if admin.is_none() {
+                admin = Some(self.serve_admin()?);
+            }
+            // Only now: a start that ends before it has seen a message says nothing about messages.
+            let starts = starts.get_or_insert_with(|| {
+                let (starts, most) = self.note_start();
+                quarantine = most;
+                starts
+            });
+            if let Some(admin) = &admin {
+                let (admin, store) = (admin.listens_at(), super::status::kind(&self.config));
+                let FoundItems { queues, waiting } = life.found;
+                let version = env!("CARGO_PKG_VERSION");
+                tracing::info!(version, store, %admin, queues, waiting, "started");
+            }
+            let watch = PartWatch::start(Arc::clone(&self.progress)).map_err(RunError::Runtime)?;
+            let begun = Instant::now();
+            let ending = life.begin(self, quarantine.take(), starts).run();
+            drop(watch);
+            let Ending::Lost(failure) = ending else { break ending };
+            self.readiness.reset(false);
+            tracing::warn!("the store was lost, and is opened again: {failure}");
+            waits.lost(begun.elapsed(), failure.to_string());
+        };
+        if let Some(starts) = &mut starts {
+            starts.settle();
+        }
+        if let Some(admin) = admin {
+            self.waits.block_on(admin.stop());
+        }
+        Ok(ending)
+    }
+
+    /// Notes this start. Where it follows several quick deaths: how many deliveries may be taken at a time.
+    fn note_start(&self) -> (Starts, Option<u16>) {
+        let store = &self.config.store;
+        let (starts, quarantine) = Starts::note((store.kind != StoreKind::Memory).then_some(&store.path));
+        if let Some(most) = quarantine {
+            tracing::warn!(
+                most,
+                "several quick deaths in a row: requests that were handed out before are taken one at a time \
+                 at first, and more with each that passes"
+            );
+        }
+        (starts, quarantine)
+    }
+
+    /// Opens the store, and waits for it where it is another daemon's or out of reach. `None`: a stop was
+    /// requested meanwhile.
+    fn open_life(
+        &mut self,
+        opener: &mut store::Opener,
+        waits: &mut StandbyWaits,
+        admin: &mut Option<admin::Server>,
+    ) -> Result<Option<OpenLife>, RunError> {
+        loop {
+            if !self.wait(waits) {
+                return Ok(None);
+            }
+            let error = match Life::open(self, opener) {
+                Ok(life) => {
+                    waits.over();
+                    waits.take_kept().into_iter().for_each(|event| self.inlet.post(event));
+                    return Ok(Some(life));
+                }
+                Err(RunError::Open(error)) if error.is_passing() => error,
+                Err(error) => return Err(error),
+            };
+            if admin.is_none() {
+                *admin = Some(self.serve_admin()?);
+                self.notify.ready();
+            }
+            self.readiness.reset(matches!(error, OpenError::Claimed { .. }));
+            waits.refused(&error, &self.config);
+        }
     }
 
     /// The mailbox of the life that begins now.

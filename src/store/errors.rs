@@ -44,6 +44,9 @@ pub enum ReadError {
     /// The storage engine failed while it read, for another reason than damage.
     #[error("the storage engine failed while it read: {0}")]
     Engine(String),
+    /// The database has not answered, or not in time: it may do so again.
+    #[error("the database was lost while rows were read: {0}")]
+    Lost(String),
     /// As [`BrokenContract`] says.
     #[error(transparent)]
     Contract(#[from] BrokenContract),
@@ -74,6 +77,9 @@ pub enum CommitError {
     /// Another process has claimed the store.
     #[error("another daemon has taken the store over: nothing was written")]
     Fenced,
+    /// The database has not answered, or not in time, or has refused: it may take the next one.
+    #[error("the database was lost while it committed: {0}")]
+    Lost(String),
     /// The storage engine failed, for another reason than room.
     #[error("the storage engine failed while it {action}: {error}")]
     Engine {
@@ -146,6 +152,34 @@ pub enum StoreFailure {
     Panicked,
 }
 
+impl CommitError {
+    fn is_lost(&self) -> bool {
+        match self {
+            CommitError::Fenced | CommitError::Lost(_) | CommitError::Read(ReadError::Lost(_)) => true,
+            CommitError::DiskFull { .. }
+            | CommitError::Read(_)
+            | CommitError::Backlog { .. }
+            | CommitError::Engine { .. }
+            | CommitError::Contract(_) => false,
+        }
+    }
+}
+
+impl StoreFailure {
+    /// The store is not broken, but out of reach or another daemon's: what is there is learned by opening it
+    /// anew, once that can be done.
+    pub fn is_lost(&self) -> bool {
+        match self {
+            StoreFailure::Commit(error) => error.is_lost(),
+            StoreFailure::Read(ReadError::Lost(_)) | StoreFailure::LeaseOver { .. } => true,
+            StoreFailure::Read(_)
+            | StoreFailure::Stalled { .. }
+            | StoreFailure::NoAnswer { .. }
+            | StoreFailure::Panicked => false,
+        }
+    }
+}
+
 /// Why a store cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
@@ -162,8 +196,7 @@ pub enum OpenError {
     },
     /// Another daemon has it, on this machine or another one.
     #[error(
-        "the store is {owner}'s, for another {} s unless that goes on: stop that daemon, or start this one \
-         again then", left_ms.div_ceil(1_000)
+        "the store is {owner}'s, for another {} s unless that goes on", left_ms.div_ceil(1_000)
     )]
     Claimed {
         /// Name of its machine, and its own.
@@ -271,6 +304,30 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// It may be opened later, without anything being mended here: another daemon has it, or the database is
+    /// out of reach.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            OpenError::Claimed { .. } | OpenError::Database { .. } | OpenError::Read(ReadError::Lost(_)) => {
+                true
+            }
+            OpenError::Commit(error) => error.is_lost(),
+            OpenError::Locked { .. }
+            | OpenError::ForeignSchema { .. }
+            | OpenError::HoldsDisk { .. }
+            | OpenError::Symlink { .. }
+            | OpenError::NotADirectory { .. }
+            | OpenError::Absent { .. }
+            | OpenError::Foreign { .. }
+            | OpenError::Newer { .. }
+            | OpenError::Older { .. }
+            | OpenError::Damaged { .. }
+            | OpenError::Io { .. }
+            | OpenError::Read(_)
+            | OpenError::Random(_) => false,
+        }
+    }
+
     /// For `map_err`: what was tried on which path.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
@@ -284,9 +341,10 @@ impl From<ReadError> for OpenError {
             ReadError::Damaged { keyspace, key, error } => {
                 OpenError::Damaged { place: format!("keyspace `{keyspace}`, key {key}"), error }
             }
-            ReadError::Missing { .. } | ReadError::Engine(_) | ReadError::Contract(_) => {
-                OpenError::Read(error)
-            }
+            ReadError::Missing { .. }
+            | ReadError::Engine(_)
+            | ReadError::Lost(_)
+            | ReadError::Contract(_) => OpenError::Read(error),
         }
     }
 }

@@ -79,6 +79,7 @@ use crate::config::{self, StoreKind};
 use crate::engine::event::{Load, Loaded, Marks, Op, Opened, Place, Scan, Token};
 use crate::engine::types::Content;
 use crate::lease::Lease;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// One group of writes: atomic, over all that it touches.
@@ -238,31 +239,68 @@ pub struct OpenStore {
     pub identity: u64,
 }
 
-/// Opens the configured store, and makes it first where there is none. `memory_limit` (`limits.memory`,
-/// bytes): the disk store's buffers and caches take about a quarter of it, what the memory store remembers a
-/// sixteenth. `accept_loss`: go on although commits that had been made durable are gone. `wall`: what the
-/// clock says, UTC ms.
+/// Opens the configured store: once, or, where it can be another daemon's or out of reach, again and again.
+pub struct Opener {
+    kind: OpenerKind,
+    memory_limit: u64,
+    accept_loss: bool,
+}
+
+enum OpenerKind {
+    Disk(PathBuf),
+    Memory,
+    Postgres(Box<postgres::Contender>),
+}
+
+impl Opener {
+    /// For the configured store. `memory_limit` (`limits.memory`, bytes): the disk store's buffers and caches
+    /// take about a quarter of it, what the memory store remembers a sixteenth. `accept_loss`: go on although
+    /// commits that had been made durable are gone.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]: of the directory.
+    pub fn new(store: &config::StoreConfig, memory_limit: u64, accept_loss: bool) -> Result<Self, OpenError> {
+        let kind = match (store.kind, &store.database) {
+            (StoreKind::Disk, _) => OpenerKind::Disk(store.path.clone()),
+            (StoreKind::Memory, _) => OpenerKind::Memory,
+            (StoreKind::Postgres, Some(database)) => {
+                OpenerKind::Postgres(Box::new(postgres::Contender::new(&store.path, database)?))
+            }
+            (StoreKind::Postgres, None) => {
+                let error = "no database is named".to_owned();
+                return Err(OpenError::Database { place: "nowhere".to_owned(), error });
+            }
+        };
+        Ok(Opener { kind, memory_limit, accept_loss })
+    }
+
+    /// Opens it, and makes it first where there is none. `wall`: what the clock says, UTC ms.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenError`]. Nothing is repaired silently: a damaged store stays as it is.
+    pub fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
+        match &mut self.kind {
+            OpenerKind::Disk(path) => disk::open(path, self.memory_limit, self.accept_loss, wall),
+            OpenerKind::Memory => memory::open(self.memory_limit),
+            OpenerKind::Postgres(contender) => contender.open(wall),
+        }
+    }
+}
+
+/// Opens the configured store, once; see [`Opener`].
 ///
 /// # Errors
 ///
-/// See [`OpenError`]. Nothing is repaired silently: a damaged store stays as it is.
+/// See [`Opener::new`] and [`Opener::open`].
 pub fn open(
     store: &config::StoreConfig,
     memory_limit: u64,
     accept_loss: bool,
     wall: u64,
 ) -> Result<OpenStore, OpenError> {
-    match store.kind {
-        StoreKind::Disk => disk::open(&store.path, memory_limit, accept_loss, wall),
-        StoreKind::Memory => memory::open(memory_limit),
-        StoreKind::Postgres => match &store.database {
-            Some(database) => postgres::open(&store.path, database, wall),
-            None => {
-                let error = "no database is named".to_owned();
-                Err(OpenError::Database { place: "nowhere".to_owned(), error })
-            }
-        },
-    }
+    Opener::new(store, memory_limit, accept_loss)?.open(wall)
 }
 
 /// A random identity; never 0.

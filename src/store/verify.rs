@@ -417,6 +417,8 @@ impl StoreWalk<'_> {
 fn words(error: &ReadError) -> String {
     match error {
         ReadError::Damaged { error, .. } => error.clone(),
-        ReadError::Missing { .. } | ReadError::Engine(_) | ReadError::Contract(_) => error.to_string(),
+        ReadError::Missing { .. } | ReadError::Engine(_) | ReadError::Lost(_) | ReadError::Contract(_) => {
+            error.to_string()
+        }
     }
 }

@@ -123,6 +123,11 @@ impl Database {
         format!("postgres://{role}@127.0.0.1:{}/postgres?sslmode=disable", self.port)
     }
 
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], self.port))
+    }
+
     /// A schema's name that nobody else has.
     pub fn schema(&self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);

@@ -48,7 +48,7 @@ pub(super) struct Claim {
     lease: Arc<Lease>,
     lease_ms: f64,
     /// Locked as long as it is claimed.
-    directory: Directory,
+    directory: Arc<Directory>,
 }
 
 impl Claim {
@@ -59,12 +59,12 @@ impl Claim {
     /// [`OpenError::Claimed`], [`OpenError::Database`], [`OpenError::Io`], [`OpenError::Random`].
     pub(super) fn take(
         link: &DatabaseLink,
-        directory: Directory,
+        directory: &Arc<Directory>,
         config: &DatabaseConfig,
     ) -> Result<Claimed, OpenError> {
         let failed = |error: DatabaseError| link.failed(&error);
         let statements = link.statements().map_err(failed)?;
-        let (token, owner) = (random()?, owner(&directory)?);
+        let (token, owner) = (random()?, owner(directory)?);
         let lease_ms = config.lease.as_millis() as u64;
         let begun = Instant::now();
         loop {
@@ -92,6 +92,7 @@ impl Claim {
             let marks = Marks { next_seq: number(2), wall: number(3) };
             tracing::info!(epoch = number(0), owner, "the store is this daemon's");
             let lease = Arc::new(Lease::new(lease_ms, sent));
+            let directory = Arc::clone(directory);
             let claim = Claim { token, lease, lease_ms: lease_ms as f64, directory };
             return Ok(Claimed { claim, number: number(1), marks, identity: number(4).max(1) });
         }
@@ -130,7 +131,7 @@ impl Claim {
             error.code() == Some(&SqlState::CHECK_VIOLATION) && error.constraint() == Some("fence");
         // No row: whoever has removed it has taken the store away as well.
         if !is_fence && error.code() != Some(&SqlState::DIVISION_BY_ZERO) {
-            return CommitError::Engine { action: "committed", error: error.to_string() };
+            return CommitError::Lost(error.to_string());
         }
         if let Err(error) = fs::remove_file(node_file(&self.directory)) {
             tracing::warn!(%error, "cannot forget which daemon this is");

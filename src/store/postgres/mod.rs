@@ -9,7 +9,8 @@
 //! has claimed the store. Any doubt about a commit ends the store, as on a disk: what is there is learned by
 //! opening it anew.
 //!
-//! Deliberately absent: going on over a lost connection, and waiting until the store is free.
+//! Deliberately absent: going on over a lost connection, and waiting until the store is free; who has opened
+//! the store does both.
 
 mod claim;
 mod commit;
@@ -53,39 +54,73 @@ const SWEPT: i64 = 5_000;
 /// Between two of these.
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Opens the store in this database, makes it first where there is none, and claims it. `path`: the directory
-/// that says which daemon this is. `wall`: what the clock says, UTC ms.
-///
-/// # Errors
-///
-/// See [`super::open`].
-pub(super) fn open(path: &Path, config: &DatabaseConfig, wall: u64) -> Result<OpenStore, OpenError> {
-    let directory = Directory::open(path)?;
-    if directory.holds_store()? {
-        return Err(OpenError::HoldsDisk { path: path.to_owned() });
+/// Who would have the store, and keeps what that takes from one try to the next.
+pub(super) struct Contender {
+    config: DatabaseConfig,
+    /// Locked as long as this process may have the store.
+    directory: Arc<Directory>,
+    /// For commits and for contents, once they are connected.
+    links: Option<[DatabaseLink; 2]>,
+}
+
+impl Contender {
+    /// For the daemon of the directory `path`.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::HoldsDisk`]; of the directory, as [`super::open`] says.
+    pub(super) fn new(path: &Path, config: &DatabaseConfig) -> Result<Self, OpenError> {
+        let directory = Arc::new(Directory::open(path)?);
+        if directory.holds_store()? {
+            return Err(OpenError::HoldsDisk { path: path.to_owned() });
+        }
+        Ok(Contender { config: config.clone(), directory, links: None })
     }
-    // All that may take its time comes before the claim: a lease runs from there.
-    let [mut link, mut beside] = [DatabaseLink::open(config)?, DatabaseLink::open(config)?];
-    schema::ensure(&link, &config.schema)?;
-    link.prepare(&config.schema)?;
-    beside.prepare(&config.schema)?;
-    let Claimed { claim, number, marks, identity } = Claim::take(&link, directory, config)?;
-    let [mut rows, reader] = PgRows::over(link, beside)?;
-    let (opened, epochs) = load::opened(&rows, marks, wall)?;
-    rows.set_epochs(epochs);
-    // It may have taken a good part of the lease.
-    claim.renew(rows.link(), number, marks)?;
-    let store = PgStore {
-        rows,
-        claim,
-        number,
-        marks,
-        reader: Mutex::new(Some(reader)),
-        usage: Mutex::new(None),
-        config: config.clone(),
-        sweep: Arc::default(),
-    };
-    Ok(OpenStore { store: Box::new(store), opened, identity })
+
+    /// Opens the store, makes it first where there is none, and claims it. `wall`: what the clock says, UTC
+    /// ms.
+    ///
+    /// # Errors
+    ///
+    /// See [`super::open`].
+    pub(super) fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
+        // All that may take its time comes before the claim: a lease runs from there.
+        let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
+        let claimed = match Claim::take(&links[0], &self.directory, &self.config) {
+            Err(error @ OpenError::Claimed { .. }) => {
+                self.links = Some(links);
+                return Err(error);
+            }
+            claimed => claimed?,
+        };
+        let Claimed { claim, number, marks, identity } = claimed;
+        let [rows, reader] = PgRows::over(links)?;
+        let (opened, epochs) = load::opened(&rows, marks, wall)?;
+        rows.set_epochs(epochs);
+        // It may have taken a good part of the lease.
+        claim.renew(rows.link(), number, marks)?;
+        let store = PgStore {
+            rows,
+            claim,
+            number,
+            marks,
+            reader: Mutex::new(Some(reader)),
+            usage: Mutex::new(None),
+            config: self.config.clone(),
+            sweep: Arc::default(),
+        };
+        Ok(OpenStore { store: Box::new(store), opened, identity })
+    }
+
+    fn connect(&self) -> Result<[DatabaseLink; 2], OpenError> {
+        let config = &self.config;
+        let mut links = [DatabaseLink::open(config)?, DatabaseLink::open(config)?];
+        schema::ensure(&links[0], &config.schema)?;
+        for link in &mut links {
+            link.prepare(&config.schema)?;
+        }
+        Ok(links)
+    }
 }
 
 /// See the module.

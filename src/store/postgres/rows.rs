@@ -42,9 +42,9 @@ impl PgRows {
     /// # Errors
     ///
     /// [`OpenError::Database`].
-    pub(super) fn over(link: DatabaseLink, beside: DatabaseLink) -> Result<[Self; 2], OpenError> {
+    pub(super) fn over(links: [DatabaseLink; 2]) -> Result<[Self; 2], OpenError> {
         let (epochs, closings): (Arc<Mutex<Epochs>>, Arc<AtomicBool>) = Default::default();
-        let [rows, beside] = [link, beside].map(|link| {
+        let [rows, beside] = links.map(|link| {
             let (epochs, closings) = (Arc::clone(&epochs), Arc::clone(&closings));
             PgRows { link, epochs, closings }
         });
@@ -64,12 +64,12 @@ impl PgRows {
     }
 
     /// What was committed last has begun these.
-    pub(super) fn set_epochs(&mut self, epochs: Epochs) {
+    pub(super) fn set_epochs(&self, epochs: Epochs) {
         *self.epochs.lock().unwrap_or_else(PoisonError::into_inner) = epochs;
     }
 
     fn unreadable(&self, error: &DatabaseError) -> ReadError {
-        ReadError::Engine(format!("database {}: {error}", self.link.place()))
+        ReadError::Lost(format!("{}: {error}", self.link.place()))
     }
 
     /// All that is asked for, at once.
@@ -200,6 +200,14 @@ fn bytes_of(row: &tokio_postgres::Row, column: usize) -> RowBytes {
     RowBytes::from(row.get::<_, &[u8]>(column))
 }
 
+/// Of a failed read, to be told again.
+fn text_of(error: ReadError) -> String {
+    if let ReadError::Lost(text) = error {
+        return text;
+    }
+    error.to_string()
+}
+
 /// The record of an item, or its head where its rest was not read.
 fn record_of(head: &[u8], rest: Option<&[u8]>) -> RowBytes {
     let mut bytes = Vec::with_capacity(head.len() + rest.map_or(0, <[u8]>::len));
@@ -312,8 +320,8 @@ impl Rows for PgRows {
             Ok(found) => found.into_iter().map(Ok).collect(),
             // Each of them: not every answer is called for.
             Err(error) => {
-                let text = error.to_string();
-                keys.iter().map(|_| Err(ReadError::Engine(text.clone()))).collect()
+                let text = text_of(error);
+                keys.iter().map(|_| Err(ReadError::Lost(text.clone()))).collect()
             }
         };
         answers.into_iter().map(|answer| move || answer)
@@ -346,12 +354,12 @@ impl Rows for PgRows {
             reads.and_then(|reads| self.link.run(try_join_all(reads)).map_err(|e| self.unreadable(&e)));
         let (pages, fault) = match first {
             Ok(pages) => (pages, None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
+            Err(error) => (Vec::new(), Some(text_of(error))),
         };
         let mut pages = pages.into_iter();
         bounds.into_iter().map(move |left| {
             let page = pages.next().unwrap_or(RowPage { rows: VecDeque::new(), is_last: true });
-            let fault = fault.clone().map(ReadError::Engine);
+            let fault = fault.clone().map(ReadError::Lost);
             Pages { rows: self, id, left, bodies: each, most: PAGE, page, fault }
         })
     }
