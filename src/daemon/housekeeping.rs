@@ -2,7 +2,6 @@
 //! look at whether what may leave does, the watchdog.
 
 use super::life::Life;
-use super::starts;
 use crate::amqp::LinkStatus;
 use crate::config::StoreKind;
 use crate::engine::event::Input;
@@ -38,9 +37,7 @@ impl Life<'_> {
             return;
         }
         self.housekept_at_ms = now.mono;
-        if now.mono > self.process.started.mono + starts::LONG_LIFE_MS {
-            self.starts.settle();
-        }
+        self.starts.look(now.mono);
         self.look_at_reread(now.mono);
         self.log_dropped();
         self.log_dropped_tries();

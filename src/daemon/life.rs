@@ -129,6 +129,8 @@ impl Life<'_> {
         )?;
         let seed = getrandom::u64().unwrap_or(opened.identity);
         let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
+        // Whoever stood by has a life's own conditions now.
+        process.readiness.reset(false);
         process.readiness.set(Latch::Store, true);
         Ok(OpenLife {
             found: FoundItems::of(&opened.opened),
@@ -295,6 +297,7 @@ impl Life<'_> {
 
     fn store_failed(&mut self, failure: StoreFailure) {
         tracing::error!(error = %failure, "the store has failed");
+        self.shard.give_up();
         self.process.readiness.set(Latch::Store, false);
         self.failure = Some(failure);
     }
@@ -407,8 +410,11 @@ impl Life<'_> {
                 tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
             }
         }
-        // Questions that came after the last turn: dropped, which ends the wait of their senders.
-        self.mailbox.take(Duration::ZERO, &mut VecDeque::new());
+        self.mailbox.take(Duration::ZERO, &mut events);
+        // Questions that came after the last turn are dropped, which ends the wait of their senders. What is
+        // for the process goes to whoever is next.
+        events.retain(LoopEvent::is_for_the_process);
+        events.into_iter().for_each(|event| self.process.inlet.post(event));
         tracing::info!(
             waiting = left.items.waiting,
             parked = left.items.parked,
@@ -440,7 +446,9 @@ mod tests {
         let mut opener = store::Opener::new(store, 32 << 20, false).unwrap();
         let mut identities = Vec::new();
         for _ in 0..2 {
+            process.readiness.reset(true);
             let life = Life::open(&mut process, &mut opener).unwrap();
+            assert_eq!(process.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
             identities.push(life.store_identity);
             life.mailbox.post(LoopEvent::Signal(Signal::Terminate));
             let ending = life.begin(&mut process, None, &mut starts).run();

@@ -31,6 +31,13 @@ pub(super) enum LoopEvent {
     Query(Query),
 }
 
+impl LoopEvent {
+    /// Whichever life it comes to.
+    pub(super) fn is_for_the_process(&self) -> bool {
+        matches!(self, LoopEvent::Signal(_) | LoopEvent::Reread(_))
+    }
+}
+
 #[derive(Debug, Default)]
 struct MailboxQueues {
     control: VecDeque<LoopEvent>,

@@ -60,7 +60,8 @@ pub(super) struct Inlet {
 
 impl Inlet {
     pub(super) fn post(&self, event: LoopEvent) {
-        self.present().post(event);
+        // Held meanwhile: what goes to a mailbox that is just being left would be lost.
+        self.present.lock().unwrap_or_else(PoisonError::into_inner).post(event);
     }
 
     /// Waits until something has come for nobody's life, `timeout` at most.
@@ -73,14 +74,14 @@ impl Inlet {
     }
 
     /// A mailbox of its own for the next life: what the connections and the store of the last one still tell
-    /// stays behind. Signals that came between the two are handed on.
+    /// stays behind. Signals and questions that came between the two are handed on.
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         let mut left = VecDeque::new();
         present.take(Duration::ZERO, &mut left);
         left.into_iter()
-            .filter(|event| matches!(event, LoopEvent::Signal(_) | LoopEvent::Reread(_)))
+            .filter(|event| event.is_for_the_process() || matches!(event, LoopEvent::Query(_)))
             .for_each(|event| new.post(event));
         *present = Arc::clone(&new);
         new
@@ -102,11 +103,11 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
         inlet.post(LoopEvent::Signal(signal));
     };
     let listening = signals::listen(on_signal).map_err(RunError::Signals)?;
-    let ending = process.live()?;
+    let ended = process.live();
     drop(listening);
     process.runtime.shutdown_timeout(Duration::from_secs(1));
     process.outward.shutdown_timeout(Duration::from_secs(1));
-    match ending {
+    match ended? {
         Ending::Stopped => Ok(()),
         Ending::Lost(error) | Ending::Failed(error) => Err(error.into()),
     }
@@ -171,7 +172,7 @@ impl Process {
             }
             let watch = PartWatch::start(Arc::clone(&self.progress)).map_err(RunError::Runtime)?;
             let begun = Instant::now();
-            let ending = life.begin(self, quarantine.take(), starts).run();
+            let ending = life.begin(self, quarantine, starts).run();
             drop(watch);
             let Ending::Lost(failure) = ending else { break ending };
             self.readiness.reset(false);

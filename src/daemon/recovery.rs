@@ -15,6 +15,9 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_secs(10);
 /// CPU time between two looks that counts as progress. A thread that only waits and looks uses far less.
 const PROGRESS: Duration = Duration::from_millis(10);
 
+/// For so long the service manager's watchdog is fed meanwhile: each wait for a database is shorter.
+const FED_FOR: Duration = Duration::from_secs(150);
+
 /// Runs `open`, and meanwhile asks for three more periods of `every` whenever the last one brought progress.
 pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl FnOnce() -> T) -> T {
     let (done, ended) = channel::<()>();
@@ -32,6 +35,10 @@ pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl 
                 );
                 if progress {
                     notify.extend_timeout(every * 3);
+                }
+                // Of a process that has been running before, and whose database does not answer.
+                if begun.elapsed() < FED_FOR {
+                    notify.watchdog();
                 }
                 before = now;
             }

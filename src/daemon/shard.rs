@@ -120,6 +120,11 @@ impl Shard {
         (self.is_lost || !lease.holds(now)).then(|| lease.age(now))
     }
 
+    /// Nothing is done any more: the store has failed.
+    pub(super) fn give_up(&mut self) {
+        self.is_lost = true;
+    }
+
     /// Extends the lease, where nothing else has for some time. To be called in each turn.
     pub(super) fn renew(&mut self) {
         let Some(lease) = &self.lease else { return };

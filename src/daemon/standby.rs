@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 
 /// Between two tries to have the store, at the most: what a stop of the owner costs.
 const LONGEST_TRY: Duration = Duration::from_secs(1);
-/// After a life that was short; doubled with each in a row.
+/// After a life that was short; doubled with each in a row. Each life takes requests, and what is given back
+/// again and again the broker takes away after some fifty times: where the store can be opened and takes no
+/// commits, that must not be soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// A life that lasted so long says nothing about the next one.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
@@ -31,8 +33,8 @@ pub(super) struct StandbyWaits {
     /// Why there is no store, and whether another daemon has it.
     reason: String,
     is_spare: bool,
-    /// What was last logged of it.
-    told: Option<bool>,
+    /// What was last logged of it; empty: that it stands by.
+    told: Option<String>,
     /// Short lives in a row.
     short: u32,
     /// What came for the next life.
@@ -52,7 +54,9 @@ impl StandbyWaits {
     pub(super) fn refused(&mut self, error: &OpenError, config: &Config) {
         self.is_spare = matches!(error, OpenError::Claimed { .. });
         self.reason = error.to_string();
-        if self.told.replace(self.is_spare) != Some(self.is_spare) {
+        // How long the other one may have it changes each time.
+        let told = if self.is_spare { String::new() } else { self.reason.clone() };
+        if self.told.replace(told.clone()) != Some(told) {
             if self.is_spare {
                 tracing::info!("standing by: {error}");
             } else {

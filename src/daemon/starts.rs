@@ -5,11 +5,12 @@
 //! state takes, so that the next one knows over how many it died.
 
 use crate::amqp::quarantine::most_after;
+use crate::clock;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Minimum uptime after which an end is not put down to the first messages, ms.
-pub(super) const LONG_LIFE_MS: u64 = 60_000;
+const LONG_LIFE_MS: u64 = 60_000;
 
 /// Quick deaths in a row after which caution pays.
 const QUICK_DEATHS: u32 = 3;
@@ -19,6 +20,8 @@ pub(super) struct Starts {
     path: Option<PathBuf>,
     count: u32,
     settled: bool,
+    /// When it was noted, monotonic ms.
+    noted_ms: u64,
 }
 
 impl Starts {
@@ -26,14 +29,15 @@ impl Starts {
     /// `None` for a directory: nothing to count.
     pub(super) fn note(directory: Option<&Path>) -> (Starts, Option<u16>) {
         let Some(path) = directory.map(|dir| dir.join("STARTS")) else {
-            return (Starts { path: None, count: 0, settled: true }, None);
+            return (Starts { path: None, count: 0, settled: true, noted_ms: 0 }, None);
         };
         let text = fs::read_to_string(&path).unwrap_or_default();
         let mut numbers = text.split_whitespace();
         let before: u32 = numbers.next().and_then(|word| word.parse().ok()).unwrap_or(0);
         let width: Option<u16> = numbers.next().and_then(|word| word.parse().ok());
         let most = (before >= QUICK_DEATHS).then(|| most_after(width));
-        let starts = Starts { path: Some(path), count: before.saturating_add(1), settled: false };
+        let noted_ms = clock::now().mono;
+        let starts = Starts { path: Some(path), count: before.saturating_add(1), settled: false, noted_ms };
         starts.write(most.map(|_| 1));
         (starts, most)
     }
@@ -48,6 +52,13 @@ impl Starts {
             self.count = 1;
         }
         self.write(width);
+    }
+
+    /// At this moment (monotonic ms): whether its first messages cannot be what ends it any more.
+    pub(super) fn look(&mut self, now_ms: u64) {
+        if now_ms > self.noted_ms + LONG_LIFE_MS {
+            self.settle();
+        }
     }
 
     /// This process has lived long enough, or ends as it should.

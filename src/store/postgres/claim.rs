@@ -19,6 +19,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
@@ -49,17 +50,20 @@ pub(super) struct Claim {
     lease_ms: f64,
     /// Locked as long as it is claimed.
     directory: Arc<Directory>,
+    /// Number of this claim, and of the last one of this process.
+    number: u64,
+    claims: Arc<AtomicU64>,
 }
 
 impl Claim {
-    /// Claims the store for the daemon of this directory.
+    /// Claims the store for the daemon of this directory. `claims`: how many this process has had.
     ///
     /// # Errors
     ///
     /// [`OpenError::Claimed`], [`OpenError::Database`], [`OpenError::Io`], [`OpenError::Random`].
     pub(super) fn take(
         link: &DatabaseLink,
-        directory: &Arc<Directory>,
+        (directory, claims): (&Arc<Directory>, &Arc<AtomicU64>),
         config: &DatabaseConfig,
     ) -> Result<Claimed, OpenError> {
         let failed = |error: DatabaseError| link.failed(&error);
@@ -92,8 +96,10 @@ impl Claim {
             let marks = Marks { next_seq: number(2), wall: number(3) };
             tracing::info!(epoch = number(0), owner, "the store is this daemon's");
             let lease = Arc::new(Lease::new(lease_ms, sent));
-            let directory = Arc::clone(directory);
-            let claim = Claim { token, lease, lease_ms: lease_ms as f64, directory };
+            let (directory, claims) = (Arc::clone(directory), Arc::clone(claims));
+            let number_of_claim = claims.fetch_add(1, Ordering::AcqRel) + 1;
+            let lease_ms = lease_ms as f64;
+            let claim = Claim { token, lease, lease_ms, directory, number: number_of_claim, claims };
             return Ok(Claimed { claim, number: number(1), marks, identity: number(4).max(1) });
         }
     }
@@ -131,7 +137,14 @@ impl Claim {
             error.code() == Some(&SqlState::CHECK_VIOLATION) && error.constraint() == Some("fence");
         // No row: whoever has removed it has taken the store away as well.
         if !is_fence && error.code() != Some(&SqlState::DIVISION_BY_ZERO) {
-            return CommitError::Lost(error.to_string());
+            return match error.is_passing() {
+                true => CommitError::Lost(error.to_string()),
+                false => CommitError::Engine { action: "committed", error: error.to_string() },
+            };
+        }
+        if self.number != self.claims.load(Ordering::Acquire) {
+            // A call of an earlier life of this process, which has had the store again since.
+            return CommitError::Fenced;
         }
         if let Err(error) = fs::remove_file(node_file(&self.directory)) {
             tracing::warn!(%error, "cannot forget which daemon this is");

@@ -50,6 +50,16 @@ impl DatabaseError {
         self.constraint.as_deref()
     }
 
+    /// It may pass by itself: the connection, the server, or its room. Anything else is a fault of a
+    /// statement, of a right or of a table.
+    pub(super) fn is_passing(&self) -> bool {
+        let Some(code) = &self.code else { return true };
+        // Connection, undone, resources, cancelled or shut down; a server that takes no writes.
+        let classes = ["08", "40", "53", "57"];
+        classes.contains(&code.code().get(..2).unwrap_or_default())
+            || [SqlState::READ_ONLY_SQL_TRANSACTION, SqlState::LOCK_NOT_AVAILABLE].contains(code)
+    }
+
     /// What is said without the database.
     pub(super) fn saying(text: impl Into<String>) -> Self {
         DatabaseError { text: text.into(), code: None, constraint: None }

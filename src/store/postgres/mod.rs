@@ -39,7 +39,7 @@ use claim::{Claim, Claimed};
 use connect::DatabaseLink;
 use rows::PgRows;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,8 @@ pub(super) struct Contender {
     directory: Arc<Directory>,
     /// For commits and for contents, once they are connected.
     links: Option<[DatabaseLink; 2]>,
+    /// How often this process has claimed the store.
+    claims: Arc<AtomicU64>,
 }
 
 impl Contender {
@@ -74,7 +76,7 @@ impl Contender {
         if directory.holds_store()? {
             return Err(OpenError::HoldsDisk { path: path.to_owned() });
         }
-        Ok(Contender { config: config.clone(), directory, links: None })
+        Ok(Contender { config: config.clone(), directory, links: None, claims: Arc::default() })
     }
 
     /// Opens the store, makes it first where there is none, and claims it. `wall`: what the clock says, UTC
@@ -86,7 +88,9 @@ impl Contender {
     pub(super) fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
         // All that may take its time comes before the claim: a lease runs from there.
         let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
-        let claimed = match Claim::take(&links[0], &self.directory, &self.config) {
+        // The other one is not asked by a claim, and must work once there is one.
+        links[1].ask("SELECT 1").map_err(|e| links[1].failed(&e))?;
+        let claimed = match Claim::take(&links[0], (&self.directory, &self.claims), &self.config) {
             Err(error @ OpenError::Claimed { .. }) => {
                 self.links = Some(links);
                 return Err(error);

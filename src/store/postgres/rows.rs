@@ -69,7 +69,12 @@ impl PgRows {
     }
 
     fn unreadable(&self, error: &DatabaseError) -> ReadError {
-        ReadError::Lost(format!("{}: {error}", self.link.place()))
+        let text = format!("{}: {error}", self.link.place());
+        if error.is_passing() {
+            ReadError::Lost(text)
+        } else {
+            ReadError::Engine(text)
+        }
     }
 
     /// All that is asked for, at once.
