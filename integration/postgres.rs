@@ -1,5 +1,8 @@
 //! The store in a PostgreSQL database: what waits outlives the daemon and its machine, and one daemon at a time has it.
 
+mod takeover;
+
+use serde_json::json;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
     now_ms, wait_until, workdir, Config, Daemon, Database, Ledger, Proxy, Recorder, Site, Welcome,
@@ -282,11 +285,15 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
         if is_silent {
             proxy.welcome(Welcome::Silent);
             proxy.stall();
+            // It has asked the database when the store is lost.
+            let (status, said) = daemon.ask("GET", "/api/v1/items?application=shop");
+            let told = said["error"].as_str().unwrap_or_default();
+            assert!(status == 503 && told.contains("the store was lost"), "{status} {said}");
         } else {
             proxy.welcome(Welcome::Refuse);
             proxy.cut(true);
         }
-        wait_until("it waits", LIMIT, || lives(&daemon) == turn && state_of(&daemon) == "not_ready");
+        wait_until("it waits", LIMIT, || lives(&daemon) == turn && state_of(&daemon) == "waiting");
         let (status, missing) = daemon.ask("GET", "/readyz");
         assert!(status == 503 && missing["missing"][0] == "store", "{status} {missing}");
         assert_eq!(daemon.ask("GET", "/livez").0, 200);
@@ -302,6 +309,30 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
         stored(0);
     }
     assert!(daemon.running() && daemon.pid() == pid, "{}", daemon.log_tail());
+    // What was counted goes on over all three lives.
+    let state = daemon.state();
+    assert_eq!(
+        (&state["totals"]["confirmed"], &state["lateness"]["count"]),
+        (&4.into(), &4.into()),
+        "{state}"
+    );
+    let store = &state["store"];
+    assert_eq!(store["lives"], 3, "{store}");
+    // Without a word from the database the lease ends first.
+    let ended = json!({ "database": 1, "lease_over": 1, "fenced": 0, "given_away": 0 });
+    assert_eq!(store["lives_ended"], ended, "{store}");
+    assert_eq!(store["takeovers"], json!({ "free": 1, "expired": 0, "own": 2 }), "{store}");
+    assert!((1..=2_400).contains(&store["lease_remaining_ms"].as_u64().unwrap_or(0)), "{store}");
+    let metrics = daemon.ask_whole("GET", "/metrics").expect("an answer").body;
+    for line in [
+        "tidegate_items_confirmed_total 4",
+        "tidegate_publish_lateness_seconds_count 4",
+        "tidegate_store_lives_total 3",
+        "tidegate_store_lives_ended_total{reason=\"lease_over\"} 1",
+        "tidegate_store_takeovers_total{reason=\"own\"} 2",
+    ] {
+        assert!(metrics.lines().any(|told| told == line), "{line}:\n{metrics}");
+    }
     daemon.term();
     assert!(daemon.exit(LIMIT).success());
 }
@@ -314,7 +345,7 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(daemon.exit(LIMIT).success());
     for (change, code, part) in [
         ("UPDATE $.cluster SET format = 7", 78, "its tables have format 7"),
-        ("UPDATE $.cluster SET format = 1, shards = 4", 78, "it is laid out for 4 shards"),
+        ("UPDATE $.cluster SET format = 2, shards = 4", 78, "it is laid out for 4 shards"),
     ] {
         asked(server, &site, change);
         daemon.start_again();

@@ -56,6 +56,7 @@ pub struct Distribution {
 }
 
 /// Records values; about 50 KiB.
+#[derive(Debug)]
 pub(crate) struct Recorder {
     /// `None` only if its constant bounds were wrong; then quantiles stay 0.
     histogram: Option<Histogram<u64>>,

@@ -129,6 +129,7 @@ pub fn options(port: u16) -> Options {
     let endpoints = vec![endpoint("127.0.0.1", port)];
     Options {
         lease: None,
+        figures: Arc::default(),
         amqp: config::AmqpConfig { endpoints: endpoints.clone(), ..config::AmqpConfig::default() },
         ingest: config::IngestConfig {
             queue: "tidegate.ingest".into(),

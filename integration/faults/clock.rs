@@ -2,49 +2,22 @@
 //! passes for the process.
 
 use crate::scene::{Context, Row, Scene, Sending};
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tidegate_harness::{lacks, now_ms};
+use tidegate_harness::{now_ms, WallClock};
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// Where libfaketime lies: by architecture on Debian, plainly elsewhere.
-fn library() -> Option<PathBuf> {
-    let below = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
-    let homes = below.chain([PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64")]);
-    homes.map(|home| home.join("faketime/libfaketime.so.1")).find(|path| path.exists())
-}
-
-/// A daemon whose wall clock follows a file; `None`, and a wrong row, without the library.
-fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, PathBuf), Box<Row>> {
-    let Some(library) = library() else {
-        lacks("faketime", "is not installed");
+/// A daemon with a wall clock of its own; a wrong row where that cannot be had.
+fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, WallClock), Box<Row>> {
+    let mut scene = Scene::on(context, &context.node, name, |_, c| c);
+    let dir = scene.site.dir.clone();
+    let Some(clock) = WallClock::of(&mut scene.daemon, &dir) else {
         return Err(Box::new(Row::lacking("the package faketime")));
     };
-    let mut scene = Scene::on(context, &context.node, name, |_, c| c);
-    let file = scene.site.dir.join("clock");
-    step(&file, 0);
-    for (name, value) in [
-        ("LD_PRELOAD", &*library.to_string_lossy()),
-        ("FAKETIME_TIMESTAMP_FILE", &*file.to_string_lossy()),
-        ("FAKETIME_NO_CACHE", "1"),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-        ("DONT_FAKE_MONOTONIC", "1"),
-    ] {
-        scene.daemon.environment(name, Some(value));
-    }
     scene.start();
     scene.load(200);
     scene.moments.pause(500, 700);
-    Ok((scene, file))
-}
-
-/// Written aside and renamed: the daemon reads it at every look at its clock.
-fn step(file: &Path, seconds: i64) {
-    let aside = file.with_extension("new");
-    fs::write(&aside, format!("{seconds:+}\n")).expect("the clock's file");
-    fs::rename(&aside, file).expect("the clock's file");
+    Ok((scene, clock))
 }
 
 /// Requests with an own time, `in_ms` from now by the real clock. Their earliest moment is left to the row: the
@@ -60,7 +33,7 @@ fn timed(scene: &Scene<'_>, name: &str, count: u64, in_ms: u64) -> Vec<Sending> 
 
 /// What was due within the hour leaves at once, what is due later stays.
 pub fn forward(context: &Context) -> Row {
-    let (mut scene, file) = match faked(context, "forward") {
+    let (mut scene, clock) = match faked(context, "forward") {
         Ok(faked) => faked,
         Err(row) => return *row,
     };
@@ -73,7 +46,7 @@ pub fn forward(context: &Context) -> Row {
     let missing = scene.ledger.missing();
     scene.check(missing == 350, format!("VERDICT: {} left before the step", 350 - missing));
     scene.fault();
-    step(&file, 3600);
+    clock.set(3_600_000);
     scene.check_soon("what is due leaves", Duration::from_secs(10), |s| s.ledger.missing() == 50);
     scene.healed();
     let told = |s: &Scene<'_>| s.total("clock_forward") == 1;
@@ -92,14 +65,14 @@ pub fn forward(context: &Context) -> Row {
     scene.send((0..20).map(windowed));
     scene.check_soon("windows close", Duration::from_secs(10), |s| s.ledger.missing() == 50);
     scene.fault();
-    step(&file, 7201);
+    clock.set(7_201_000);
     scene.healed();
     scene.finish()
 }
 
 /// Nothing sleeps for an hour, nothing is sent twice; what names a time waits for it.
 pub fn backward(context: &Context) -> Row {
-    let (mut scene, file) = match faked(context, "backward") {
+    let (mut scene, clock) = match faked(context, "backward") {
         Ok(faked) => faked,
         Err(row) => return *row,
     };
@@ -108,7 +81,7 @@ pub fn backward(context: &Context) -> Row {
     let due = now_ms() + 8_000;
     scene.send(timed(&scene, "timed", 200, 8_000));
     scene.fault();
-    step(&file, -3600);
+    clock.set(-3_600_000);
     let told = |s: &Scene<'_>| s.total("clock_backward") == 1;
     scene.check_soon("the step is counted", Duration::from_secs(10), told);
     // Own times by the wall clock, windows and immediate requests as ever.
@@ -127,7 +100,7 @@ pub fn backward(context: &Context) -> Row {
     scene.check_soon("they would be due", Duration::from_secs(20), past_due);
     let missing = scene.ledger.missing();
     scene.check(missing == 200, format!("VERDICT: {} left an hour early", 200 - missing));
-    step(&file, 0);
+    clock.set(0);
     scene.check_soon("what is due leaves", Duration::from_secs(10), |s| s.ledger.missing() == 0);
     scene.healed();
     scene.finish().without_repeats()

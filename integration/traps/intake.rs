@@ -141,7 +141,7 @@ fn the_prefetch_grows_when_it_is_used_up_and_messages_are_small() {
     let all: Vec<(u16, u16)> = (0..4).map(|_| tells.recv_timeout(PATIENCE).unwrap()).collect();
     assert!(all.iter().all(|(channel, _)| *channel == all[0].0), "{all:?}");
     assert_eq!(all.iter().map(|(_, prefetch)| *prefetch).collect::<Vec<_>>(), [16, 64, 256, 1_000]);
-    assert_eq!(daemon.amqp.stats().prefetch, 1_000);
+    assert_eq!(daemon.amqp.prefetch(), 1_000);
 }
 
 /// The lock queue belongs to another connection: this daemon stands by, says so once, and goes on once it has the lock,

@@ -229,8 +229,22 @@ impl DaemonFigures {
         let help = "Longest commit since the start.";
         to.gauge("store_longest_commit", help, Some(Unit::Seconds), seconds(store.max_commit_ms))?;
         to.gauge("store_size", "Size on disk.", Some(Unit::Bytes), store.bytes as f64)?;
-        to.gauge("store_free", "Free where it lies.", Some(Unit::Bytes), store.free_bytes as f64)?;
-        to.gauge("store_queue", "Commits and reads waiting for the store.", None, store.queue as f64)
+        if let Some(free) = store.free_bytes {
+            to.gauge("store_free", "Free where it lies.", Some(Unit::Bytes), free as f64)?;
+        }
+        to.gauge("store_queue", "Commits and reads waiting for the store.", None, store.queue as f64)?;
+        to.counter("store_lives", "How often the store was opened.", store.lives)?;
+        let help = "How often a store that others could have became this daemon's, by whose it was before.";
+        let takeovers = store.takeovers.iter().map(|(reason, count)| (reason.as_str(), *count));
+        to.counters("store_takeovers", help, by("reason", takeovers))?;
+        let help = "How often the store was lost, and opened anew.";
+        let losses = store.lives_ended.iter().map(|(reason, count)| (reason.as_str(), *count));
+        to.counters("store_lives_ended", help, by("reason", losses))?;
+        if let Some(left_ms) = store.lease_remaining_ms {
+            let help = "How long the store is this daemon's, unless that is extended.";
+            to.gauge("store_lease_remaining", help, Some(Unit::Seconds), seconds(left_ms))?;
+        }
+        Ok(())
     }
 }
 
@@ -385,6 +399,11 @@ mod tests {
             "tidegate_batch_items_count 0",
             "tidegate_store_commit_seconds_count 0",
             "tidegate_store_size_bytes 4096.0",
+            "tidegate_store_free_bytes 0.0",
+            "tidegate_store_lives_total 2",
+            "tidegate_store_takeovers_total{reason=\"expired\"} 2",
+            "tidegate_store_lives_ended_total{reason=\"database\"} 1",
+            "tidegate_store_lease_remaining_seconds 8.0",
             "tidegate_duplicates_total{rule=\"keep\",result=\"dropped\"} 0",
         ] {
             assert!(page.lines().any(|told| told == line), "{line} is not in\n{page}");

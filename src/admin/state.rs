@@ -9,10 +9,11 @@ pub(crate) use crate::engine::snapshot::Application;
 use crate::engine::snapshot::{Deliverability, Snapshot};
 use crate::progress::ProgressMarks;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Words of [`Document::state`], the gravest first.
-pub(super) const STATES: [&str; 7] =
-    ["draining", "not_ready", "blocked", "stuck", "standby", "paused", "running"];
+pub(super) const STATES: [&str; 8] =
+    ["draining", "waiting", "not_ready", "blocked", "stuck", "standby", "paused", "running"];
 
 /// What the daemon's loop answers to [`super::Query::State`].
 #[derive(Clone, Debug)]
@@ -53,15 +54,15 @@ pub struct LinkState {
 
 impl LinkState {
     /// Words of its state.
-    pub const STATES: [&str; 7] =
-        ["connecting", "connected", "paused", "standby", "blocked", "down", "closed"];
+    pub const STATES: [&str; 8] =
+        ["connecting", "connected", "paused", "standby", "blocked", "waiting", "down", "closed"];
 }
 
 /// Counters of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StoreState {
-    /// `disk` or `memory`.
+    /// `disk`, `memory` or `postgres`.
     pub kind: String,
     /// Durable commits since the start.
     pub commits: u64,
@@ -71,10 +72,21 @@ pub struct StoreState {
     pub max_commit_ms: u64,
     /// Size on disk.
     pub bytes: u64,
-    /// Free where it lies.
-    pub free_bytes: u64,
+    /// Free where it lies; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
     /// Commits and reads waiting for the store's thread.
     pub queue: u64,
+    /// How often it was opened since the start.
+    pub lives: u64,
+    /// Of these, such as could have been another daemon's, by how it came to be this one's.
+    pub takeovers: BTreeMap<String, u64>,
+    /// How often it was lost since the start, by what happened.
+    pub lives_ended: BTreeMap<String, u64>,
+    /// How long it is this daemon's, unless that is extended; absent where nobody else can have it, or there
+    /// is none at present.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_remaining_ms: Option<u64>,
 }
 
 /// Distribution of lateness over all items, at their first publish.
@@ -100,8 +112,8 @@ pub struct LatenessState {
 pub(crate) struct Document {
     /// Of the daemon.
     pub version: String,
-    /// The whole in a word: `draining`, `not_ready`, `blocked`, `stuck`, `standby`, `paused` or `running`;
-    /// the first that applies.
+    /// The whole in a word: `draining`, `waiting`, `not_ready`, `blocked`, `stuck`, `standby`, `paused` or
+    /// `running`; the first that applies.
     pub state: String,
     /// As `/readyz` says.
     pub ready: bool,
@@ -160,10 +172,12 @@ pub(crate) fn unready(missing: &[String], stuck: &[String]) -> String {
 }
 
 fn overall(input: &StateInput, missing: &[&str], is_stuck: bool) -> &'static str {
-    let [draining, not_ready, blocked, stuck, standby, paused, running] = STATES;
+    let [draining, waiting, not_ready, blocked, stuck, standby, paused, running] = STATES;
     let is_any = |state: &str| input.links.iter().any(|link| link.state == state);
     if input.draining {
         draining
+    } else if is_any("waiting") {
+        waiting
     } else if !missing.is_empty() {
         not_ready
     } else if is_any("blocked") {
@@ -270,7 +284,16 @@ pub(crate) mod tests {
                 state: "connected".into(),
                 detail: "127.0.0.1:5672".into(),
             }],
-            store: StoreState { kind: "disk".into(), bytes: 4096, ..StoreState::default() },
+            store: StoreState {
+                kind: "disk".into(),
+                bytes: 4096,
+                free_bytes: Some(0),
+                lives: 2,
+                takeovers: BTreeMap::from([("expired".to_owned(), 2)]),
+                lives_ended: BTreeMap::from([("database".to_owned(), 1)]),
+                lease_remaining_ms: Some(8_000),
+                ..StoreState::default()
+            },
             lateness: LatenessState { count: 5, p50_us: 400, p99_us: 900, p999_us: 950, max_us: 1_000 },
             traffic: Traffic::default(),
             draining: false,
@@ -315,6 +338,8 @@ pub(crate) mod tests {
         input.links[0].state = "blocked".into();
         assert_eq!(word(&input, &[]), "blocked");
         assert_eq!(word(&input, &["egress"]), "not_ready");
+        input.links[0].state = "waiting".into();
+        assert_eq!(word(&input, &["store"]), "waiting");
         input.draining = true;
         assert_eq!(word(&input, &["egress"]), "draining");
     }

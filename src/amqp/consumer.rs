@@ -426,7 +426,7 @@ impl Ingest {
             }
         }
         for meant in wire::near_misses(delivery.properties.headers().as_ref()) {
-            self.shared.near_miss_header();
+            self.shared.figures().near_miss_header();
             if self.near_misses.insert(meant) {
                 tracing::warn!(
                     meant,
@@ -463,7 +463,7 @@ impl Ingest {
 
     /// The pause after a frame that cannot be parsed, and what to tell if it goes on.
     fn on_parse_error(&mut self, error: &mut String) -> Duration {
-        self.shared.parse_error();
+        self.shared.figures().parse_error();
         let before = self.quarantine.is_on();
         self.quarantine.parse_error(self.prefetch.current());
         let queue = &self.options.ingest.queue;

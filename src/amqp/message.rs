@@ -45,7 +45,7 @@ impl TurnOutput {
         if self.late_us.is_empty() && self.confirm_us.is_empty() {
             return;
         }
-        let mut figures = shared.figures();
+        let mut figures = shared.figures().recorders();
         self.late_us.iter().for_each(|us| figures.lateness.record(*us));
         self.held_us.iter().for_each(|us| figures.held.record(*us));
         self.confirm_us.iter().for_each(|us| figures.confirm.record(*us));

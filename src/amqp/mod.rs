@@ -23,6 +23,7 @@ mod consumer;
 mod consumer_channel;
 mod cost;
 mod fault;
+mod figures;
 mod ingest_lock;
 mod inspect;
 mod letters;
@@ -43,11 +44,11 @@ mod unacked;
 pub mod wire;
 
 pub use connection::{address, connect, is_exposed, ConnectError};
+pub use figures::{Figures, Stats};
 pub use ingest_lock::lock_name;
 pub use inspect::{inspect, Inspected, Severity};
 pub use letters::LetterDesk;
 pub use replies::OutgoingReply;
-pub use shared::Stats;
 
 use crate::config::{self, Config};
 use crate::engine::event::Intake;
@@ -199,6 +200,8 @@ pub struct Options {
     pub spans: Option<Arc<SpanExporter>>,
     /// Where both ends leave their marks.
     pub progress: Arc<ProgressMarks>,
+    /// What both ends count, over more than these connections.
+    pub figures: Arc<Figures>,
     /// For how long the store is this daemon's; nothing is published once that is over. `None`: for ever.
     pub lease: Option<Arc<Lease>>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
@@ -233,6 +236,7 @@ impl Options {
             readings: Arc::clone(&config.readings),
             spans: None,
             progress: Arc::default(),
+            figures: Arc::default(),
             lease: None,
             memory: config.limits.memory,
             timeouts: config.timeouts,
@@ -307,7 +311,8 @@ impl Amqp {
                 );
             }
         }
-        let shared = Arc::new(Shared::new(on_event, Arc::clone(&options.progress)));
+        let (progress, figures) = (Arc::clone(&options.progress), Arc::clone(&options.figures));
+        let shared = Arc::new(Shared::new(on_event, progress, figures));
         [Side::Ingest, Side::Egress].into_iter().for_each(|side| shared.moved(side));
         let options = Arc::new(options);
         let (ingest, ingest_orders) = mpsc::unbounded_channel();
@@ -375,9 +380,14 @@ impl Amqp {
         self.order(IngestOrder::Stop);
     }
 
-    /// Figures of this process, reconnects notwithstanding.
+    /// Most deliveries asked for in advance at present.
+    pub fn prefetch(&self) -> u32 {
+        self.shared.prefetch()
+    }
+
+    /// [`Options::figures`] at this moment.
     pub fn stats(&self) -> Stats {
-        self.shared.stats()
+        self.shared.figures().stats()
     }
 
     /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their

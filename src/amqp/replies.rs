@@ -247,7 +247,7 @@ impl Replies {
             }
         });
         if let Some(queue) = unroutable.first() {
-            self.shared.answers_unroutable(unroutable.len() as u64);
+            self.shared.figures().answers_unroutable(unroutable.len() as u64);
             self.log.tell("they have no queue to go to", queue, unroutable.len() as u64);
         }
         self.fail(nacked, "the broker did not take them", "basic.nack");

@@ -61,7 +61,7 @@ pub(super) async fn supervise<U: ConnectionUser>(
         if started.elapsed() >= MINIMUM_UPTIME {
             user.backoff().reset();
         }
-        shared.failed(U::SIDE);
+        shared.figures().failed(U::SIDE);
         let (error, retry_in) = user.on_failure(fault);
         log.warn(U::SIDE.as_str(), &error, "no working connection");
         shared.link(U::SIDE, LinkStatus::Down { error, retry_in });

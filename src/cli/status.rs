@@ -131,11 +131,13 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
 
 fn store(d: &Document) -> String {
     let s = &d.store;
+    let free = s.free_bytes.map_or(String::new(), |free| format!("{} free, ", bytes(free)));
+    let lost: u64 = s.lives_ended.values().sum();
+    let lost = if lost > 0 { format!(", lost {lost} times since the start") } else { String::new() };
     format!(
-        "{}, {} used, {} free, {} commits (last {} ms, longest {} ms), {} commits and reads queued",
+        "{}, {} used, {free}{} commits (last {} ms, longest {} ms), {} commits and reads queued{lost}",
         s.kind,
         bytes(s.bytes),
-        bytes(s.free_bytes),
         s.commits,
         s.last_commit_ms,
         s.max_commit_ms,

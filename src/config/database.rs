@@ -154,6 +154,9 @@ fn parse(text: &str) -> Result<DatabaseUri, String> {
     if name.is_empty() {
         return Err("names no database: write /database behind the host".into());
     }
+    if name.contains('/') {
+        return Err("has a second / after the host: in a database's name write it as %2f".into());
+    }
     uri.database = decode(name, "database's name")?;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
@@ -253,6 +256,7 @@ mod tests {
             ("postgres://canary/d", "names no user"),
             ("postgres://u:canary@h", "names no database"),
             ("postgres://u:canary@h/", "names no database"),
+            ("postgres://u:canary@h/d/canary", "second / after the host"),
             ("postgres://u:canary@/d", "names no host"),
             ("postgres://u:canary@h,/d", "names no host"),
             ("postgres://u:canary@h:0/d", "from 1 to 65535"),

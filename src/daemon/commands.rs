@@ -63,9 +63,15 @@ impl PendingQueries {
         left.map(|(number, _)| *number).collect()
     }
 
-    /// Open commands end without an answer: their senders see the channel closed.
-    pub(super) fn reject_all(&mut self) {
-        self.waiting.clear();
+    /// No answer comes any more: with `why` open commands hear that, without it the end of the daemon.
+    pub(super) fn reject_all(&mut self, why: Option<&str>) {
+        for (_, waiting) in std::mem::take(&mut self.waiting) {
+            if let Some(why) = why {
+                let document = json!({ "error": why });
+                // Whoever waits may have gone.
+                let _ = waiting.sender.send(CommandResponse { status: Status::Unavailable, document });
+            }
+        }
     }
 
     fn resolve(&mut self, number: u64, answered: CommandResponse) {
@@ -173,10 +179,15 @@ mod tests {
     #[test]
     fn whoever_waits_at_the_end_is_let_go() {
         let mut open = PendingQueries::default();
-        let (sender, mut answer) = oneshot::channel();
-        open.admit(flush(), sender, STORE);
-        open.reject_all();
-        assert_eq!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+        let mut ended = |why| {
+            let (sender, mut answer) = oneshot::channel();
+            open.admit(flush(), sender, STORE);
+            open.reject_all(why);
+            answer.try_recv()
+        };
+        assert_eq!(ended(None), Err(oneshot::error::TryRecvError::Closed));
+        let document = json!({ "error": "ask again" });
+        assert_eq!(ended(Some("ask again")), Ok(CommandResponse { status: Status::Unavailable, document }));
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub(super) struct LookOut {
     since_ms: Option<u64>,
 }
 
+/// Leases without a way to the broker, after which another daemon may have the store.
+const CUT_OFF_LEASES: u64 = 3;
+
 /// Free space below which nothing is accepted, as a share of the file system; above with some distance,
 /// again.
 const LOW_WATER_PERCENT: u64 = 5;
@@ -43,6 +46,7 @@ impl Life<'_> {
         self.log_dropped_tries();
         let stats = self.shard.store.stats();
         self.tell_progress(now, stats.still_ms);
+        self.look_for_an_heir(now);
         if let Some(usage) = stats.usage {
             self.check_disk_space(usage);
         }
@@ -110,6 +114,18 @@ impl Life<'_> {
                 tracing::info!("there is room on the disk again: requests are taken");
             }
             self.shard.feed(Input::StoreFull(low));
+        }
+    }
+
+    /// A store is of no use to whoever cannot publish, and another daemon may.
+    fn look_for_an_heir(&mut self, now: Now) {
+        let Some(lease) = &self.shard.lease else { return };
+        if self.shard.links[1].as_ref().is_some_and(LinkStatus::is_up) {
+            self.cut_off_at_ms = now.mono;
+        } else if now.mono >= self.cut_off_at_ms + CUT_OFF_LEASES * lease.length_ms() {
+            // If there is none now, it is asked for again after as long.
+            self.cut_off_at_ms = now.mono;
+            self.shard.store.give_away();
         }
     }
 

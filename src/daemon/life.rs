@@ -22,12 +22,12 @@ use crate::admin::{self, CommandRequest, CommandResponse, Latch, Status};
 use crate::amqp::{self, Amqp};
 use crate::clock;
 use crate::engine::event::{Input, Intake, Opened};
-use crate::engine::types::{Asker, Command, Request, Settled};
+use crate::engine::types::{Asker, Command, Reason, Request, Settled};
 use crate::engine::Engine;
 use crate::lease::Lease;
 use crate::progress::DaemonPart;
 use crate::signals::Signal;
-use crate::store::{self, thread::StoreEvent, StoreFailure};
+use crate::store::{self, thread::StoreEvent, Loss, StoreFailure};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -46,6 +46,9 @@ const LOST_CLOSING: Duration = Duration::from_millis(200);
 /// What each step of closing has at least, where those before it have taken the time of all.
 const LEAST: Duration = Duration::from_millis(1_500);
 
+/// What those hear who wait for an answer when the store is lost.
+const LOST: &str = "the store was lost before this was sure to be done; ask again";
+
 /// A turn that has taken this long leaves the rest to the next one, microseconds.
 const TURN_US: u64 = 10_000;
 
@@ -56,7 +59,7 @@ pub(super) enum Ending {
     Stopped,
     /// The store is out of reach, or may be another daemon's, and no stop was requested. What is not durable
     /// was never acked; the next life finds out what is there.
-    Lost(StoreFailure),
+    Lost(Loss, StoreFailure),
     /// The store does nothing any more, and a process of its own finds out what is there.
     Failed(StoreFailure),
 }
@@ -86,8 +89,6 @@ pub(super) struct Life<'p> {
     pub(super) starts: &'p mut Starts,
     exports: Exports,
     mailbox: Arc<Mailbox>,
-    /// Longest turn of the loop so far, sleep apart, us.
-    pub(super) longest_turn_us: u64,
     /// When the watchdog was fed, and when the parts were last looked at, monotonic ms.
     pub(super) watchdog_fed_at_ms: u64,
     pub(super) housekept_at_ms: u64,
@@ -99,6 +100,8 @@ pub(super) struct Life<'p> {
     pub(super) logged_tries: bool,
     /// What may leave, as last looked at.
     pub(super) outlook: LookOut,
+    /// When there was last a way to the broker, or was last asked for an heir for want of one, monotonic ms.
+    pub(super) cut_off_at_ms: u64,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
     failure: Option<StoreFailure>,
@@ -125,10 +128,13 @@ impl Life<'_> {
         let handle = store::thread::spawn(
             opened.store,
             store::thread::ThreadLimits::of(config.limits.memory),
+            Arc::clone(&process.tally.commits),
             Arc::new(move |event| on_store.post(LoopEvent::Store(event))),
         )?;
         let seed = getrandom::u64().unwrap_or(opened.identity);
-        let engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
+        let mut engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
+        engine.count_from(process.tally.totals.clone());
+        process.tally.begins(opened.takeover);
         // Whoever stood by has a life's own conditions now.
         process.readiness.reset(false);
         process.readiness.set(Latch::Store, true);
@@ -164,8 +170,8 @@ impl OpenLife {
         let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
         let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
         let (spans, progress) = (process.spans.clone(), Arc::clone(&process.progress));
-        let lease = self.lease.clone();
-        let options = amqp::Options { spans, progress, lease, ..options };
+        let (lease, figures) = (self.lease.clone(), Arc::clone(&process.tally.figures));
+        let options = amqp::Options { spans, progress, figures, lease, ..options };
         process.progress.begin();
         process.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
@@ -173,18 +179,20 @@ impl OpenLife {
         amqp.intake(Intake::Pause);
         process.notify.ready();
         let now = clock::now();
+        let totals = self.engine.counters();
+        let (logged_full, logged_tries) = (totals.dead[Reason::Full as usize], totals.tries_dropped > 0);
         Life {
             shard: Shard::new(self.engine, amqp, self.store, self.lease, self.store_identity),
             starts,
             exports: Exports::new(self.exporter, process.config.store.kind, process.runtime.handle().clone()),
             mailbox: self.mailbox,
-            longest_turn_us: 0,
             watchdog_fed_at_ms: now.mono,
             housekept_at_ms: 0,
             disk_low: false,
-            logged_full: 0,
-            logged_tries: false,
+            logged_full,
+            logged_tries,
             outlook: LookOut::default(),
+            cut_off_at_ms: now.mono,
             stop_at_ms: None,
             failure: None,
             process,
@@ -211,14 +219,22 @@ impl Life<'_> {
             // Before the housekeeping judges: it has completed one.
             self.process.progress.moved(DaemonPart::Loop);
             self.housekeeping();
-            self.longest_turn_us = self.longest_turn_us.max(clock::mono_us().saturating_sub(begun));
+            let took_us = clock::mono_us().saturating_sub(begun);
+            let longest_us = &mut self.process.tally.longest_turn_us;
+            *longest_us = took_us.max(*longest_us);
         }
         self.close(events);
-        match self.failure.take() {
-            Some(failure) if failure.is_lost() && self.stop_at_ms.is_none() => Ending::Lost(failure),
-            Some(failure) => Ending::Failed(failure),
-            None => Ending::Stopped,
+        self.process.tally.totals = self.shard.engine.counters().clone();
+        match (self.loss(), self.failure.take()) {
+            (Some(loss), Some(failure)) => Ending::Lost(loss, failure),
+            (None, Some(failure)) => Ending::Failed(failure),
+            (_, None) => Ending::Stopped,
         }
+    }
+
+    /// Set where the store has failed in such a way that the next life may have it.
+    fn loss(&self) -> Option<Loss> {
+        self.failure.as_ref().filter(|_| self.stop_at_ms.is_none())?.loss()
     }
 
     /// One turn. Neighbouring events of one kind go to the engine as one input. What is left when the turn
@@ -369,7 +385,7 @@ impl Life<'_> {
     fn close(&mut self, mut events: VecDeque<LoopEvent>) {
         self.process.progress.tell_waiting(self.shard.engine.sums().0);
         self.process.progress.end();
-        let is_lost = self.stop_at_ms.is_none() && self.failure.as_ref().is_some_and(StoreFailure::is_lost);
+        let is_lost = self.loss().is_some();
         if !is_lost {
             // Where no signal has: the store has failed.
             self.process.last_resort.arm(CLOSING + GRACE);
@@ -401,7 +417,7 @@ impl Life<'_> {
         let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
         self.exports.end(&self.process.waits, left_of(end));
         // Nothing is decided any more: open commands end at once, and not at the end of the wait.
-        self.shard.queries.reject_all();
+        self.shard.queries.reject_all(is_lost.then_some(LOST));
         match self.shard.store.close(left_of(end)) {
             Ok(()) => {}
             // A call to the database may last; what it writes is refused once the next life has the store.
@@ -411,8 +427,8 @@ impl Life<'_> {
             }
         }
         self.mailbox.take(Duration::ZERO, &mut events);
-        // Questions that came after the last turn are dropped, which ends the wait of their senders. What is
-        // for the process goes to whoever is next.
+        // What is for the process goes to whoever is next. If nobody is, questions are dropped with it, which
+        // ends the wait of their senders.
         events.retain(LoopEvent::is_for_the_process);
         events.into_iter().for_each(|event| self.process.inlet.post(event));
         tracing::info!(
@@ -445,15 +461,20 @@ mod tests {
         let store = &process.config.store;
         let mut opener = store::Opener::new(store, 32 << 20, false).unwrap();
         let mut identities = Vec::new();
+        process.tally.totals.received = 7;
         for _ in 0..2 {
             process.readiness.reset(true);
             let life = Life::open(&mut process, &mut opener).unwrap();
             assert_eq!(process.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
             identities.push(life.store_identity);
+            assert_eq!(life.engine.counters().received, 7, "what is counted goes on");
             life.mailbox.post(LoopEvent::Signal(Signal::Terminate));
             let ending = life.begin(&mut process, None, &mut starts).run();
             assert!(matches!(ending, Ending::Stopped), "{ending:?}");
         }
         assert_eq!(identities[0], identities[1], "the second opened what the first had closed");
+        let state = process.state();
+        assert_eq!((state.snapshot.totals.received, state.store.lives), (7, 2));
+        assert!(state.snapshot.longest_turn_us > 0 && state.store.kind == "disk");
     }
 }

@@ -34,7 +34,7 @@ pub(super) enum LoopEvent {
 impl LoopEvent {
     /// Whichever life it comes to.
     pub(super) fn is_for_the_process(&self) -> bool {
-        matches!(self, LoopEvent::Signal(_) | LoopEvent::Reread(_))
+        matches!(self, LoopEvent::Signal(_) | LoopEvent::Reread(_) | LoopEvent::Query(_))
     }
 }
 

@@ -2,7 +2,8 @@
 //! the engine's inputs, and what the engine answers is carried out, in the engine's order.
 //!
 //! Three layers, each of which outlives the one below it:
-//! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration;
+//! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration, and
+//!   what is counted ([`tally`]);
 //! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
 //!   begin within the process, with [`standby`] in between;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
@@ -22,6 +23,7 @@ mod shard;
 mod standby;
 mod starts;
 mod status;
+mod tally;
 
 use crate::config::Config;
 use crate::logging::{self, LogFormat};

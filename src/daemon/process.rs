@@ -11,6 +11,7 @@ use super::mailbox::{LoopEvent, Mailbox};
 use super::reload::Rereading;
 use super::standby::StandbyWaits;
 use super::starts::Starts;
+use super::tally::ProcessTally;
 use super::{desk, RunError, RunOptions};
 use crate::admin::{self, Readiness};
 use crate::amqp::LetterDesk;
@@ -50,6 +51,7 @@ pub(super) struct Process {
     pub(super) inlet: Arc<Inlet>,
     /// The configuration, on its way to be read again: longer than a life, where it hangs.
     pub(super) rereading: Rereading,
+    pub(super) tally: ProcessTally,
 }
 
 /// Where signals and queries go: to the life that is being lived.
@@ -80,9 +82,7 @@ impl Inlet {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         let mut left = VecDeque::new();
         present.take(Duration::ZERO, &mut left);
-        left.into_iter()
-            .filter(|event| event.is_for_the_process() || matches!(event, LoopEvent::Query(_)))
-            .for_each(|event| new.post(event));
+        left.into_iter().filter(LoopEvent::is_for_the_process).for_each(|event| new.post(event));
         *present = Arc::clone(&new);
         new
     }
@@ -109,7 +109,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     process.outward.shutdown_timeout(Duration::from_secs(1));
     match ended? {
         Ending::Stopped => Ok(()),
-        Ending::Lost(error) | Ending::Failed(error) => Err(error.into()),
+        Ending::Lost(_, error) | Ending::Failed(error) => Err(error.into()),
     }
 }
 
@@ -142,6 +142,7 @@ impl Process {
             watchdog: watchdog_interval(),
             inlet: Arc::default(),
             rereading: Rereading::default(),
+            tally: ProcessTally::default(),
         })
     }
 
@@ -174,10 +175,11 @@ impl Process {
             let begun = Instant::now();
             let ending = life.begin(self, quarantine, starts).run();
             drop(watch);
-            let Ending::Lost(failure) = ending else { break ending };
+            let Ending::Lost(loss, failure) = ending else { break ending };
             self.readiness.reset(false);
+            self.tally.lost(loss);
             tracing::warn!("the store was lost, and is opened again: {failure}");
-            waits.lost(begun.elapsed(), failure.to_string());
+            waits.lost(begun.elapsed(), loss, failure.to_string());
         };
         if let Some(starts) = &mut starts {
             starts.settle();

@@ -36,8 +36,8 @@ pub(super) struct Shard {
     engine_ticked: bool,
     /// When the lease was last asked to be extended, monotonic ms.
     renewed_at_ms: u64,
-    /// The lease was over when something was to be done, which was not.
-    is_lost: bool,
+    /// Nothing is done any more: the lease was over when something was to be, or the store has failed.
+    is_over: bool,
     /// Nothing more is taken in: what the engine says of the intake is past.
     stopping: bool,
 }
@@ -61,7 +61,7 @@ impl Shard {
             consumes: false,
             engine_ticked: false,
             renewed_at_ms: 0,
-            is_lost: false,
+            is_over: false,
             stopping: false,
         }
     }
@@ -86,8 +86,8 @@ impl Shard {
     ///
     /// Nothing of it once the lease is over: the store may be another daemon's, which does it as well.
     fn execute(&mut self, effects: Effects) {
-        self.is_lost |= self.lost_for().is_some();
-        if self.is_lost {
+        self.is_over |= self.lost_for().is_some();
+        if self.is_over {
             return;
         }
         if let Some((token, marks)) = effects.commit {
@@ -117,12 +117,12 @@ impl Shard {
     /// Since the store was last known to be this daemon's, ms, where it may be another one's by now.
     pub(super) fn lost_for(&self) -> Option<u64> {
         let (lease, now) = (self.lease.as_ref()?, clock::now().mono);
-        (self.is_lost || !lease.holds(now)).then(|| lease.age(now))
+        (self.is_over || !lease.holds(now)).then(|| lease.age(now))
     }
 
     /// Nothing is done any more: the store has failed.
     pub(super) fn give_up(&mut self) {
-        self.is_lost = true;
+        self.is_over = true;
     }
 
     /// Extends the lease, where nothing else has for some time. To be called in each turn.

@@ -4,14 +4,10 @@
 
 use super::mailbox::LoopEvent;
 use super::process::Process;
-use crate::admin::{
-    CommandResponse, ExportRefusal, LatenessState, LinkState, Query, StateInput, Status, StoreState, Traffic,
-};
-use crate::clock;
+use crate::admin::{CommandResponse, ExportRefusal, LinkState, Query, StateInput, Status};
 use crate::config::Config;
-use crate::engine::snapshot::Snapshot;
 use crate::signals::Signal;
-use crate::store::OpenError;
+use crate::store::{Loss, OpenError};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,6 +19,8 @@ const LONGEST_TRY: Duration = Duration::from_secs(1);
 /// commits, that must not be soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Where the store was left to another daemon: time for that one to have it.
+const HEIR_FIRST: Duration = Duration::from_secs(3);
 /// A life that lasted so long says nothing about the next one.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
@@ -43,9 +41,14 @@ pub(super) struct StandbyWaits {
 
 impl StandbyWaits {
     /// The life that has ended had lost its store.
-    pub(super) fn lost(&mut self, lived: Duration, reason: String) {
+    pub(super) fn lost(&mut self, lived: Duration, loss: Loss, reason: String) {
         self.short = if lived >= LONG_LIFE { 0 } else { self.short.saturating_add(1) };
-        let pause = FIRST_PAUSE * 2_u32.saturating_pow(self.short.min(10));
+        let pause = match loss {
+            Loss::GivenAway => HEIR_FIRST,
+            Loss::Fenced | Loss::LeaseOver | Loss::Database => {
+                FIRST_PAUSE * 2_u32.saturating_pow(self.short.min(10))
+            }
+        };
         (self.until, self.reason, self.is_spare) =
             (Some(Instant::now() + pause.min(LONGEST_PAUSE)), reason, false);
     }
@@ -134,24 +137,12 @@ impl Process {
     }
 
     fn state_without_store(&self, waits: &StandbyWaits) -> StateInput {
-        let now = clock::now();
-        let [_, _, _, standby, _, down, _] = LinkState::STATES;
+        let [_, _, _, standby, _, waiting, _, _] = LinkState::STATES;
         let link = |side: &str| LinkState {
             side: side.to_owned(),
-            state: if waits.is_spare { standby } else { down }.to_owned(),
+            state: if waits.is_spare { standby } else { waiting }.to_owned(),
             detail: waits.reason.clone(),
         };
-        StateInput {
-            snapshot: Snapshot::default(),
-            links: vec![link("ingest"), link("egress")],
-            store: StoreState { kind: super::status::kind(&self.config).to_owned(), ..StoreState::default() },
-            lateness: LatenessState::default(),
-            traffic: Traffic::default(),
-            draining: false,
-            version: env!("CARGO_PKG_VERSION"),
-            started_at: self.started.wall,
-            at: now.wall,
-            uptime_ms: now.mono.saturating_sub(self.started.mono),
-        }
+        StateInput { links: vec![link("ingest"), link("egress")], ..self.state() }
     }
 }

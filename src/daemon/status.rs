@@ -1,11 +1,10 @@
 //! What the daemon tells of itself: link states, the state document, the line for systemd.
 
 use super::life::Life;
-use crate::admin::{Latch, LatenessState, LinkState, StateInput, StoreState, Traffic};
-use crate::amqp::{LinkStatus, Side, Stats};
+use crate::admin::{Latch, LinkState, StateInput, StoreState, Traffic};
+use crate::amqp::{LinkStatus, Side};
 use crate::clock;
 use crate::config::{Config, StoreKind};
-use crate::distribution::Distribution;
 use crate::engine::snapshot::Snapshot;
 
 /// `store.kind` in words.
@@ -57,12 +56,14 @@ impl Life<'_> {
 
     pub(super) fn state(&self) -> StateInput {
         let now = clock::now();
+        let base = self.process.state();
         let store = self.shard.store.stats();
-        let amqp = self.shard.amqp.stats();
-        let lateness = &amqp.lateness;
         let links = [("ingest", &self.shard.links[0]), ("egress", &self.shard.links[1])];
         StateInput {
-            snapshot: Snapshot { longest_turn_us: self.longest_turn_us, ..self.shard.engine.snapshot(now) },
+            snapshot: Snapshot {
+                longest_turn_us: base.snapshot.longest_turn_us,
+                ..self.shard.engine.snapshot(now)
+            },
             links: links
                 .into_iter()
                 .map(|(side, link)| {
@@ -72,27 +73,15 @@ impl Life<'_> {
                 })
                 .collect(),
             store: StoreState {
-                kind: kind(&self.process.config).to_owned(),
-                commits: store.commits,
-                last_commit_ms: store.last_commit_ms,
-                max_commit_ms: store.max_commit_ms,
                 bytes: store.usage.map_or(0, |usage| usage.used),
-                free_bytes: store.usage.map_or(0, |usage| usage.free),
+                free_bytes: store.usage.map(|usage| usage.free).filter(|free| *free < u64::MAX),
                 queue: store.queued as u64,
+                lease_remaining_ms: self.shard.lease.as_ref().map(|lease| lease.remaining(now.mono)),
+                ..base.store
             },
-            lateness: LatenessState {
-                count: lateness.count,
-                p50_us: lateness.p50,
-                p99_us: lateness.p99,
-                p999_us: lateness.p999,
-                max_us: lateness.max,
-            },
-            traffic: traffic(&amqp, self.shard.store.commit_times()),
+            traffic: Traffic { prefetch: self.shard.amqp.prefetch(), ..base.traffic },
             draining: self.stop_at_ms.is_some(),
-            version: env!("CARGO_PKG_VERSION"),
-            started_at: self.process.started.wall,
-            at: now.wall,
-            uptime_ms: now.mono.saturating_sub(self.process.started.mono),
+            ..base
         }
     }
 
@@ -122,24 +111,8 @@ impl Life<'_> {
     }
 }
 
-fn traffic(amqp: &Stats, commits: Distribution) -> Traffic {
-    Traffic {
-        lateness: amqp.lateness.clone(),
-        held: amqp.held.clone(),
-        confirm: amqp.confirm.clone(),
-        batch_items: amqp.batch_items.clone(),
-        batch_bytes: amqp.batch_bytes.clone(),
-        commits,
-        connections_failed: [("ingest", amqp.ingest_failures), ("egress", amqp.egress_failures)],
-        prefetch: amqp.prefetch,
-        parse_errors: amqp.parse_errors,
-        answers_unroutable: amqp.answers_unroutable,
-        near_miss_headers: amqp.near_miss_headers,
-    }
-}
-
 fn describe(link: &LinkStatus) -> (&'static str, String) {
-    let [connecting, connected, paused, standby, blocked, down, closed] = LinkState::STATES;
+    let [connecting, connected, paused, standby, blocked, _, down, closed] = LinkState::STATES;
     match link {
         LinkStatus::Connecting { address } => (connecting, address.clone()),
         LinkStatus::Up { address, dead: None, .. } => (connected, address.clone()),

@@ -35,6 +35,13 @@ pub(super) struct Course {
     pub(super) more: bool,
 }
 
+impl Course {
+    /// At its beginning.
+    pub(super) fn new(now: Now) -> Self {
+        Course { clocks: Clocks::new(now), draining: false, taking: false, no_room: false, more: true }
+    }
+}
+
 impl Clocks {
     pub(super) fn new(now: Now) -> Self {
         Clocks { last: now }

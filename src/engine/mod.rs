@@ -79,7 +79,7 @@ use self::core::Core;
 use admission::Limits;
 use arrivals::{Arrival, Arrivals, LineName, Next, Placed};
 use commands::Executed;
-use course::{Clocks, Course, Passed};
+use course::{Course, Passed};
 use dispatch::Dispatch;
 use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
@@ -123,13 +123,7 @@ impl Engine {
             limits: Limits::default(),
             loader: Loader::new(),
             scans: Scans::new(),
-            course: Course {
-                clocks: Clocks::new(now),
-                draining: false,
-                taking: false,
-                no_room: false,
-                more: true,
-            },
+            course: Course::new(now),
             fx: Effects::default(),
             settings,
         };
@@ -200,9 +194,14 @@ impl Engine {
         !self.course.more && !self.loader.is_reading() && self.core.is_idle()
     }
 
-    /// Totals since the start.
+    /// Totals since the start of the process.
     pub fn counters(&self) -> &Counters {
         self.core.stock.shared.counters()
+    }
+
+    /// Goes on from the totals of an engine that was there before this one.
+    pub fn count_from(&mut self, totals: Counters) {
+        *self.core.stock.shared.counters_mut() = totals;
     }
 
     /// Items that have not ended, items that are due and in memory, and open windows.
@@ -211,9 +210,8 @@ impl Engine {
         (stock.queues.total(), stock.queues.ready_rows(), stock.customers().open_windows())
     }
 
-    /// Whether something is due that could be handed to the publisher, as far as the engine knows: its
-    /// application is not held back, and waits for no confirm, no slot and no channel. So it is for a moment
-    /// only, unless the way out is closed, or it was overlooked. Costs time in the number of applications.
+    /// Whether something is due that nothing keeps. So it is for a moment only, unless the way out is closed,
+    /// or it was overlooked. Costs time in the number of applications.
     pub fn is_overlooked(&self, now: Now) -> bool {
         report::is_overlooked(&self.core, now)
     }

@@ -65,9 +65,9 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     }
 }
 
-/// Whether something is due that nothing keeps, as of this moment: what a turn leaves so for long has been
-/// overlooked. The dead exchange does not count. Costs time in the number of applications that have
-/// something.
+/// Whether something is due that nothing keeps, as of this moment: its application is not held back, and
+/// waits for no confirm, no slot and no channel. What a turn leaves so for long has been overlooked. The dead
+/// exchange does not count. Costs time in the number of applications that have something.
 pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
     let stock = &core.stock;
     let queues = &stock.queues;

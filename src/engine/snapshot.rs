@@ -160,7 +160,7 @@ pub struct Application {
     /// Number of open windows.
     #[serde(default)]
     pub windows: u64,
-    /// Items confirmed since the start.
+    /// Items confirmed since it was taken up, which it is anew after nothing of it was left.
     #[serde(default)]
     pub confirmed: u64,
     /// Earliest due of its items that are due and not confirmed, UTC ms; parked and paused ones count here.

@@ -9,7 +9,7 @@ use super::directory::{Committed, Directory};
 use super::ended::Epochs;
 use super::export::Exporter;
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::load::{view, FoundContents};
+use super::load::view;
 use super::opening::{
     create, establish, open_database, open_keyspaces, read_format, read_meta, refuse_loss, DiskBudget,
     FoundFormat, StoreMeta,
@@ -60,7 +60,7 @@ pub(super) fn open(
     let directory = Directory::open(path)?;
     let OpenDisk { store, opened, identity } =
         open_in(directory, memory_limit, accept_loss, IfAbsent::Make(None), wall)?;
-    Ok(OpenStore { store: Box::new(store), opened, identity })
+    Ok(OpenStore { store: Box::new(store), opened, identity, takeover: None })
 }
 
 /// What becomes of a store that is not there.
@@ -425,10 +425,7 @@ struct DiskReader {
 
 impl Reader for DiskReader {
     fn contents(&self, wanted: &super::WantedContents) -> Result<Option<super::Contents>, ReadError> {
-        Ok(match load::contents(&self.keyspaces, wanted)? {
-            FoundContents::All(found) => Some(found),
-            FoundContents::Without(_) => None,
-        })
+        Ok(load::contents(&self.keyspaces, wanted)?.all())
     }
 }
 

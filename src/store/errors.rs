@@ -147,35 +147,72 @@ pub enum StoreFailure {
         /// Time since the last renewal was asked for, ms.
         age_ms: u64,
     },
+    /// It was let go of, since it is of no use without a broker, and another daemon stands by.
+    #[error("there is no way to the broker: the store was left to {heir}, which stands by")]
+    GivenAway {
+        /// Name of the other daemon.
+        heir: String,
+    },
     /// One of the store's threads has panicked; the log says where.
     #[error("the store has a fault of its own; see the log")]
     Panicked,
 }
 
 impl CommitError {
-    fn is_lost(&self) -> bool {
+    fn loss(&self) -> Option<Loss> {
         match self {
-            CommitError::Fenced | CommitError::Lost(_) | CommitError::Read(ReadError::Lost(_)) => true,
+            CommitError::Fenced => Some(Loss::Fenced),
+            CommitError::Lost(_) | CommitError::Read(ReadError::Lost(_)) => Some(Loss::Database),
             CommitError::DiskFull { .. }
             | CommitError::Read(_)
             | CommitError::Backlog { .. }
             | CommitError::Engine { .. }
-            | CommitError::Contract(_) => false,
+            | CommitError::Contract(_) => None,
+        }
+    }
+}
+
+/// How a store was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Another daemon has claimed it.
+    Fenced,
+    /// The lease was over before it could be extended.
+    LeaseOver,
+    /// The database did not answer, or would not do.
+    Database,
+    /// It was left to another daemon, for want of a way to the broker.
+    GivenAway,
+}
+
+impl Loss {
+    /// All of them.
+    pub const ALL: [Loss; 4] = [Loss::Fenced, Loss::LeaseOver, Loss::Database, Loss::GivenAway];
+
+    /// As state and metrics tell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Loss::Fenced => "fenced",
+            Loss::LeaseOver => "lease_over",
+            Loss::Database => "database",
+            Loss::GivenAway => "given_away",
         }
     }
 }
 
 impl StoreFailure {
-    /// The store is not broken, but out of reach or another daemon's: what is there is learned by opening it
-    /// anew, once that can be done.
-    pub fn is_lost(&self) -> bool {
+    /// Set where the store is not broken, but out of reach or another daemon's: what is there is learned by
+    /// opening it anew, once that can be done.
+    pub fn loss(&self) -> Option<Loss> {
         match self {
-            StoreFailure::Commit(error) => error.is_lost(),
-            StoreFailure::Read(ReadError::Lost(_)) | StoreFailure::LeaseOver { .. } => true,
+            StoreFailure::Commit(error) => error.loss(),
+            StoreFailure::Read(ReadError::Lost(_)) => Some(Loss::Database),
+            StoreFailure::LeaseOver { .. } => Some(Loss::LeaseOver),
+            StoreFailure::GivenAway { .. } => Some(Loss::GivenAway),
             StoreFailure::Read(_)
             | StoreFailure::Stalled { .. }
             | StoreFailure::NoAnswer { .. }
-            | StoreFailure::Panicked => false,
+            | StoreFailure::Panicked => None,
         }
     }
 }
@@ -311,7 +348,7 @@ impl OpenError {
             OpenError::Claimed { .. } | OpenError::Database { .. } | OpenError::Read(ReadError::Lost(_)) => {
                 true
             }
-            OpenError::Commit(error) => error.is_lost(),
+            OpenError::Commit(error) => error.loss().is_some(),
             OpenError::Locked { .. }
             | OpenError::ForeignSchema { .. }
             | OpenError::HoldsDisk { .. }

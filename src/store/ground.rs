@@ -5,7 +5,7 @@ use super::changes::Changes;
 use super::disk::write_raw;
 use super::ended::Epochs;
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::load::{self, FoundContents};
+use super::load;
 use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::rows::{self, META_MARKS};
 use super::tests::{open_with, unlocked};
@@ -142,7 +142,12 @@ impl PgGround {
 
     /// What the database answers; `$` stands for the schema.
     pub(super) fn sql(&self, text: &str) -> String {
-        self.server.sql(&text.replace('$', &self.schema))
+        self.server.sql(&self.named(text))
+    }
+
+    /// The text with the schema's name for each `$`.
+    pub(super) fn named(&self, text: &str) -> String {
+        text.replace('$', &self.schema)
     }
 
     fn write_raw(&self, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
@@ -299,7 +304,8 @@ impl MapStore {
         let (number, marks) =
             marks.map_or((0, Marks::default()), |row| rows::read_marks(&row).expect("marks"));
         let (opened, epochs) = load::opened(&rows, marks, wall)?;
-        Ok(OpenStore { store: Box::new(MapStore { rows, held, number, epochs }), opened, identity: 1 })
+        let store = Box::new(MapStore { rows, held, number, epochs });
+        Ok(OpenStore { store, opened, identity: 1, takeover: None })
     }
 }
 
@@ -348,9 +354,6 @@ impl Store for MapStore {
 
 impl Reader for MapRows {
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
-        Ok(match load::contents(self, wanted)? {
-            FoundContents::All(found) => Some(found),
-            FoundContents::Without(_) => None,
-        })
+        Ok(load::contents(self, wanted)?.all())
     }
 }

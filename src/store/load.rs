@@ -160,6 +160,16 @@ pub(super) enum FoundContents {
     Without(Place),
 }
 
+impl FoundContents {
+    /// `None`: one of them is not there.
+    pub(super) fn all(self) -> Option<Contents> {
+        match self {
+            FoundContents::All(found) => Some(found),
+            FoundContents::Without(_) => None,
+        }
+    }
+}
+
 /// Contents, as far as all are there.
 ///
 /// # Errors

@@ -25,7 +25,8 @@ const LEAST: usize = 1_000;
 pub(super) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
     let entries = usize::try_from(memory_limit / 16 / ENTRY).unwrap_or(usize::MAX);
     let store = MemoryStore::new(entries.max(LEAST));
-    Ok(OpenStore { store: Box::new(store), opened: Opened::default(), identity: new_identity()? })
+    let (store, identity) = (Box::new(store), new_identity()?);
+    Ok(OpenStore { store, opened: Opened::default(), identity, takeover: None })
 }
 
 /// What ended within one span of time.

@@ -70,7 +70,7 @@ mod thread_tests;
 mod verify_tests;
 
 pub use errors::{
-    BrokenContract, CloseError, CommitError, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
+    BrokenContract, CloseError, CommitError, Loss, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
 pub use postgres::schema as database_schema;
@@ -100,7 +100,7 @@ pub struct CommitGroup {
 pub struct Usage {
     /// Taken by the store.
     pub used: u64,
-    /// Free on its file system, for an unprivileged user.
+    /// Free on its file system, for an unprivileged user; `u64::MAX` where that is not known.
     pub free: u64,
     /// Size of its file system.
     pub total: u64,
@@ -160,6 +160,15 @@ pub trait Store: Send {
     /// As [`Store::commit`].
     fn renew(&mut self) -> Result<(), CommitError> {
         Ok(())
+    }
+
+    /// Name of another daemon that stands by and would have it, if one was heard of lately.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::commit`].
+    fn heir(&mut self) -> Result<Option<String>, CommitError> {
+        Ok(None)
     }
 
     /// Makes exports beside the thread that owns the store. `None`: this store keeps no items.
@@ -237,6 +246,33 @@ pub struct OpenStore {
     /// Random, made once in the life of a store: with the arrival number it makes assigned ids unique for
     /// ever.
     pub identity: u64,
+    /// Whose it was before, where it could have been another daemon's.
+    pub takeover: Option<Takeover>,
+}
+
+/// How a store that several daemons reach came to be this one's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takeover {
+    /// Nobody had it: it is new, or its last owner has let go of it.
+    Free,
+    /// Its last owner has not extended the lease.
+    Expired,
+    /// It was this daemon's already: an earlier process of it, or an earlier life.
+    Own,
+}
+
+impl Takeover {
+    /// All of them.
+    pub const ALL: [Takeover; 3] = [Takeover::Free, Takeover::Expired, Takeover::Own];
+
+    /// As state and metrics tell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Takeover::Free => "free",
+            Takeover::Expired => "expired",
+            Takeover::Own => "own",
+        }
+    }
 }
 
 /// Opens the configured store: once, or, where it can be another daemon's or out of reach, again and again.

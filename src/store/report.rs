@@ -1,8 +1,9 @@
 //! What the store's threads report, and what a store that has stalled may cost.
 
 use super::{StoreFailure, Usage};
+use crate::distribution::{Distribution, Recorder};
 use crate::engine::event::{Loaded, Token};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Time within which each call of the storage engine must come back: longer than any sync of a disk that
@@ -48,15 +49,54 @@ pub enum StoreEvent {
 /// Where events go. Called from the store's threads; must not block.
 pub type OnEvent = Arc<dyn Fn(StoreEvent) + Send + Sync>;
 
-/// How the store is doing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StoreStats {
+/// How long commits have taken: for the process, over all lives of the store.
+#[derive(Debug)]
+pub struct CommitFigures(Mutex<CommitRecord>);
+
+#[derive(Debug)]
+struct CommitRecord {
+    commits: u64,
+    last_ms: u64,
+    times: Recorder,
+}
+
+/// What [`CommitFigures`] tell at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CommitStats {
     /// Commits made durable.
     pub commits: u64,
     /// Duration of the last sync with its writes, ms.
-    pub last_commit_ms: u64,
-    /// The longest one so far, ms.
-    pub max_commit_ms: u64,
+    pub last_ms: u64,
+    /// How long each sync with its writes took, microseconds.
+    pub times: Distribution,
+}
+
+impl Default for CommitFigures {
+    fn default() -> Self {
+        CommitFigures(Mutex::new(CommitRecord { commits: 0, last_ms: 0, times: Recorder::of_durations() }))
+    }
+}
+
+impl CommitFigures {
+    /// One sync, of so many commits, has taken this long.
+    pub(super) fn committed(&self, commits: u64, took_us: u64) {
+        let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        record.commits += commits;
+        record.last_ms = took_us / 1_000;
+        record.times.record(took_us);
+    }
+
+    /// What has been counted so far.
+    pub fn stats(&self) -> CommitStats {
+        let record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let CommitRecord { commits, last_ms, times } = &*record;
+        CommitStats { commits: *commits, last_ms: *last_ms, times: times.snapshot() }
+    }
+}
+
+/// How the store is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
     /// Commits and loads that wait to be taken up.
     pub queued: usize,
     /// For how long a thread with work has come no further, ms: its call has not come back, or it takes up

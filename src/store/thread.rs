@@ -13,12 +13,13 @@
 
 mod beside;
 
-pub use super::report::{OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CALL_LIMIT};
+pub use super::report::{
+    CommitFigures, CommitStats, OnEvent, StoreEvent, StoreStats, ThreadLimits, STORE_CALL_LIMIT,
+};
 
 use super::jobs::{size, Job, Jobs, Queued, JOB_COST};
 use super::{CloseError, CommitGroup, LookJob, ReadError, SpawnError, Store, StoreFailure, Usage};
 use crate::clock;
-use crate::distribution::{Distribution, Recorder};
 use crate::engine::event::{Load, Place};
 use beside::{look, read, watch};
 use std::collections::VecDeque;
@@ -32,7 +33,7 @@ const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which the known [`Usage`] is taken anew, ms.
 const USAGE_AGE: u64 = 1_000;
 
-/// Starts the threads. Events go to `on_event`.
+/// Starts the threads. Events go to `on_event`, and what commits take is counted in `commits`.
 ///
 /// # Errors
 ///
@@ -40,6 +41,7 @@ const USAGE_AGE: u64 = 1_000;
 pub fn spawn(
     store: Box<dyn Store>,
     limits: ThreadLimits,
+    commits: Arc<CommitFigures>,
     on_event: OnEvent,
 ) -> Result<StoreHandle, SpawnError> {
     let reader = store.reader();
@@ -59,7 +61,7 @@ pub fn spawn(
         looks: Condvar::new(),
         done: Condvar::new(),
         limits,
-        commit_times: Mutex::new(Recorder::of_durations()),
+        commits,
         on_event,
     });
     let handle = StoreHandle { shared: shared.clone(), threads: Arc::default() };
@@ -184,13 +186,7 @@ impl StoreHandle {
             still_ms: age(still.into_iter().flatten().min()),
             usage: state.usage,
             failed: state.failed,
-            ..state.stats
         }
-    }
-
-    /// How long each sync with its writes took, microseconds.
-    pub fn commit_times(&self) -> Distribution {
-        self.shared.commit_times.lock().unwrap_or_else(PoisonError::into_inner).snapshot()
     }
 
     /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing
@@ -213,6 +209,16 @@ impl StoreHandle {
         let mut state = self.shared.lock();
         if state.open() {
             state.renew_wanted = true;
+            self.shared.work.notify_one();
+        }
+    }
+
+    /// Lets go of the store, and fails as [`StoreFailure::GivenAway`], if another daemon stands by that would
+    /// have it. What is queued is dropped.
+    pub fn give_away(&self) {
+        let mut state = self.shared.lock();
+        if state.open() {
+            state.heir_wanted = true;
             self.shared.work.notify_one();
         }
     }
@@ -297,14 +303,13 @@ struct ThreadState {
     usage_wanted: bool,
     reclaim_wanted: bool,
     renew_wanted: bool,
+    heir_wanted: bool,
     /// A thread gives back room.
     reclaiming: bool,
     /// It has, and the store is to let go of the files.
     reclaimed: bool,
     /// When space was last reclaimed, monotonic ms.
     reclaimed_at: Option<u64>,
-    /// Only its counters; the rest is filled in when it is asked for.
-    stats: StoreStats,
 }
 
 impl ThreadState {
@@ -334,7 +339,7 @@ struct ThreadShared {
     /// For [`StoreHandle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
     limits: ThreadLimits,
-    commit_times: Mutex<Recorder>,
+    commits: Arc<CommitFigures>,
     on_event: OnEvent,
 }
 
@@ -344,6 +349,7 @@ enum ThreadTurn {
     Commit(Vec<CommitGroup>, Vec<Load>),
     Load(Load),
     Renew,
+    GiveAway,
     Measure,
     Reclaim,
     EndReclaim,
@@ -398,6 +404,10 @@ impl ThreadShared {
             if std::mem::take(&mut state.renew_wanted) {
                 state.store.call = state.call("renewal of the lease");
                 return ThreadTurn::Renew;
+            }
+            if std::mem::take(&mut state.heir_wanted) {
+                state.store.call = state.call("question for another daemon");
+                return ThreadTurn::GiveAway;
             }
             if let Some(since) = state.store.waiting.since() {
                 let age = Duration::from_millis(clock::now().mono.saturating_sub(since));
@@ -454,15 +464,6 @@ impl ThreadShared {
         state.store.call = state.call("commit");
         ThreadTurn::Commit(groups, finds)
     }
-
-    fn committed(&self, groups: &[CommitGroup], took_us: u64) {
-        self.commit_times.lock().unwrap_or_else(PoisonError::into_inner).record(took_us);
-        let took_ms = took_us / 1_000;
-        let mut state = self.lock();
-        state.stats.commits += groups.len() as u64;
-        state.stats.last_commit_ms = took_ms;
-        state.stats.max_commit_ms = state.stats.max_commit_ms.max(took_ms);
-    }
 }
 
 /// Says that a thread has ended, however it ended.
@@ -491,6 +492,11 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
             ThreadTurn::Load(wanted) if hand_over(&*store, &wanted, shared) => Ok(()),
             ThreadTurn::Load(wanted) => load(&mut *store, &wanted, shared).map_err(StoreFailure::from),
             ThreadTurn::Renew => store.renew().map_err(StoreFailure::from),
+            ThreadTurn::GiveAway => match store.heir() {
+                Ok(Some(heir)) => return give_away(store, heir, shared),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error.into()),
+            },
             ThreadTurn::Measure => measure(&*store, shared),
             ThreadTurn::Reclaim => reclaim(&mut *store, shared),
             ThreadTurn::EndReclaim => store.end_reclaim().map_err(StoreFailure::from),
@@ -508,6 +514,14 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
     }
 }
 
+fn give_away(store: Box<dyn Store>, heir: String, shared: &ThreadShared) {
+    // Nothing more is reported from here on, and so nothing acked, before it can be the other one's.
+    shared.fail(StoreFailure::GivenAway { heir });
+    if let Err(error) = store.close() {
+        tracing::warn!(%error, "another daemon has the store after the lease");
+    }
+}
+
 fn commit(
     store: &mut dyn Store,
     groups: &[CommitGroup],
@@ -518,7 +532,7 @@ fn commit(
     failpoint!("before-commit");
     store.commit(groups)?;
     failpoint!("after-commit");
-    shared.committed(groups, clock::mono_us().saturating_sub(started_us));
+    shared.commits.committed(groups.len() as u64, clock::mono_us().saturating_sub(started_us));
     if let Some(last) = groups.last() {
         shared.report(StoreEvent::Committed(last.token));
     }

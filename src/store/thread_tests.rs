@@ -3,7 +3,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
 use super::tests::{delete, group, item, open_at, place, put, put_item, whole, APP};
-use super::thread::{spawn, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
+use super::thread::{spawn, CommitFigures, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
 use crate::engine::event::{Along, Found, Stored, Wanted};
 use crate::engine::types::{Content, Identity, Key};
@@ -85,6 +85,7 @@ impl Store for Recording {
 
 struct Bench {
     handle: StoreHandle,
+    commits: Arc<CommitFigures>,
     events: Receiver<StoreEvent>,
     calls: Receiver<Call>,
     gate: Sender<bool>,
@@ -99,8 +100,9 @@ impl Bench {
         let (calls_in, calls) = channel();
         let (gate, gate_out) = channel();
         let store = Box::new(Recording { calls: calls_in, gate: gate_out, limit, reader });
-        let (handle, events) = start(store, limits);
-        Bench { handle, events, calls, gate }
+        let commits = Arc::default();
+        let (handle, events) = start_counting(store, limits, Arc::clone(&commits));
+        Bench { handle, commits, events, calls, gate }
     }
 
     fn commit(&self, token: Token) {
@@ -134,10 +136,18 @@ impl Bench {
 }
 
 pub(super) fn start(store: Box<dyn Store>, limits: ThreadLimits) -> (StoreHandle, Receiver<StoreEvent>) {
+    start_counting(store, limits, Arc::default())
+}
+
+fn start_counting(
+    store: Box<dyn Store>,
+    limits: ThreadLimits,
+    commits: Arc<CommitFigures>,
+) -> (StoreHandle, Receiver<StoreEvent>) {
     let (events_in, events) = channel();
     let events_in = Mutex::new(events_in);
     let on_event = move |event| drop(events_in.lock().unwrap().send(event));
-    (spawn(store, limits, Arc::new(on_event)).unwrap(), events)
+    (spawn(store, limits, commits, Arc::new(on_event)).unwrap(), events)
 }
 
 fn find(number: u64) -> Load {
@@ -170,7 +180,7 @@ fn commits_up_to_the_next_load_share_a_sync() {
     bench.handle.close(SOON).unwrap();
     bench.called(Call::Closed);
     let stats = bench.handle.stats();
-    assert_eq!((stats.commits, stats.queued), (6, 0));
+    assert_eq!((bench.commits.stats().commits, stats.queued), (6, 0));
     assert_eq!((stats.still_ms, stats.failed), (None, false));
     assert_eq!(stats.usage, Some(Usage { used: 1, free: 2, total: 3 }));
 }
@@ -204,7 +214,7 @@ fn questions_by_identity_do_not_part_commits() {
     assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Found(_))));
     bench.handle.close(SOON).unwrap();
     let stats = bench.handle.stats();
-    assert_eq!((stats.commits, stats.queued), (101, 0));
+    assert_eq!((bench.commits.stats().commits, stats.queued), (101, 0));
 }
 
 #[test]

@@ -8,15 +8,16 @@ use crate::guard;
 use crate::ports::free_port;
 use crate::require::{lacks, skip};
 use crate::util::{block_on, wait_until};
+use rustix::process::{Pid, Signal};
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
@@ -45,7 +46,20 @@ pub fn has_disk_store() -> bool {
 #[derive(Debug)]
 pub struct Database {
     port: u16,
-    pid: u32,
+    dir: PathBuf,
+    programs: PathBuf,
+    /// Who owns its files and runs it, where that is not this process.
+    owner: Option<(u32, u32)>,
+    running: Mutex<Option<Child>>,
+}
+
+/// How a server is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shutdown {
+    /// Connections are ended, and all is written: SIGINT.
+    InOrder,
+    /// As a crash: what was committed is found in its log at the next start. SIGQUIT.
+    AtOnce,
 }
 
 impl Database {
@@ -76,21 +90,13 @@ impl Database {
         if let Some((user, group)) = owner {
             chown(&dir, Some(user), Some(group)).expect("a directory of the server's user");
         }
-        let as_owner = |command: &mut Command| {
-            if let Some((user, group)) = owner {
-                command.uid(user).gid(group);
-            }
-            command.current_dir("/").stdin(Stdio::null());
-        };
-        let data = dir.join("data");
-        let mut make = Command::new(programs.join("initdb"));
-        make.arg("-D").arg(&data);
+        let (port, programs, running) = (free_port(), programs.to_owned(), Mutex::default());
+        let server = Database { port, dir, programs, owner, running };
+        let mut make = server.program("initdb");
         make.args(["-U", "tidegate", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]);
-        as_owner(&mut make);
         let made = make.output().expect("initdb");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
-        let port = free_port();
-        let conf = data.join("postgresql.conf");
+        let conf = server.dir.join("data/postgresql.conf");
         let mut text = fs::read_to_string(&conf).expect("the server's configuration");
         let _written = writeln!(
             text,
@@ -98,19 +104,49 @@ impl Database {
              shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n{more}"
         );
         fs::write(&conf, text).expect("the server's configuration");
-        let log = fs::File::create(dir.join("log")).expect("the server's log");
-        let mut serve = Command::new(programs.join("postgres"));
-        serve.arg("-D").arg(&data).process_group(0);
-        serve.stdout(log.try_clone().expect("a second handle")).stderr(log);
-        as_owner(&mut serve);
-        let pid = serve.spawn().expect("the server").id();
-        guard::watch_gently(pid);
-        let server = Database { port, pid };
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
-        wait_until("the database listens", Duration::from_secs(60), || {
-            TcpStream::connect(address).is_ok() && server.answer("SELECT 1").is_ok()
-        });
+        server.serve();
         server
+    }
+
+    /// Starts it again, and waits until it answers.
+    pub fn serve(&self) {
+        let log = fs::File::options().create(true).append(true).open(self.dir.join("log"));
+        let log = log.expect("the server's log");
+        let mut serve = self.program("postgres");
+        serve.process_group(0).stdout(log.try_clone().expect("a second handle")).stderr(log);
+        let child = serve.spawn().expect("the server");
+        guard::watch_gently(child.id());
+        *self.child() = Some(child);
+        wait_until("the database listens", Duration::from_secs(60), || {
+            TcpStream::connect(self.address()).is_ok() && self.answer("SELECT 1").is_ok()
+        });
+    }
+
+    /// Stops it, and waits for its end.
+    ///
+    /// # Panics
+    /// It does not run.
+    pub fn stop(&self, how: Shutdown) {
+        let mut child = self.child().take().expect("a server that runs");
+        let signal = if how == Shutdown::InOrder { Signal::INT } else { Signal::QUIT };
+        let pid = Pid::from_child(&child);
+        rustix::process::kill_process(pid, signal).expect("a signal to the server");
+        child.wait().expect("its end");
+        guard::forget(child.id());
+    }
+
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of its programs, over its data, as its user.
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.programs.join(name));
+        if let Some((user, group)) = self.owner {
+            command.uid(user).gid(group);
+        }
+        command.arg("-D").arg(self.dir.join("data")).current_dir("/").stdin(Stdio::null());
+        command
     }
 
     /// Its URI, as the role that owns everything.
@@ -132,11 +168,6 @@ impl Database {
     pub fn schema(&self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         format!("t{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// The process that all its processes descend from.
-    pub fn pid(&self) -> u32 {
-        self.pid
     }
 
     /// What it answers, columns parted by `|`, a row a line.

@@ -31,6 +31,7 @@ const STATES = {
   standby: ["good", "another daemon serves the queue: this one takes over when that ends"],
   stuck: ["bad", "something that may leave has been due for long, or a part stands still"],
   blocked: ["bad", "the broker has raised an alarm and takes nothing"],
+  waiting: ["bad", "the store cannot be reached: nothing is taken and nothing sent"],
   not_ready: ["bad", "not ready"],
   draining: ["warn", "it is shutting down"],
 };
@@ -350,7 +351,7 @@ function showEnds() {
   const facts = board.links.map((link) =>
     [link.side, `${link.state}${link.detail ? `: ${link.detail}` : ""}`]);
   const { store, totals } = board;
-  facts.push(["store", `${store.kind}, ${bytes(store.bytes)} used, ${bytes(store.free_bytes)} free; ` +
+  facts.push(["store", `${store.kind}, ${bytes(store.bytes)} used${store.free_bytes === undefined ? "" : `, ${bytes(store.free_bytes)} free`}; ` +
     `last commit ${store.last_commit_ms} ms, longest ${store.max_commit_ms} ms`]);
   facts.push(["totals", [["received", totals.received], ["accepted", totals.accepted],
     ["delivered", totals.confirmed], ["cancelled", totals.cancelled], ["replaced", totals.replaced],

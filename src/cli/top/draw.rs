@@ -83,7 +83,8 @@ fn summary(view: &TopView, d: &Document, wide: bool) -> Vec<Line<'static>> {
         // Nothing has left just now.
         None => format!("lateness since the start p50 {} p99 {}", ms(l.p50_us), ms(l.p99_us)),
     };
-    let store = format!("store {} {}, {} free", s.kind, bytes(s.bytes), bytes(s.free_bytes));
+    let free = s.free_bytes.map_or(String::new(), |free| format!(", {} free", bytes(free)));
+    let store = format!("store {} {}{free}", s.kind, bytes(s.bytes));
     let memory = format!("payloads in memory {}", bytes(i.payload_bytes));
     let mut lines = vec![marked(view, colour, plain(&state).into_owned())];
     for parts in [links, vec![counts], vec![rates, next, lateness], vec![store, memory]] {

@@ -14,7 +14,7 @@ use crate::engine::event::Marks;
 use crate::engine::types::Now;
 use crate::lease::Lease;
 use crate::store::directory::{own_file, Directory};
-use crate::store::{CommitError, OpenError};
+use crate::store::{CommitError, OpenError, Takeover};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -41,11 +41,14 @@ pub(super) struct Claimed {
     pub(super) marks: Marks,
     /// Same as [`crate::store::OpenStore::identity`].
     pub(super) identity: u64,
+    /// Same as [`crate::store::OpenStore::takeover`].
+    pub(super) takeover: Takeover,
 }
 
 /// See the module.
 pub(super) struct Claim {
     token: [u8; RANDOM],
+    owner: String,
     lease: Arc<Lease>,
     lease_ms: f64,
     /// Locked as long as it is claimed.
@@ -76,7 +79,13 @@ impl Claim {
             let taken = link.query(&statements.claim, &[&token.as_slice(), &owner, &(lease_ms as f64)]);
             let rows = match taken {
                 Ok(rows) => rows,
-                Err(error) if is_locked(&error) && begun.elapsed() < LOCKED_LIMIT => continue,
+                Err(error) if is_locked(&error) && begun.elapsed() < LOCKED_LIMIT => {
+                    let ended = link.query(&statements.unblock, &[&owner]).map_err(failed)?;
+                    if !ended.is_empty() {
+                        tracing::warn!("the former owner's connection held the store's row, and was ended");
+                    }
+                    continue;
+                }
                 Err(error) => return Err(failed(error)),
             };
             let Some(row) = rows.first() else {
@@ -89,18 +98,28 @@ impl Claim {
                     // Meanwhile it has become free.
                     continue;
                 }
-                return Err(OpenError::Claimed { owner: row.get(0), left_ms });
+                let has = row.get(0);
+                link.query(&statements.note_spare, &[&owner]).map_err(failed)?;
+                return Err(OpenError::Claimed { owner: has, left_ms });
             };
             link.unwarned(warnings).map_err(failed)?;
+            link.query(&statements.forget_spares, &[&owner]).map_err(failed)?;
             let number = |column| row.get::<_, i64>(column) as u64;
             let marks = Marks { next_seq: number(2), wall: number(3) };
-            tracing::info!(epoch = number(0), owner, "the store is this daemon's");
+            let takeover = match row.get::<_, Option<&str>>(5) {
+                None => Takeover::Free,
+                Some(former) if former == owner => Takeover::Own,
+                Some(_) => Takeover::Expired,
+            };
+            tracing::info!(epoch = number(0), owner, was = takeover.as_str(), "the store is this daemon's");
             let lease = Arc::new(Lease::new(lease_ms, sent));
             let (directory, claims) = (Arc::clone(directory), Arc::clone(claims));
             let number_of_claim = claims.fetch_add(1, Ordering::AcqRel) + 1;
             let lease_ms = lease_ms as f64;
-            let claim = Claim { token, lease, lease_ms, directory, number: number_of_claim, claims };
-            return Ok(Claimed { claim, number: number(1), marks, identity: number(4).max(1) });
+            let identity = number(4).max(1);
+            let number = number(1);
+            let claim = Claim { token, owner, lease, lease_ms, directory, number: number_of_claim, claims };
+            return Ok(Claimed { claim, number, marks, identity, takeover });
         }
     }
 
@@ -152,8 +171,21 @@ impl Claim {
         CommitError::Fenced
     }
 
+    /// Another daemon that stands by, if one was heard of lately.
+    ///
+    /// # Errors
+    ///
+    /// The database's.
+    pub(super) fn heir(&self, link: &DatabaseLink) -> Result<Option<String>, CommitError> {
+        let spares = link.statements().and_then(|s| link.query(&s.spare, &[&self.owner]));
+        let spares = spares.map_err(|error| self.refused(&error))?;
+        Ok(spares.first().map(|row| row.get(0)))
+    }
+
     /// Lets go of it: the next owner need not wait.
     pub(super) fn release(&self, link: &DatabaseLink) {
+        // Before it can be another's.
+        self.lease.end();
         let released = link.statements().and_then(|s| link.query(&s.release, &[&self.token.as_slice()]));
         if let Err(error) = released {
             tracing::warn!(%error, "the store was not released; another daemon has it after the lease");

@@ -275,7 +275,7 @@ impl DatabaseLink {
     /// As [`DatabaseLink::run`].
     pub(super) fn size(&self, schema: &str) -> Result<u64, DatabaseError> {
         let table = |name| format!("pg_total_relation_size('\"{schema}\".{name}')");
-        let all = ["items", "rows", "ended", "shards"].map(table).join(" + ");
+        let all = ["items", "rows", "ended", "shards", "nodes"].map(table).join(" + ");
         let rows = self.ask(&format!("SELECT {all}"))?;
         Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0)).unsigned_abs())
     }

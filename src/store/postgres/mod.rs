@@ -26,7 +26,7 @@ pub use schema::schema;
 
 use super::directory::Directory;
 use super::ended::Epochs;
-use super::load::{self, FoundContents};
+use super::load;
 use super::{
     CloseError, CommitError, CommitGroup, Contents, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError, WantedContents,
@@ -97,7 +97,7 @@ impl Contender {
             }
             claimed => claimed?,
         };
-        let Claimed { claim, number, marks, identity } = claimed;
+        let Claimed { claim, number, marks, identity, takeover } = claimed;
         let [rows, reader] = PgRows::over(links)?;
         let (opened, epochs) = load::opened(&rows, marks, wall)?;
         rows.set_epochs(epochs);
@@ -113,7 +113,7 @@ impl Contender {
             config: self.config.clone(),
             sweep: Arc::default(),
         };
-        Ok(OpenStore { store: Box::new(store), opened, identity })
+        Ok(OpenStore { store: Box::new(store), opened, identity, takeover: Some(takeover) })
     }
 
     fn connect(&self) -> Result<[DatabaseLink; 2], OpenError> {
@@ -178,6 +178,10 @@ impl Store for PgStore {
         self.claim.renew(self.rows.link(), self.number, self.marks)
     }
 
+    fn heir(&mut self) -> Result<Option<String>, CommitError> {
+        self.claim.heir(self.rows.link())
+    }
+
     fn usage(&self) -> Result<Usage, UsageError> {
         let mut known = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, usage)) = *known {
@@ -239,10 +243,7 @@ impl Sweep {
 
 impl Reader for PgRows {
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
-        Ok(match load::contents(self, wanted)? {
-            FoundContents::All(found) => Some(found),
-            FoundContents::Without(_) => None,
-        })
+        Ok(load::contents(self, wanted)?.all())
     }
 }
 

@@ -8,7 +8,7 @@ use crate::store::OpenError;
 use tokio_postgres::error::SqlState;
 
 /// Which tables there are, and what lies in them.
-pub(super) const FORMAT: i32 = 1;
+pub(super) const FORMAT: i32 = 2;
 /// How many engines share the tables.
 const SHARDS: i16 = 1;
 
@@ -39,6 +39,8 @@ CREATE TABLE "{name}".shards (
   commit_no int8 NOT NULL DEFAULT 0, next_seq int8 NOT NULL DEFAULT 0, wall int8 NOT NULL DEFAULT 0,
   CONSTRAINT fence CHECK (writer IS NOT DISTINCT FROM claim))
   WITH (fillfactor = 10);
+-- Who stands by, and when that was last heard of.
+CREATE TABLE "{name}".nodes (name text PRIMARY KEY, seen timestamptz NOT NULL) WITH (fillfactor = 50);
 CREATE TABLE "{name}".items (
   shard int2 NOT NULL, key bytea NOT NULL, head bytea NOT NULL, rest bytea NOT NULL,
   PRIMARY KEY (shard, key))

@@ -8,6 +8,8 @@ use tokio_postgres::{Client, Error, Statement};
 
 /// The part of the tables that this daemon uses.
 const SHARD: i16 = 0;
+/// Whoever stands by says so each second.
+const SPARE_WITHIN_S: u32 = 5;
 
 /// Statements of one connection, for the tables of one schema.
 pub(super) struct Statements {
@@ -29,6 +31,14 @@ pub(super) struct Statements {
     pub(super) owner: Statement,
     /// Lets go of it.
     pub(super) release: Statement,
+    /// Ends the connection of its last owner, whose lease is over, or that was this daemon's.
+    pub(super) unblock: Statement,
+    /// Says that this daemon stands by.
+    pub(super) note_spare: Statement,
+    /// Who stood by lately, this daemon apart.
+    pub(super) spare: Statement,
+    /// This daemon stands by no longer, nor do those that have not been heard of for a day.
+    pub(super) forget_spares: Statement,
     /// Removes items by key.
     pub(super) delete_items: Statement,
     /// Writes items, new or known.
@@ -65,6 +75,12 @@ impl Statements {
             statement(texts.owner()),
             statement(texts.release()),
         )?;
+        let (unblock, note_spare, spare, forget_spares) = tokio::try_join!(
+            statement(texts.unblock()),
+            statement(texts.note_spare()),
+            statement(texts.spare()),
+            statement(texts.forget_spares()),
+        )?;
         let (delete_items, write_items, delete_others, write_others, write_ended, sweep) = tokio::try_join!(
             statement(texts.delete_items()),
             statement(texts.write_items()),
@@ -83,6 +99,10 @@ impl Statements {
             claim,
             owner,
             release,
+            unblock,
+            note_spare,
+            spare,
+            forget_spares,
             delete_items,
             write_items,
             delete_others,
@@ -99,12 +119,19 @@ struct Texts {
     rows: String,
     ended: String,
     shards: String,
+    nodes: String,
 }
 
 impl Texts {
     fn of(schema: &str) -> Self {
         let table = |name: &str| format!("\"{schema}\".{name}");
-        Texts { items: table("items"), rows: table("rows"), ended: table("ended"), shards: table("shards") }
+        Texts {
+            items: table("items"),
+            rows: table("rows"),
+            ended: table("ended"),
+            shards: table("shards"),
+            nodes: table("nodes"),
+        }
     }
 
     fn items(&self) -> String {
@@ -164,15 +191,50 @@ impl Texts {
         )
     }
 
+    /// Whoever may not have it locks nothing.
     fn claim(&self) -> String {
         let Texts { shards, .. } = self;
         format!(
-            "UPDATE {shards} SET claim = $1, writer = $1, epoch = epoch + 1, owner = $2, \
+            "WITH former AS (SELECT shard, owner FROM {shards} \
+             WHERE shard = {SHARD} AND (expires < clock_timestamp() OR owner = $2) FOR UPDATE) \
+             UPDATE {shards} s SET claim = $1, writer = $1, epoch = epoch + 1, owner = $2, \
              backend = pg_backend_pid(), claimed = clock_timestamp(), \
              expires = clock_timestamp() + $3 * interval '1 millisecond' \
-             WHERE shard = {SHARD} AND (expires < clock_timestamp() OR owner = $2) \
-             RETURNING epoch, commit_no, next_seq, wall, identity"
+             FROM former WHERE s.shard = former.shard \
+             RETURNING s.epoch, s.commit_no, s.next_seq, s.wall, s.identity, former.owner"
         )
+    }
+
+    /// A process id that another connection has by now is not its own.
+    fn unblock(&self) -> String {
+        let Texts { shards, .. } = self;
+        format!(
+            "SELECT pg_terminate_backend(a.pid) FROM {shards} s JOIN pg_stat_activity a ON a.pid = s.backend \
+             WHERE s.shard = {SHARD} AND (s.expires < clock_timestamp() OR s.owner = $1) \
+             AND a.datname = current_database() AND a.usename = current_user \
+             AND a.backend_start <= s.claimed AND a.pid <> pg_backend_pid()"
+        )
+    }
+
+    fn note_spare(&self) -> String {
+        let Texts { nodes, .. } = self;
+        format!(
+            "INSERT INTO {nodes} (name, seen) VALUES ($1, clock_timestamp()) \
+             ON CONFLICT (name) DO UPDATE SET seen = excluded.seen"
+        )
+    }
+
+    fn spare(&self) -> String {
+        let Texts { nodes, .. } = self;
+        format!(
+            "SELECT name FROM {nodes} WHERE name <> $1 \
+             AND seen > clock_timestamp() - interval '{SPARE_WITHIN_S} s' ORDER BY seen DESC LIMIT 1"
+        )
+    }
+
+    fn forget_spares(&self) -> String {
+        let Texts { nodes, .. } = self;
+        format!("DELETE FROM {nodes} WHERE name = $1 OR seen < clock_timestamp() - interval '1 day'")
     }
 
     fn owner(&self) -> String {

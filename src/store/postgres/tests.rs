@@ -3,6 +3,7 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
+use super::connect::DatabaseLink;
 use crate::clock;
 use crate::engine::event::{IndexRows, Load, Loaded, Op, Stored};
 use crate::engine::types::{Content, Identity};
@@ -12,7 +13,7 @@ use crate::store::ground::{Ground, GroundKind, PgGround};
 use crate::store::tests::{
     delete, everything, given, group, item, key, part, place, put, put_item, range, ranges, APP,
 };
-use crate::store::{CommitError, OpenError, OpenStore, Store};
+use crate::store::{CommitError, OpenError, OpenStore, Store, Takeover};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_harness::Database;
@@ -223,7 +224,7 @@ fn tables_of_others_are_refused_by_name() {
     drop(open(&ground).unwrap());
     for (change, part) in [
         ("UPDATE $.cluster SET format = 99", "format 99"),
-        ("UPDATE $.cluster SET format = 1, shards = 8", "8 shards"),
+        ("UPDATE $.cluster SET format = 2, shards = 8", "8 shards"),
         ("DELETE FROM $.cluster", "empty"),
     ] {
         ground.sql(change);
@@ -358,4 +359,80 @@ fn a_takeover_by_a_clock_that_is_behind_finds_what_lies_ahead() {
         assert_eq!(opened.opened.marks.wall, 30_000);
         opened.store.close().unwrap();
     }
+}
+
+#[test]
+fn whoever_has_it_knows_whose_it_was() {
+    let ground = ground();
+    let elsewhere = ground.elsewhere();
+    let over = "UPDATE $.shards SET expires = clock_timestamp() - interval '1 ms'";
+    assert_eq!(open(&ground).unwrap().takeover, Some(Takeover::Free), "it is new");
+    assert_eq!(open(&ground).unwrap().takeover, Some(Takeover::Own));
+    ground.sql(over);
+    assert_eq!(open(&ground).unwrap().takeover, Some(Takeover::Own), "its lease was over, and it is its own");
+    ground.sql(over);
+    let opened = open(&elsewhere).unwrap();
+    assert_eq!(opened.takeover, Some(Takeover::Expired));
+    let lease = opened.store.lease().unwrap();
+    assert!(lease.holds(clock::now().mono));
+    opened.store.close().unwrap();
+    assert!(!lease.holds(clock::now().mono), "what was let go of is nobody's");
+    assert_eq!(open(&ground).unwrap().takeover, Some(Takeover::Free));
+}
+
+#[test]
+fn whoever_stands_by_is_an_heir_for_as_long_as_it_does() {
+    let ground = ground();
+    let elsewhere = ground.elsewhere();
+    let mut store = open(&ground).unwrap().store;
+    assert_eq!(store.heir().unwrap(), None, "nobody else was seen");
+    refusal(&elsewhere);
+    let heir = store.heir().unwrap().expect("an heir");
+    ground.sql("UPDATE $.nodes SET seen = clock_timestamp() - interval '6 s'");
+    assert_eq!(store.heir().unwrap(), None, "it has not been heard of");
+    refusal(&elsewhere);
+    store.close().unwrap();
+    let mut store = open(&elsewhere).unwrap().store;
+    assert_eq!(ground.sql("SELECT owner FROM $.shards"), heir);
+    assert_eq!(ground.sql("SELECT count(*) FROM $.nodes"), "0", "it stands by no longer");
+    refusal(&ground);
+    let former = store.heir().unwrap().expect("the former owner");
+    assert_ne!(former, heir);
+    // Its own row is none.
+    ground.sql(&format!("INSERT INTO $.nodes VALUES ('{heir}', clock_timestamp() + interval '1 s')"));
+    assert_eq!(store.heir().unwrap(), Some(former));
+}
+
+/// In the middle of a transaction that has the store's row, as a process that was frozen then.
+fn holding(ground: &PgGround, before: &str) -> DatabaseLink {
+    let link = DatabaseLink::open(&ground.config().database.unwrap()).unwrap();
+    link.execute("SET idle_in_transaction_session_timeout = 0").unwrap();
+    for text in [before, "BEGIN", "SELECT 1 FROM $.shards FOR UPDATE"] {
+        link.execute(&ground.named(text)).unwrap();
+    }
+    link
+}
+
+#[test]
+fn a_former_owner_that_holds_the_row_is_cut_off_and_nobody_else() {
+    let ground = ground();
+    drop(open(&ground).unwrap());
+    let former = holding(
+        &ground,
+        "UPDATE $.shards SET expires = clock_timestamp(), backend = pg_backend_pid(), \
+         claimed = clock_timestamp()",
+    );
+    let begun = Instant::now();
+    let store = open(&ground.elsewhere()).unwrap().store;
+    assert!(begun.elapsed() >= Duration::from_secs(1), "it was not held: {:?}", begun.elapsed());
+    assert!(former.ask("SELECT 1").is_err(), "its connection is ended");
+    store.close().unwrap();
+    // Whoever else has the row, or an owner whose lease is not over, has it until it lets go.
+    let stranger = holding(&ground, "SELECT 1");
+    let letting_go = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(1_500));
+        stranger.execute("COMMIT")
+    });
+    open(&ground).unwrap().store.close().unwrap();
+    letting_go.join().unwrap().unwrap();
 }

@@ -1,0 +1,355 @@
+//! One daemon after the other has the store: because it was frozen, cut off, or killed, whatever the clocks of their
+//! machines say.
+
+use super::{another, serves, site, stands_by, state_of, LIMIT};
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidegate_harness::{
+    alone, best_of_three, now_ms, say, wait_until, Config, Daemon, Database, Ledger, Proxy, Recorder,
+    Shutdown, Site, WallClock, Welcome,
+};
+
+/// One daemon has lost its way to the broker, and another one has one.
+#[test]
+fn whoever_cannot_publish_leaves_the_store_to_another_one() {
+    let Some((site, _, config)) = site("pg-heir") else { return };
+    let config = config.text("store.lease", "3s");
+    let proxy = Proxy::start(site.node.login().0);
+    let inbox = site.inbox("shop");
+    let mut near = site.start(&config.clone().text("amqp.uri", &proxy.uri("guest", "%2f")));
+    site.client.publish(&site.push("shop", "1").id("kept").delay(15_000));
+    near.holds("waiting", 1);
+    proxy.welcome(Welcome::Refuse);
+    proxy.cut(true);
+    // Without another one it keeps what it has.
+    wait_until("it has waited for three leases", LIMIT, || {
+        near.state()["links"][1]["state"] == "down" && near.state()["store"]["lives"] == 1
+    });
+    std::thread::sleep(Duration::from_secs(10));
+    assert_eq!(near.state()["store"]["lives"], 1, "{}", near.log_tail());
+    let mut far = another(&config);
+    far.start_again();
+    serves(&far);
+    let told = stands_by(&near);
+    assert!(told.contains("the store is "), "{told}");
+    let (mine, other) = (near.state(), far.state());
+    assert_eq!(mine["store"]["lives_ended"]["given_away"], 1, "{}", near.log_tail());
+    assert_eq!(
+        other["store"]["takeovers"],
+        json!({ "free": 1, "expired": 0, "own": 0 }),
+        "{}",
+        far.log_tail()
+    );
+    let kept = inbox.next();
+    kept.is_not_early();
+    assert_eq!(kept.batch().ids(), ["kept"]);
+    // It has a way again, and is the other one's spare.
+    proxy.heal();
+    far.term();
+    assert!(far.exit(LIMIT).success());
+    serves(&near);
+    near.term();
+    assert!(near.exit(LIMIT).success());
+}
+
+/// Frozen until another one has the store, and in that another order has been given.
+#[test]
+fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
+    const SLEEP: Duration = Duration::from_secs(20);
+    let Some((site, _, config)) = site("pg-past") else { return };
+    let config = config.text("store.lease", "3s").text("amqp.heartbeat", "60s");
+    let inbox = site.inbox("shop");
+    let first = site.start(&config);
+    for n in 0..20 {
+        site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(18_000));
+    }
+    first.holds("waiting", 20);
+    let second = &mut another(&config);
+    second.start_again();
+    stands_by(second);
+    let look = "/api/v1/items/shop/7";
+    let is_asked = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let frozen = scope.spawn(|| first.freeze(SLEEP));
+        wait_until("the second has the store", LIMIT, || second.state()["store"]["lives"] == 1);
+        for n in 0..20 {
+            let (status, said) = second.ask("DELETE", &format!("/api/v1/items/shop/{n}"));
+            assert_eq!((status, &said["result"]), (200, &"cancelled".into()), "{said}");
+        }
+        let cancelled = Instant::now();
+        // What is asked while it sleeps, it answers when it wakes.
+        let asking: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut answers = Vec::new();
+                    while is_asked.load(Ordering::Relaxed) {
+                        answers.push(first.ask("GET", look));
+                    }
+                    answers
+                })
+            })
+            .collect();
+        frozen.join().expect("it goes on");
+        assert!(cancelled.elapsed() > Duration::from_secs(2), "it had woken when they were cancelled");
+        stands_by(&first);
+        is_asked.store(false, Ordering::Relaxed);
+        let answers: Vec<_> = asking.into_iter().flat_map(|asked| asked.join().expect("answers")).collect();
+        let told = answers.iter().filter(|(status, _)| *status == 200);
+        let past: Vec<_> = told.filter(|(_, said)| said["state"] != "cancelled").collect();
+        assert!(past.is_empty(), "VERDICT: it told of the past: {past:?}");
+        assert!(answers.iter().any(|(status, _)| *status == 503), "it was never asked when it had woken");
+    });
+    inbox.quiet(Duration::from_secs(2));
+    wait_until("nothing is left", LIMIT, || second.items("waiting") == 0);
+}
+
+/// The one that takes over has a clock that is so far ahead of its predecessor's, ms. It goes by its own.
+fn taken_over_by(name: &str, ahead_ms: i64) {
+    let Some((site, _, config)) = site(name) else { return };
+    let config = config.text("store.lease", "3s").text("defaults.window", "3s");
+    let inbox = site.inbox("shop");
+    let mut second = another(&config);
+    let Some(()) = WallClock::ahead(&mut second, ahead_ms) else { return };
+    let mut first = site.start(&config);
+    second.start_again();
+    stands_by(&second);
+    let push = |id: &str| site.push("shop", "1").id(id);
+    site.client.publish(&push("soon").delay(6_000));
+    site.client.publish(&push("far").delay(3_600_000));
+    site.client.publish(&push("gone").delay(7_000));
+    for id in ["w1", "w2", "w3"] {
+        site.client.publish(&push(id).customer("b"));
+    }
+    first.holds("waiting", 6);
+    assert_eq!(first.ask("DELETE", "/api/v1/items/shop/gone").0, 200);
+    first.kill9();
+    serves(&second);
+    // The window over the takeover, together, which has at most its length left by the new one's clock; and each once.
+    for ids in [&["w1", "w2", "w3"][..], &["soon"]] {
+        let received = inbox.next();
+        let late_us = received.lateness_us() + ahead_ms * 1_000;
+        assert!(late_us >= 0, "VERDICT: {} is early by {} us of its own clock", received.id(), -late_us);
+        assert_eq!(received.batch().ids(), ids);
+    }
+    inbox.quiet(Duration::from_secs(2));
+    assert_eq!(second.ask("GET", "/api/v1/items/shop/gone").1["state"], "cancelled");
+    assert_eq!(second.ask("GET", "/api/v1/items/shop/far").1["state"], "waiting");
+    let at = second.state()["at"].as_i64().expect("a moment");
+    let machine = i64::try_from(now_ms()).expect("a moment");
+    assert!((at - machine).abs_diff(ahead_ms) < 2_000, "its clock was not set: {at} at {machine}");
+    let steps = &second.state()["totals"];
+    assert_eq!(
+        (&steps["clock_forward"], &steps["clock_backward"]),
+        (&0.into(), &0.into()),
+        "its clock has stepped"
+    );
+}
+
+#[test]
+fn a_clock_a_little_ahead_or_behind_takes_over() {
+    taken_over_by("pg-clock-5", 5);
+    taken_over_by("pg-clock--5", -5);
+}
+
+#[test]
+fn a_clock_a_second_ahead_or_behind_takes_over() {
+    taken_over_by("pg-clock-1000", 1_000);
+    taken_over_by("pg-clock--1000", -1_000);
+}
+
+#[test]
+fn a_clock_far_ahead_takes_over() {
+    taken_over_by("pg-clock-25000", 25_000);
+}
+
+#[test]
+fn a_clock_far_behind_takes_over() {
+    taken_over_by("pg-clock--25000", -25_000);
+}
+
+mod alone {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(5);
+    const RATE: u64 = 500;
+
+    /// Two daemons on one database, each by a way of its own, under load.
+    struct Pair<'n> {
+        server: &'n Database,
+        ledger: Arc<Ledger>,
+        serving: Daemon,
+        spare: Daemon,
+        /// To the database, of the first and of the second.
+        ways: [Proxy; 2],
+        /// Which of the two serves.
+        turn: usize,
+        missed: Vec<String>,
+    }
+
+    impl<'n> Pair<'n> {
+        fn start(site: &Site<'_>, server: &'n Database, config: &Config) -> Pair<'n> {
+            let ways = [(); 2].map(|()| Proxy::start(server.address()));
+            let by = |way: &Proxy| {
+                let uri = server.uri().replace(&server.address().to_string(), &way.address().to_string());
+                config.clone().text("store.uri", &uri)
+            };
+            let serving = site.start(&by(&ways[0]));
+            let mut spare = another(&by(&ways[1]));
+            spare.start_again();
+            stands_by(&spare);
+            let (ledger, missed) = (Ledger::new(), Vec::new());
+            Pair { server, ledger, serving, spare, ways, turn: 0, missed }
+        }
+
+        /// The longest time without an arrival, from the fault to the flow after it, less what `fault` says that it has
+        /// kept from everybody: that must be within the bound.
+        fn within(&mut self, what: &str, bound: Duration, fault: impl FnOnce(&mut Self) -> Duration) {
+            let before = self.ledger.arrived_count();
+            wait_until("a flow", LIMIT, || self.ledger.arrived_count() > before + 500);
+            let over = AtomicBool::new(false);
+            let ledger = Arc::clone(&self.ledger);
+            let (taken, gap) = std::thread::scope(|scope| {
+                let watch = scope.spawn(|| {
+                    let (mut longest, mut since, mut seen) =
+                        (Duration::ZERO, Instant::now(), ledger.arrived_count());
+                    while !over.load(Ordering::Relaxed) {
+                        let now = ledger.arrived_count();
+                        if now != seen {
+                            (seen, since) = (now, Instant::now());
+                        }
+                        longest = longest.max(since.elapsed());
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    longest
+                });
+                self.ledger.fault();
+                let taken = fault(self);
+                let since = self.ledger.arrived_count();
+                wait_until("a flow after it", LIMIT, || self.ledger.arrived_count() > since + 1_000);
+                self.ledger.healed();
+                over.store(true, Ordering::Relaxed);
+                (taken, watch.join().expect("the watch"))
+            });
+            let gap = gap.saturating_sub(taken);
+            say(&format!("{what}: {gap:?} of {bound:?}"));
+            if gap > bound {
+                self.missed.push(format!("{what}: {gap:?} of {bound:?}"));
+            }
+        }
+
+        /// The other one serves, and this one is its spare from now on.
+        fn swapped(&mut self) {
+            serves(&self.spare);
+            std::mem::swap(&mut self.serving, &mut self.spare);
+            self.turn = 1 - self.turn;
+        }
+    }
+
+    /// How long the database is out of reach, where nothing else is said (`TIDEGATE_TEST_OUTAGE`, s).
+    fn outage() -> Duration {
+        let told = std::env::var("TIDEGATE_TEST_OUTAGE").ok().and_then(|told| told.parse().ok());
+        Duration::from_secs(told.unwrap_or(8))
+    }
+
+    fn round() -> Result<(), String> {
+        let Some(server) = Database::own("") else { return Ok(()) };
+        let site = Site::new("pg-bounds");
+        let config = site.in_database(site.config(), &server);
+        let config = config.text("store.lease", "5s");
+        site.application("shop");
+        let mut pair = Pair::start(&site, &server, &config);
+        let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &pair.ledger);
+        let load = site.load(&pair.ledger, RATE);
+        let second = Duration::from_secs(1);
+
+        pair.within("kill -9", LEASE + 2 * second, |pair| {
+            pair.serving.kill9();
+            pair.swapped();
+            Duration::ZERO
+        });
+        pair.spare.start_again();
+        stands_by(&pair.spare);
+
+        let repeats = pair.ledger.repeats();
+        pair.within("SIGTERM", 4 * second, |pair| {
+            pair.serving.term();
+            pair.swapped();
+            Duration::ZERO
+        });
+        assert!(pair.spare.exit(LIMIT).success(), "{}", pair.spare.log_tail());
+        assert_eq!(pair.ledger.repeats(), repeats, "a stop has no repeats");
+        pair.spare.start_again();
+        stands_by(&pair.spare);
+
+        pair.within("kill and restart of the same node", 2 * second, |pair| {
+            pair.serving.kill9();
+            pair.serving.start_again();
+            serves(&pair.serving);
+            Duration::ZERO
+        });
+
+        let pids = [pair.serving.pid(), pair.spare.pid()];
+        for how in [Shutdown::InOrder, Shutdown::AtOnce] {
+            pair.within(&format!("restart of the database, {how:?}"), 2 * second, |pair| {
+                let begun = Instant::now();
+                pair.server.stop(how);
+                pair.server.serve();
+                begun.elapsed()
+            });
+        }
+        pair.within("the database cannot be reached", 2 * second, |pair| {
+            let begun = Instant::now();
+            for way in &pair.ways {
+                way.welcome(Welcome::Refuse);
+                way.cut(true);
+            }
+            std::thread::sleep(outage());
+            pair.ways.iter().for_each(Proxy::heal);
+            begun.elapsed()
+        });
+        // Whoever was first has it.
+        if state_of(&pair.serving) != "running" {
+            pair.swapped();
+        }
+        wait_until("one is the other one's spare", LIMIT, || {
+            state_of(&pair.serving) == "running" && state_of(&pair.spare) == "standby"
+        });
+        pair.within("the owner is cut off", LEASE + 2 * second, |pair| {
+            pair.ways[pair.turn].welcome(Welcome::Silent);
+            pair.ways[pair.turn].stall();
+            pair.swapped();
+            Duration::ZERO
+        });
+        let way = &pair.ways[1 - pair.turn];
+        way.welcome(Welcome::Refuse);
+        way.cut(true);
+        wait_until("it calls itself nothing", LIMIT, || state_of(&pair.spare) == "waiting");
+        way.heal();
+        stands_by(&pair.spare);
+        let mut now = [pair.serving.pid(), pair.spare.pid()];
+        if now[0] != pids[0] {
+            now.reverse();
+        }
+        assert_eq!(now, pids, "no process has ended");
+        load.stop();
+        let report = pair.ledger.settle(LIMIT);
+        report.assert_clean();
+        assert!(report.unexplained.is_empty(), "{} repeats by no fault", report.unexplained.len());
+        drop(recorder);
+        server.stop(Shutdown::InOrder);
+        if pair.missed.is_empty() {
+            Ok(())
+        } else {
+            Err(pair.missed.join("; "))
+        }
+    }
+
+    /// Whatever happens to the owner or to the database, arrivals go on within the bounds that OPERATIONS names.
+    #[test]
+    fn arrivals_go_on_in_time() {
+        alone();
+        best_of_three(|_| round());
+    }
+}

@@ -1,0 +1,110 @@
+//! What both ends count, for status and metrics: for the process, whatever connections and lives of the store
+//! it has seen.
+
+use super::shared::index;
+use super::Side;
+use crate::distribution::{Distribution, Recorder};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Figures of both ends since the process started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Per item, microseconds: moment of publish minus due, or minus the moment until which its application's
+    /// rate held it back; what leaves before its due counts as 0. Dead letters are not in it.
+    pub lateness: Distribution,
+    /// Per item that a rate held back, microseconds: for how long.
+    pub held: Distribution,
+    /// Per confirmed batch, microseconds: publish to confirm.
+    pub confirm: Distribution,
+    /// Per batch, at its first publish: items in it. Dead letters are not in it.
+    pub batch_items: Distribution,
+    /// The same: length of its body, bytes.
+    pub batch_bytes: Distribution,
+    /// Connections of the ingest side that ended or did not come about.
+    pub ingest_failures: u64,
+    /// Connections of the egress side that ended or did not come about.
+    pub egress_failures: u64,
+    /// Connections that ended in a frame that cannot be parsed.
+    pub parse_errors: u64,
+    /// Answers to commands whose reply queue is not there.
+    pub answers_unroutable: u64,
+    /// Headers that are nearly named like one with a meaning, and so have none.
+    pub near_miss_headers: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Figures {
+    recorders: Mutex<Recorders>,
+    failures: [AtomicU64; 2],
+    parse_errors: AtomicU64,
+    answers_unroutable: AtomicU64,
+    near_miss_headers: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(super) struct Recorders {
+    pub(super) lateness: Recorder,
+    pub(super) held: Recorder,
+    pub(super) confirm: Recorder,
+    pub(super) batch_items: Recorder,
+    pub(super) batch_bytes: Recorder,
+}
+
+impl Default for Recorders {
+    fn default() -> Self {
+        Recorders {
+            lateness: Recorder::of_durations(),
+            held: Recorder::of_durations(),
+            confirm: Recorder::of_durations(),
+            batch_items: Recorder::of_items(),
+            batch_bytes: Recorder::of_bytes(),
+        }
+    }
+}
+
+impl Figures {
+    /// A connection has ended, or has not come about.
+    pub(super) fn failed(&self, side: Side) {
+        self.failures[index(side)].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn parse_error(&self) {
+        self.parse_errors.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn answers_unroutable(&self, count: u64) {
+        self.answers_unroutable.fetch_add(count, Relaxed);
+    }
+
+    pub(super) fn near_miss_header(&self) {
+        self.near_miss_headers.fetch_add(1, Relaxed);
+    }
+
+    /// For many values at a time.
+    pub(super) fn recorders(&self) -> MutexGuard<'_, Recorders> {
+        self.recorders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them at this moment.
+    pub fn stats(&self) -> Stats {
+        let [lateness, held, confirm, batch_items, batch_bytes] = {
+            let recorders = self.recorders();
+            let Recorders { lateness, held, confirm, batch_items, batch_bytes } = &*recorders;
+            [lateness, held, confirm, batch_items, batch_bytes].map(Recorder::snapshot)
+        };
+        Stats {
+            lateness,
+            held,
+            confirm,
+            batch_items,
+            batch_bytes,
+            ingest_failures: self.failures[0].load(Relaxed),
+            egress_failures: self.failures[1].load(Relaxed),
+            parse_errors: self.parse_errors.load(Relaxed),
+            answers_unroutable: self.answers_unroutable.load(Relaxed),
+            near_miss_headers: self.near_miss_headers.load(Relaxed),
+        }
+    }
+}
