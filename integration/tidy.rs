@@ -4,6 +4,8 @@
 //! nobody needs fails here too.
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 
+#[path = "tidy/documents.rs"]
+mod documents;
 #[path = "tidy/engine.rs"]
 mod engine;
 #[path = "tidy/house.rs"]
@@ -28,7 +30,7 @@ struct Rule {
     holds: Holds,
 }
 
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 20] = [
     rule("modules import what the table allows", house::imports_as_allowed, Everywhere),
     rule("a file begins with its purpose", house::files_say_their_purpose, Everywhere),
     rule("a file has 600 lines at most", house::files_are_short, Everywhere),
@@ -36,7 +38,14 @@ const RULES: [Rule; 17] = [
     rule("a line has 110 columns at most", house::lines_are_short, Except(&["src/engine/tests/"])),
     rule("a type's name is unique", house::type_names_are_unique, Everywhere),
     rule("a doc comment has three words at least", house::docs_say_something, Everywhere),
+    rule("a doc comment begins with no other type", house::docs_begin_with_their_own_item, Everywhere),
     rule("a count of the broker's is awaited", house::counts_are_awaited, Everywhere),
+    rule("a link leads somewhere", documents::links_lead_somewhere, Everywhere),
+    rule(
+        "the index of the documents leads to every section",
+        documents::the_index_leads_everywhere,
+        Everywhere,
+    ),
     rule("documents name mutants that are planted", house::told_mutants_exist, Everywhere),
     rule("the engine is pure", engine::is_pure, Everywhere),
     rule("the engine hashes by Lookup alone", engine::hashes_by_lookup_only, Everywhere),

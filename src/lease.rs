@@ -38,9 +38,14 @@ impl Lease {
         self.remaining(now_ms) > 0
     }
 
+    /// It was let go of, and is not only over.
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
     /// How long that is still so, at `now` (monotonic ms), ms.
     pub fn remaining(&self, now_ms: u64) -> u64 {
-        if self.ended.load(Ordering::Acquire) {
+        if self.is_ended() {
             return 0;
         }
         (self.length_ms / 5 * 4).saturating_sub(self.age(now_ms))
@@ -80,6 +85,9 @@ mod tests {
         assert!(lease.holds(0), "a clock does not run backwards; if it does, nothing is concluded");
         lease.end();
         lease.renewed(12_000);
-        assert!(!lease.holds(12_000) && lease.remaining(0) == 0, "nothing brings it back");
+        assert!(
+            !lease.holds(12_000) && lease.remaining(0) == 0 && lease.is_ended(),
+            "nothing brings it back"
+        );
     }
 }

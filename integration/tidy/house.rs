@@ -105,6 +105,12 @@ pub fn functions_are_short(sources: &[Source]) -> Vec<String> {
 
 /// One name, one thing; what is only compiled for tests apart.
 pub fn type_names_are_unique(sources: &[Source]) -> Vec<String> {
+    let twice = types(sources).into_iter().filter(|(_, homes)| homes.len() > 1);
+    twice.map(|(name, homes)| format!("{}: {name}, also {}", homes[0], homes[1..].join(", "))).collect()
+}
+
+/// Types by name, and where each is declared.
+fn types(sources: &[Source]) -> BTreeMap<&str, Vec<String>> {
     let mut homes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for source in sources.iter().filter(|source| !source.is_test()) {
         let all: Vec<(usize, &str)> = words(&source.shipped).collect();
@@ -119,8 +125,41 @@ pub fn type_names_are_unique(sources: &[Source]) -> Vec<String> {
         }
     }
     assert!(homes.len() > 100, "{} types", homes.len());
-    let twice = homes.into_iter().filter(|(_, homes)| homes.len() > 1);
-    twice.map(|(name, homes)| format!("{}: {name}, also {}", homes[0], homes[1..].join(", "))).collect()
+    homes
+}
+
+/// A comment that begins with the name of another type is what a renaming of types has left of a plain word.
+pub fn docs_begin_with_their_own_item(sources: &[Source]) -> Vec<String> {
+    let types = types(sources);
+    let is_type = |word: &str| {
+        let humps = word.bytes().filter(u8::is_ascii_uppercase).count();
+        humps > 1
+            && [Some(word), word.strip_suffix('s')].into_iter().flatten().any(|name| types.contains_key(name))
+    };
+    let mut faults = vec![];
+    for source in sources {
+        let mut first: Option<(usize, &str)> = None;
+        for (number, line) in source.text.lines().enumerate() {
+            let line = line.trim_start();
+            let doc = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"));
+            match (doc, first) {
+                (Some(doc), None) => {
+                    first = Some((number + 1, doc.split_whitespace().next().unwrap_or_default()))
+                }
+                (Some(_), Some(_)) => {}
+                // What stands between a comment and its item.
+                (None, _) if line.starts_with("#[") => {}
+                (None, Some((at, word))) => {
+                    if is_type(word) && !words(line).any(|(_, name)| name == word) {
+                        faults.push(format!("{}:{at}: \"{word}\" above \"{line}\"", source.path));
+                    }
+                    first = None;
+                }
+                (None, None) => {}
+            }
+        }
+    }
+    faults
 }
 
 /// "Which." tells nothing: a fact, or no comment and no `pub`.

@@ -119,10 +119,14 @@ impl Life<'_> {
 
     /// A store is of no use to whoever cannot publish, and another daemon may.
     fn look_for_an_heir(&mut self, now: Now) {
-        let Some(lease) = &self.shard.lease else { return };
+        let Some(lease) = self.shard.lease.as_ref().filter(|_| self.stop_at_ms.is_none()) else { return };
+        let config = &self.process.config;
+        // All addresses have been tried, and the first of them once more.
+        let tries = config.timeouts.connect * (config.egress.endpoints.len() as u32 + 1);
+        let limit_ms = (CUT_OFF_LEASES * lease.length_ms()).max(tries.as_millis() as u64);
         if self.shard.links[1].as_ref().is_some_and(LinkStatus::is_up) {
             self.cut_off_at_ms = now.mono;
-        } else if now.mono >= self.cut_off_at_ms + CUT_OFF_LEASES * lease.length_ms() {
+        } else if now.mono >= self.cut_off_at_ms + limit_ms {
             // If there is none now, it is asked for again after as long.
             self.cut_off_at_ms = now.mono;
             self.shard.store.give_away();

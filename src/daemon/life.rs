@@ -210,11 +210,13 @@ impl Life<'_> {
                 self.mailbox.take(self.shard.idle_time(LONGEST_SLEEP), &mut events);
             }
             let begun = clock::mono_us();
-            self.turn(&mut events);
-            self.shard.end_turn();
-            self.shard.renew();
-            if let Some(age_ms) = self.shard.lost_for().filter(|_| self.failure.is_none()) {
-                self.store_failed(StoreFailure::LeaseOver { age_ms });
+            // Whoever has slept answers nothing of what was before.
+            self.look_at_lease();
+            if self.failure.is_none() {
+                self.turn(&mut events);
+                self.shard.end_turn();
+                self.shard.renew();
+                self.look_at_lease();
             }
             // Before the housekeeping judges: it has completed one.
             self.process.progress.moved(DaemonPart::Loop);
@@ -227,8 +229,16 @@ impl Life<'_> {
         self.process.tally.totals = self.shard.engine.counters().clone();
         match (self.loss(), self.failure.take()) {
             (Some(loss), Some(failure)) => Ending::Lost(loss, failure),
+            // A stop was requested when the store had just been left to another daemon.
+            (None, Some(StoreFailure::GivenAway { .. })) | (_, None) => Ending::Stopped,
             (None, Some(failure)) => Ending::Failed(failure),
-            (_, None) => Ending::Stopped,
+        }
+    }
+
+    /// Nothing more is done once the store may be another daemon's.
+    fn look_at_lease(&mut self) {
+        if let Some(age_ms) = self.shard.lost_for().filter(|_| self.failure.is_none()) {
+            self.store_failed(StoreFailure::LeaseOver { age_ms });
         }
     }
 
@@ -312,7 +322,11 @@ impl Life<'_> {
     }
 
     fn store_failed(&mut self, failure: StoreFailure) {
-        tracing::error!(error = %failure, "the store has failed");
+        if failure.loss().is_some() {
+            tracing::warn!("{failure}");
+        } else {
+            tracing::error!(error = %failure, "the store has failed");
+        }
         self.shard.give_up();
         self.process.readiness.set(Latch::Store, false);
         self.failure = Some(failure);
@@ -413,6 +427,9 @@ impl Life<'_> {
             while self.shard.engine.is_behind() && Instant::now() < end {
                 self.shard.feed(Input::Tick);
             }
+        } else {
+            // For the totals alone: nothing comes of it any more.
+            self.shard.feed(Input::IngestLost);
         }
         let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
         self.exports.end(&self.process.waits, left_of(end));

@@ -25,7 +25,7 @@ use crate::store::{self, OpenError};
 use crate::telemetry::SpanExporter;
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
@@ -55,35 +55,50 @@ pub(super) struct Process {
 }
 
 /// Where signals and queries go: to the life that is being lived.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Inlet {
-    present: Mutex<Arc<Mailbox>>,
+    /// `None`: there will be no life any more.
+    present: Mutex<Option<Arc<Mailbox>>>,
 }
 
 impl Inlet {
     pub(super) fn post(&self, event: LoopEvent) {
         // Held meanwhile: what goes to a mailbox that is just being left would be lost.
-        self.present.lock().unwrap_or_else(PoisonError::into_inner).post(event);
+        if let Some(present) = &*self.lock() {
+            present.post(event);
+        }
     }
 
     /// Waits until something has come for nobody's life, `timeout` at most.
     pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
-        self.present().take(timeout, out);
+        let present = self.lock().clone();
+        if let Some(present) = present {
+            present.take(timeout, out);
+        }
     }
 
-    fn present(&self) -> Arc<Mailbox> {
-        Arc::clone(&self.present.lock().unwrap_or_else(PoisonError::into_inner))
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Mailbox>>> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whoever waits for an answer hears that there is none, and whoever asks from now on.
+    fn close(&self) {
+        if let Some(last) = self.lock().take() {
+            last.take(Duration::ZERO, &mut VecDeque::new());
+        }
     }
 
     /// A mailbox of its own for the next life: what the connections and the store of the last one still tell
     /// stays behind. Signals and questions that came between the two are handed on.
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
-        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut present = self.lock();
         let mut left = VecDeque::new();
-        present.take(Duration::ZERO, &mut left);
+        if let Some(present) = &*present {
+            present.take(Duration::ZERO, &mut left);
+        }
         left.into_iter().filter(LoopEvent::is_for_the_process).for_each(|event| new.post(event));
-        *present = Arc::clone(&new);
+        *present = Some(Arc::clone(&new));
         new
     }
 }
@@ -140,7 +155,7 @@ impl Process {
             waits: waits.map_err(RunError::Runtime)?,
             started: clock::now(),
             watchdog: watchdog_interval(),
-            inlet: Arc::default(),
+            inlet: Arc::new(Inlet { present: Mutex::new(Some(Arc::default())) }),
             rereading: Rereading::default(),
             tally: ProcessTally::default(),
         })
@@ -184,6 +199,7 @@ impl Process {
         if let Some(starts) = &mut starts {
             starts.settle();
         }
+        self.inlet.close();
         if let Some(admin) = admin {
             self.waits.block_on(admin.stop());
         }

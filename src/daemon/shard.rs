@@ -86,7 +86,7 @@ impl Shard {
     ///
     /// Nothing of it once the lease is over: the store may be another daemon's, which does it as well.
     fn execute(&mut self, effects: Effects) {
-        self.is_over |= self.lost_for().is_some();
+        self.is_over |= self.lease.as_ref().is_some_and(|lease| !lease.holds(clock::now().mono));
         if self.is_over {
             return;
         }
@@ -114,10 +114,11 @@ impl Shard {
         }
     }
 
-    /// Since the store was last known to be this daemon's, ms, where it may be another one's by now.
+    /// Since the store was last known to be this daemon's, ms, where it may be another one's by now. Where it
+    /// was let go of, the store itself says so.
     pub(super) fn lost_for(&self) -> Option<u64> {
         let (lease, now) = (self.lease.as_ref()?, clock::now().mono);
-        (self.is_over || !lease.holds(now)).then(|| lease.age(now))
+        ((self.is_over || !lease.holds(now)) && !lease.is_ended()).then(|| lease.age(now))
     }
 
     /// Nothing is done any more: the store has failed.

@@ -1,4 +1,4 @@
-//! ExportLines of an export into a store, new or present, that no daemon has open.
+//! Lines of an export into a store, new or present, that no daemon has open.
 //!
 //! A store that is made by an import is the exported one again: it has its identity, and items keep their
 //! arrival numbers, and with them the ids that were assigned. Into a store that was there before, items come
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// The identity of a producer's id within an application.
 pub type IdentityOf = fn(&str, &str) -> Identity;
 
-/// ExportLines of one commit at most, and bytes behind which it ends.
+/// Lines of one commit at most, and bytes behind which it ends.
 const COMMIT_LINES: usize = 1_000;
 const COMMIT_BYTES: usize = 4 << 20;
 /// Latest moment, UTC ms: AMQP's numbers have a sign.
@@ -41,7 +41,7 @@ const LATEST: u64 = i64::MAX as u64;
 pub struct Imported {
     /// The store was made by it: numbers and assigned ids are those of the exported one.
     pub founded: bool,
-    /// ExportLines that an earlier import of the same export had brought.
+    /// Lines that an earlier import of the same export had brought.
     pub lines_before: u64,
     /// Items that were added, dead letters apart.
     pub items: u64,
@@ -94,7 +94,7 @@ pub enum ImportError {
          again once it is whole"
     )]
     Cut {
-        /// ExportLines that came.
+        /// Lines that came.
         lines: u64,
     },
     /// The store is the exported one, or another export of that one is in it.
@@ -152,7 +152,7 @@ pub fn import(
     Ok(told)
 }
 
-/// ExportLines of the input, counted.
+/// Lines of the input, counted.
 struct ExportLines<'i> {
     input: &'i mut dyn BufRead,
     read: u64,

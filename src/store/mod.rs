@@ -162,7 +162,8 @@ pub trait Store: Send {
         Ok(())
     }
 
-    /// Name of another daemon that stands by and would have it, if one was heard of lately.
+    /// Name of another daemon that stands by and would have it, if one was heard of lately: the caller closes
+    /// the store then.
     ///
     /// # Errors
     ///

@@ -405,7 +405,7 @@ impl ThreadShared {
                 state.store.call = state.call("renewal of the lease");
                 return ThreadTurn::Renew;
             }
-            if std::mem::take(&mut state.heir_wanted) {
+            if std::mem::take(&mut state.heir_wanted) && !state.closing {
                 state.store.call = state.call("question for another daemon");
                 return ThreadTurn::GiveAway;
             }

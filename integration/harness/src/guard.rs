@@ -13,12 +13,13 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP
 pids= gentle= dirs=
+but() { rest=; for p in $2; do [ "$p" = "$1" ] || rest="$rest $p"; done; }
 while read -r verb pid; do
     case $verb in
         add) pids="$pid $pids" ;;
         gentle) gentle="$pid $gentle" ;;
         dir) dirs="$pid $dirs" ;;
-        gone) rest=; for p in $pids; do [ "$p" = "$pid" ] || rest="$rest $p"; done; pids=$rest ;;
+        gone) but "$pid" "$pids"; pids=$rest; but "$pid" "$gentle"; gentle=$rest ;;
     esac
 done
 for p in $gentle; do kill -QUIT "$p" 2>/dev/null; done

@@ -59,7 +59,8 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Claims the store for the daemon of this directory. `claims`: how many this process has had.
+    /// Claims the store for the daemon of this directory. `claims`: how many this process has had. `is_heir`:
+    /// others may leave the store to it.
     ///
     /// # Errors
     ///
@@ -68,6 +69,7 @@ impl Claim {
         link: &DatabaseLink,
         (directory, claims): (&Arc<Directory>, &Arc<AtomicU64>),
         config: &DatabaseConfig,
+        is_heir: bool,
     ) -> Result<Claimed, OpenError> {
         let failed = |error: DatabaseError| link.failed(&error);
         let statements = link.statements().map_err(failed)?;
@@ -99,11 +101,16 @@ impl Claim {
                     continue;
                 }
                 let has = row.get(0);
-                link.query(&statements.note_spare, &[&owner]).map_err(failed)?;
+                if is_heir {
+                    // It stands by all the same.
+                    let noted = link.query(&statements.note_spare, &[&owner]);
+                    noted.map_or_else(|error| tracing::debug!(%error, "no note of standing by"), drop);
+                }
                 return Err(OpenError::Claimed { owner: has, left_ms });
             };
             link.unwarned(warnings).map_err(failed)?;
-            link.query(&statements.forget_spares, &[&owner]).map_err(failed)?;
+            let forgotten = link.query(&statements.forget_spares, &[&owner]);
+            forgotten.map_or_else(|error| tracing::debug!(%error, "a note of standing by stays"), drop);
             let number = |column| row.get::<_, i64>(column) as u64;
             let marks = Marks { next_seq: number(2), wall: number(3) };
             let takeover = match row.get::<_, Option<&str>>(5) {

@@ -54,6 +54,10 @@ const SWEPT: i64 = 5_000;
 /// Between two of these.
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 
+/// For so long nobody leaves the store to whoever has left it to another one: where none has a way to the
+/// broker it would go around for ever, ms.
+const NO_HEIR_MS: u64 = 300_000;
+
 /// Who would have the store, and keeps what that takes from one try to the next.
 pub(super) struct Contender {
     config: DatabaseConfig,
@@ -63,6 +67,8 @@ pub(super) struct Contender {
     links: Option<[DatabaseLink; 2]>,
     /// How often this process has claimed the store.
     claims: Arc<AtomicU64>,
+    /// When it last left the store to another daemon, monotonic ms; 0: never.
+    left_at: Arc<AtomicU64>,
 }
 
 impl Contender {
@@ -76,7 +82,13 @@ impl Contender {
         if directory.holds_store()? {
             return Err(OpenError::HoldsDisk { path: path.to_owned() });
         }
-        Ok(Contender { config: config.clone(), directory, links: None, claims: Arc::default() })
+        Ok(Contender {
+            config: config.clone(),
+            directory,
+            links: None,
+            claims: Arc::default(),
+            left_at: Arc::default(),
+        })
     }
 
     /// Opens the store, makes it first where there is none, and claims it. `wall`: what the clock says, UTC
@@ -90,7 +102,11 @@ impl Contender {
         let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
         // The other one is not asked by a claim, and must work once there is one.
         links[1].ask("SELECT 1").map_err(|e| links[1].failed(&e))?;
-        let claimed = match Claim::take(&links[0], (&self.directory, &self.claims), &self.config) {
+        // Who has left the store to another one can do no better for a while.
+        let left_at = self.left_at.load(Ordering::Acquire);
+        let is_heir = left_at == 0 || now_ms() >= left_at + NO_HEIR_MS;
+        let directory = (&self.directory, &self.claims);
+        let claimed = match Claim::take(&links[0], directory, &self.config, is_heir) {
             Err(error @ OpenError::Claimed { .. }) => {
                 self.links = Some(links);
                 return Err(error);
@@ -112,6 +128,7 @@ impl Contender {
             usage: Mutex::new(None),
             config: self.config.clone(),
             sweep: Arc::default(),
+            left_at: Arc::clone(&self.left_at),
         };
         Ok(OpenStore { store: Box::new(store), opened, identity, takeover: Some(takeover) })
     }
@@ -141,6 +158,8 @@ struct PgStore {
     usage: Mutex<Option<(Instant, Usage)>>,
     config: DatabaseConfig,
     sweep: Arc<Sweep>,
+    /// The one of its [`Contender`].
+    left_at: Arc<AtomicU64>,
 }
 
 /// How far what is forgotten has been removed.
@@ -179,7 +198,11 @@ impl Store for PgStore {
     }
 
     fn heir(&mut self) -> Result<Option<String>, CommitError> {
-        self.claim.heir(self.rows.link())
+        let heir = self.claim.heir(self.rows.link())?;
+        if heir.is_some() {
+            self.left_at.store(now_ms().max(1), Ordering::Release);
+        }
+        Ok(heir)
     }
 
     fn usage(&self) -> Result<Usage, UsageError> {

@@ -212,7 +212,9 @@ impl Texts {
             "SELECT pg_terminate_backend(a.pid) FROM {shards} s JOIN pg_stat_activity a ON a.pid = s.backend \
              WHERE s.shard = {SHARD} AND (s.expires < clock_timestamp() OR s.owner = $1) \
              AND a.datname = current_database() AND a.usename = current_user \
-             AND a.backend_start <= s.claimed AND a.pid <> pg_backend_pid()"
+             AND a.backend_start <= s.claimed AND a.pid <> pg_backend_pid() \
+             AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.granted \
+             AND l.relation = '{shards}'::regclass)"
         )
     }
 

@@ -427,7 +427,7 @@ fn a_former_owner_that_holds_the_row_is_cut_off_and_nobody_else() {
     assert!(begun.elapsed() >= Duration::from_secs(1), "it was not held: {:?}", begun.elapsed());
     assert!(former.ask("SELECT 1").is_err(), "its connection is ended");
     store.close().unwrap();
-    // Whoever else has the row, or an owner whose lease is not over, has it until it lets go.
+    // Whoever else has the row has it until it lets go.
     let stranger = holding(&ground, "SELECT 1");
     let letting_go = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(1_500));
