@@ -1,5 +1,6 @@
 //! The store in a PostgreSQL database: what waits outlives the daemon and its machine, and one daemon at a time has it.
 
+mod secured;
 mod takeover;
 
 use serde_json::json;

@@ -36,7 +36,7 @@ fn each_command_has_a_manual_page() {
     let page =
         |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
     assert!(page("tidegate.1").starts_with(".ie") && page("tidegate.1").contains(".SH SYNOPSIS"));
-    assert!(page("tidegate-parked-drop.1").contains("Do it; without this"));
+    assert!(page("tidegate-parked-drop.1").contains("Confirm; without it"));
     assert!(text(&["man"]).contains(".TH tidegate 1"));
     let missing = tidegate(&["man", "--directory", "/nonexistent/man"]);
     assert_eq!(missing.status.code(), Some(1));

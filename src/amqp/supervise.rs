@@ -192,7 +192,7 @@ impl LastLine {
     }
 }
 
-/// Whatever numbers are in them: an error may tell the time.
+/// Whether two errors are the same. Digits are ignored, since an error text may contain a timestamp.
 fn is_same(a: &str, b: &str) -> bool {
     let words = |text: &'_ str| text.bytes().filter(|byte| !byte.is_ascii_digit()).collect::<Vec<_>>();
     words(a) == words(b)

@@ -23,7 +23,7 @@ use std::time::Duration;
 const EXIT_CODES: &str = "\
 Exit codes:
   0   done
-  1   failed; the reason is on standard error; rows are at fault (store verify)
+  1   failed, with the reason on standard error; store verify: rows are damaged
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
       --drain, top where there is no terminal
   3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
@@ -46,22 +46,22 @@ pub(super) struct Cli {
     /// Path of the configuration file
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Form of what is printed
+    /// Format of the output
     #[arg(long, global = true, value_enum, default_value_t = Output::Table)]
     pub output: Output,
-    /// Where the running daemon is.
+    /// How to reach the running daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// What to do.
+    /// The subcommand to run.
     #[command(subcommand)]
     pub command: CliCommand,
 }
 
-/// Of the commands that ask the running daemon.
+/// Options of the commands that ask the running daemon.
 #[derive(Args, Debug, Default)]
 pub(super) struct DaemonArgs {
-    /// The running daemon's address, http://HOST:PORT or unix:/PATH [env: TIDEGATE_URL] [default: as [admin]
-    /// of the configuration says]
+    /// Address of the running daemon, http://HOST:PORT or unix:/PATH [env: TIDEGATE_URL] [default: [admin] of
+    /// the configuration]
     #[arg(long, global = true, value_name = "URL")]
     pub url: Option<String>,
     /// File with the running daemon's token [env: TIDEGATE_TOKEN, the token itself] [default:
@@ -73,9 +73,9 @@ pub(super) struct DaemonArgs {
 /// Values of `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Output {
-    /// For people: text in columns
+    /// Text in columns, for people
     Table,
-    /// For programs: one JSON document, or one a line (tail)
+    /// One JSON document, or one per line (tail), for programs
     Json,
 }
 
@@ -86,67 +86,67 @@ pub(super) enum CliCommand {
     Run(RunArgs),
     /// Check the configuration and what it refers to
     Check(CheckArgs),
-    /// Publish one push request to the ingest exchange, confirmed
+    /// Publish one request to the ingest exchange, and wait for the broker's confirm
     Push(PushArgs),
-    /// Print the batches of one application as they come
+    /// Print the batches of one application as they arrive
     ///
-    /// A temporary queue of its own is bound to the output exchange beside those of the application. While it
-    /// is there it counts as a destination: batches of an application without any other queue are delivered
-    /// to it alone, and are gone with it. So the daemon is asked first, and an application with parked items
-    /// is left alone unless --drain is given.
+    /// The command binds a temporary queue to the output exchange, beside the queues of the application. If
+    /// the application has no other queue, its batches go to the temporary queue alone and are lost with it.
+    /// So the command asks the daemon first, and refuses an application with parked items unless --drain is
+    /// given.
     Tail(TailArgs),
-    /// Take an item back that has not left, or all items of a customer
+    /// Cancel an item that has not left, or all items of a customer
     ///
-    /// What has been sent, has expired or died, or is in flight cannot be cancelled: exit code 3.
+    /// Items that were sent, have expired, are dead or in flight cannot be cancelled: exit code 3.
     Cancel(CancelArgs),
-    /// Show what has become of an item
+    /// Show the state of an item
     Lookup(LookupArgs),
-    /// Give an item that waits another time; its payload, its id and its properties stay
+    /// Change the time of an item that waits; payload, id and properties stay the same
     ///
-    /// A member of a window leaves it, and has a time of its own from then on. What has been sent, has
-    /// ended, or is in flight keeps its own, and a time behind the item's expiry is refused: exit code 3.
+    /// A member of a window leaves the window and keeps the new time. Items that were sent, have ended or are
+    /// in flight cannot be rescheduled, and the new time must not be later than the item's expiry: exit code
+    /// 3.
     Reschedule(RescheduleArgs),
     /// Close the open window of a customer now
     Flush(FlushArgs),
-    /// Show the items that have not ended, in order of due
+    /// List the items that have not ended, by due time
     List(ListArgs),
-    /// Hold the items of an application or a customer back, for a while or until they are resumed; new ones
-    /// are still taken
+    /// Pause an application or a customer, for some time or until resume; new items are still accepted
     Pause(PauseArgs),
-    /// Let a paused application or customer go on
+    /// Resume a paused application or customer
     Resume(ResumeArgs),
-    /// Let an application's items leave slower or faster than the configuration says, for a while
+    /// Override the configured rate of an application, for some time
     Rate(RateArgs),
-    /// What cannot be delivered at present: show it, try it again, give it up
+    /// Show, retry or drop the items that cannot be delivered at present
     #[command(subcommand)]
     Parked(ParkedCommand),
-    /// What was given up and lies in the queue of dead letters: look, send back, drop, save
+    /// Show, send back, drop or save the messages in the dead-letter queue
     #[command(subcommand)]
     Dead(DeadCommand),
-    /// The store of a daemon that does not run: look through it, save it, bring it back, give back room
+    /// Verify, export, import or compact the store on a disk
     #[command(subcommand)]
     Store(StoreCommand),
     /// Show the state of the running daemon
     Status,
-    /// Show the state of the running daemon on this terminal, again and again
+    /// Show the state of the running daemon on this terminal, refreshed every second
     ///
-    /// Keys: q, Esc or Ctrl-C end it, p stops the display, n w r l k sort the applications by name, waiting,
+    /// Keys: q, Esc or Ctrl-C quit, p freezes the display, n w r l k sort the applications by name, waiting,
     /// rate, lateness or parked; arrows, PgUp, PgDn, Home and End scroll.
     Top(TopArgs),
-    /// Say whether the running daemon is well, by exit code: for probes and scripts
+    /// Report the health of the running daemon by exit code, for probes and scripts
     ///
-    /// Exit code 0: live and ready. 3: live, and something that it needs is missing. 1: stuck, or no answer.
+    /// Exit code 0: live and ready. 3: live but not ready. 1: stuck, or no answer.
     Health(HealthArgs),
-    /// Help with the configuration
+    /// Print a sample, the schema or the effective configuration
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// What the broker needs to have
+    /// Print what the broker must provide
     #[command(subcommand)]
     Topology(TopologyCommand),
-    /// Print the SQL that makes the tables of a store in PostgreSQL, in the schema that the configuration
-    /// names, for databases in which the daemon may not make them
+    /// Print the SQL that creates the tables of a store in PostgreSQL, in the configured schema, for a
+    /// database in which the daemon may not create them
     Schema,
-    /// Print what a shell needs to complete commands and options
+    /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the manual page, or write a page for each command into a directory
     Man(ManArgs),
@@ -189,19 +189,18 @@ impl CliCommand {
 /// Subcommands of `config`.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(super) enum ConfigCommand {
-    /// Print a complete configuration with every key, its default and what it means
+    /// Print a complete configuration: every key with its default and meaning
     Sample,
     /// Print a JSON Schema of the configuration, for editors
     Schema,
-    /// Print the configuration that holds: file and environment laid over the defaults, without passwords
+    /// Print the effective configuration: defaults, file and environment, without passwords
     Show,
 }
 
 /// Subcommands of `topology`.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub(super) enum TopologyCommand {
-    /// Print commands that make exchanges, queues and accounts with the least rights, as the configuration
-    /// names them
+    /// Print commands that create the configured exchanges, queues and accounts with the least rights
     ///
     /// With --output json: definitions without accounts, for `rabbitmqctl import_definitions`.
     Print,
@@ -210,10 +209,10 @@ pub(super) enum TopologyCommand {
 /// Arguments of `health`.
 #[derive(Args, Debug)]
 pub(super) struct HealthArgs {
-    /// Only whether it moves, not whether all that it needs is there
+    /// Check only that the daemon is live, not that it is ready
     #[arg(long)]
     pub live: bool,
-    /// Longest wait for each of the two answers
+    /// Time limit for each of the two answers
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = humantime::parse_duration)]
     pub timeout: Duration,
 }
@@ -221,7 +220,7 @@ pub(super) struct HealthArgs {
 /// Arguments of `top`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct TopArgs {
-    /// Time between two looks, 100ms to 1h
+    /// Time between two refreshes, 100ms to 1h
     #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = interval)]
     pub interval: Duration,
 }
@@ -229,7 +228,7 @@ pub(super) struct TopArgs {
 /// Arguments of `completions`.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct CompletionsArgs {
-    /// Shell that is to complete
+    /// Shell to print the script for
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
@@ -237,7 +236,7 @@ pub(super) struct CompletionsArgs {
 /// Arguments of `man`.
 #[derive(Args, Debug)]
 pub(super) struct ManArgs {
-    /// Where to write the pages; it must be there
+    /// Existing directory to write the pages to
     #[arg(long, value_name = "DIR")]
     pub directory: Option<PathBuf>,
 }
@@ -245,10 +244,10 @@ pub(super) struct ManArgs {
 /// Arguments of `run`.
 #[derive(Args, Debug)]
 pub(super) struct RunArgs {
-    /// Open the store even if some of it is damaged and lost
+    /// Start although the store has lost commits that had been durable
     #[arg(long)]
     pub accept_loss: bool,
-    /// Shape of the log on standard error: text or json
+    /// Format of the log on standard error: text or json
     #[arg(long, default_value = "text", value_name = "FORMAT")]
     pub log_format: crate::logging::LogFormat,
 }
@@ -256,11 +255,11 @@ pub(super) struct RunArgs {
 /// Arguments of `check`.
 #[derive(Args, Debug, Default)]
 pub(super) struct CheckArgs {
-    /// Log in to the broker too, and look at rights, queues and exchanges without changing any
+    /// Log in to the broker as well, and check rights, queues and exchanges without changing them
     #[arg(long)]
     pub connect: bool,
-    /// With --connect: RabbitMQ's management API, http://[USER:PASSWORD@]HOST:15672, for what AMQP does not
-    /// tell: types, arguments and policies of the queues. The login of the broker unless one is given
+    /// With --connect: address of RabbitMQ's management API, http://[USER:PASSWORD@]HOST:15672, to check
+    /// types, arguments and policies of the queues [default login: that of the broker]
     #[arg(long, value_name = "URL", requires = "connect")]
     pub management: Option<String>,
 }
@@ -271,28 +270,28 @@ const ONE_REQUEST: [&str; 7] = ["body", "customer", "id", "delay", "deliver_at",
 /// Arguments of `push`.
 #[derive(Args, Debug)]
 pub(super) struct PushArgs {
-    /// Application that the payload is for; its batches have this routing key
+    /// Application that receives the payload; the routing key of its batches
     #[arg(value_parser = name, required_unless_present = "ndjson")]
     pub application: Option<String>,
-    /// Payload; `-` or nothing: read from standard input
+    /// Payload; `-` or nothing reads it from standard input
     pub body: Option<String>,
-    /// Many requests from standard input, one JSON object a line, with the keys of the JSON envelope: id,
-    /// customer, delay_ms, payload and so on. The first line that is at fault ends it
+    /// Read many requests from standard input, one JSON object per line, with the keys of the JSON envelope:
+    /// id, customer, delay_ms, payload and so on. Stop at the first faulty line
     #[arg(long, conflicts_with_all = ONE_REQUEST)]
     pub ndjson: bool,
-    /// Customer it is for: grouped with others of the same customer
+    /// Customer of the item, which is batched with others of the same customer
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
-    /// Id, by which a repeat is recognised; made up if left out
+    /// Id that identifies repeats [default: a random one]
     #[arg(long, value_name = "I", value_parser = id)]
     pub id: Option<String>,
-    /// Earliest time to leave, from now: 30s, 1h 30m
+    /// Delay, such as 30s or 1h 30m
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "deliver_at")]
     pub delay: Option<Duration>,
-    /// Earliest time to leave: RFC 3339 with offset, or UTC milliseconds
+    /// Time of delivery: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment, allow_hyphen_values = true)]
     pub deliver_at: Option<i64>,
-    /// Further header; may be repeated
+    /// Additional header; may be given more than once
     #[arg(long = "header", value_name = "K=V", value_parser = header)]
     pub headers: Vec<(String, String)>,
     /// Content type [default: application/json if BODY is JSON, else text/plain]
@@ -303,16 +302,16 @@ pub(super) struct PushArgs {
 /// Arguments of `tail`.
 #[derive(Args, Debug)]
 pub(super) struct TailArgs {
-    /// Application whose batches to print
+    /// Application whose batches are printed
     #[arg(value_parser = name)]
     pub application: String,
-    /// End after this many batches
+    /// Stop after this many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Listen even if that takes what is parked, or if the daemon does not say whether anything is
+    /// Listen even if this delivers parked items, or if the daemon does not answer whether there are any
     #[arg(long)]
     pub drain: bool,
-    /// End after this time: 10s, 5m; exit code 3 if nothing came
+    /// Stop after this time, such as 10s or 5m; exit code 3 if nothing arrived
     #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration)]
     pub for_time: Option<Duration>,
 }

@@ -2,8 +2,8 @@
 //!
 //! One whose id is not in memory, and may be in the store, waits for the store's answer, and what came after
 //! it waits behind it: so arrival order stays what it was, and two requests with one id meet each other. The
-//! store is asked for many at a time, ahead of their turn; an answer that something has overtaken since is
-//! not believed, and asked for again ([`super::reads::Watch`]).
+//! store is asked for many at a time, ahead of their turn; a reply that is stale on arrival is discarded, and
+//! the store is asked again ([`super::reads::Watch`]).
 //!
 //! What is in flight has no end yet: a request that depends on it waits, out of line, until its attempt has
 //! ended. What came by message is unacked meanwhile, and an attempt need not end: so of what the consumer may

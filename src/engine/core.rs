@@ -71,8 +71,8 @@ impl Core {
 
     // ---- how items end ------------------------------------------------------------------------------------
 
-    /// Whether the ends of attempts are to be told: whoever begins to wait for one says so, and once a call
-    /// it is looked whether anybody still does.
+    /// Whether the ends of attempts are reported. Callers that start to wait for one set it; it is computed
+    /// anew once per call.
     pub(super) fn want_outcomes(&mut self, wanted: bool) {
         self.outcomes_wanted = wanted;
     }

@@ -2,8 +2,8 @@
 //!
 //! A queue with something to send stands in the run queue, and each turn of it sends one batch, so that a
 //! large backlog of one delays no other. Every batch takes a slot of the publisher; none is formed without a
-//! free one. The first batch of a queue of which nothing is known, or nothing good, goes alone on a channel
-//! of its own, of which there are few; what becomes of it hinders nothing else. So does a batch that was
+//! free one. The first batch of an unproven or failing queue is sent alone, on one of the few channels of its
+//! own; its outcome hinders nothing else. So does a batch that was
 //! under way on a channel that the broker closed.
 //!
 //! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same

@@ -355,8 +355,7 @@ impl Engine {
         stock.store_deferred(now);
     }
 
-    /// Room has been made behind the line's back, which has been judged: perhaps nothing else happens that
-    /// would tell it.
+    /// Schedules a turn if room was freed after the queue of requests was judged: no other event may wake it.
     fn notice_room(&mut self, before: [u64; 3]) {
         let made =
             admission::occupied(&self.core.stock).iter().zip(before).any(|(now, before)| *now < before);

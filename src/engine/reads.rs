@@ -126,9 +126,9 @@ impl Reads {
         oldest.is_some_and(|read| *read <= self.given_up) && !mutated(Mutant::GivenUpIsBelieved)
     }
 
-    /// Forgets what no answer can be out of date by. Scans under way are given up where more than `most`
-    /// changes are remembered for reads: one may take as long as a disk that stands still, while all others
-    /// go on. Reads of queues need no such bound, since commits wait for them.
+    /// Drops notes of changes that no open read can conflict with. Gives up open scans where reads keep more
+    /// than `most` notes: a scan may take as long as a disk stands still, while everything else goes on.
+    /// Reads of queues need no such bound, since commits wait for them.
     pub(super) fn tidy(&mut self, watch: &Watch, most: usize) {
         if self.scans_cost(watch, most) {
             let last = self.open[ReadLine::Scans as usize].back();

@@ -245,7 +245,7 @@ impl StoreLine {
     ///
     /// # Errors
     ///
-    /// It is no export, one of a newer program, or its names are none.
+    /// It is not an export, a newer version has written it, or its names are invalid.
     pub fn names(&self) -> Result<(u128, u64), String> {
         if self.format != LINES_FORMAT {
             return Err(format!("`format` is {:?}, and not {LINES_FORMAT:?}", self.format));

@@ -244,8 +244,7 @@ fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
                 }
                 log.torn = true;
                 seen.broken(&log, at, &error);
-                // What a message carries could look like a batch: it proves nothing, but that one should
-                // look.
+                // A payload may look like a batch, so a match is only a hint to look closer.
                 seen.beyond = find_batch(&file, at + 1, seen.sequence)?;
                 log.damaged |= seen.beyond.is_some();
                 break;

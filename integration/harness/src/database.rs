@@ -3,6 +3,7 @@
 //! The machine's own service is never started, stopped or spoken to. Syncs are off: what is tested is killed, and the
 //! machine stays.
 
+use crate::authority::Signed;
 use crate::bounds;
 use crate::guard;
 use crate::ports::free_port;
@@ -12,7 +13,7 @@ use rustix::process::{Pid, Signal};
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{chown, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -119,6 +120,32 @@ impl Database {
         *self.child() = Some(child);
         wait_until("the database listens", Duration::from_secs(60), || {
             TcpStream::connect(self.address()).is_ok() && self.answer("SELECT 1").is_ok()
+        });
+    }
+
+    /// From now on it has this certificate, and whoever is not its owner needs TLS and a password.
+    pub fn secure(&self, signed: &Signed) {
+        let data = self.dir.join("data");
+        let put = |name: &str, text: &[u8]| {
+            let path = data.join(name);
+            fs::write(&path, text).expect("a file of the server");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("its mode");
+            if let Some((user, group)) = self.owner {
+                chown(&path, Some(user), Some(group)).expect("its owner");
+            }
+        };
+        put("server.crt", &fs::read(&signed.certificate).expect("a certificate"));
+        put("server.key", &fs::read(&signed.key).expect("a key"));
+        put(
+            "pg_hba.conf",
+            b"host all tidegate 127.0.0.1/32 trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n",
+        );
+        put("postgresql.auto.conf", b"ssl = on\n");
+        let loaded = "SELECT pg_conf_load_time()";
+        let before = self.sql(loaded);
+        self.sql("SELECT pg_reload_conf()");
+        wait_until("it has read that", Duration::from_secs(60), || {
+            self.sql(loaded) != before && self.sql("SHOW ssl") == "on"
         });
     }
 

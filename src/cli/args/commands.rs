@@ -23,25 +23,25 @@ pub(crate) struct CancelArgs {
     /// Id of the item
     #[arg(value_parser = id, required_unless_present_any = WANTED, conflicts_with_all = WANTED)]
     pub id: Option<String>,
-    /// All items of this customer instead
+    /// Cancel all items of this customer
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
-    /// All items of the application instead
+    /// Cancel all items of the application
     #[arg(long, conflicts_with_all = &WANTED[1..])]
     pub all: bool,
-    /// Items of customers whose names begin so
+    /// Cancel items of customers whose names begin with this text
     #[arg(long, value_name = "P", value_parser = name, conflicts_with = "customer")]
     pub customer_prefix: Option<String>,
-    /// Items that are due then or later: RFC 3339 with offset, or UTC milliseconds
+    /// Cancel items due at or after this time: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub due_after: Option<u64>,
-    /// Items that are due before then
+    /// Cancel items due before this time
     #[arg(long, value_name = "T", value_parser = moment)]
     pub due_before: Option<u64>,
-    /// Items that came before then
+    /// Cancel items that arrived before this time
     #[arg(long, value_name = "T", value_parser = moment)]
     pub received_before: Option<u64>,
-    /// Cancel nothing, and say how many items it would be
+    /// Cancel nothing; print how many items would be cancelled
     #[arg(long, conflicts_with = "id")]
     pub dry_run: bool,
 }
@@ -59,10 +59,10 @@ pub(crate) struct RescheduleArgs {
     /// Id of the item
     #[arg(value_parser = id)]
     pub id: String,
-    /// New time to leave: RFC 3339 with offset, or UTC milliseconds
+    /// New time of delivery: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment, required_unless_present = "delay")]
     pub at: Option<u64>,
-    /// New time to leave, from now on, such as 30m
+    /// New delay from now, such as 30m
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "at")]
     pub delay: Option<Duration>,
 }
@@ -73,7 +73,7 @@ pub(crate) struct PauseArgs {
     /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
-    /// This customer of it alone
+    /// Only this customer of the application
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
     #[command(flatten)]
@@ -83,10 +83,10 @@ pub(crate) struct PauseArgs {
 /// When what holds for a while ends.
 #[derive(Args, Debug, Default)]
 pub(crate) struct EndArgs {
-    /// For so long, such as 10m; without this and --until, until another command ends it
+    /// Duration, such as 10m [default: until another command ends it]
     #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "until")]
     pub for_time: Option<Duration>,
-    /// Until then: RFC 3339 with offset, or UTC milliseconds
+    /// End: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub until: Option<u64>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct ResumeArgs {
     /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
-    /// This customer of it alone
+    /// Only this customer of the application
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
 }
@@ -108,12 +108,12 @@ pub(crate) struct RateArgs {
     /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
-    /// How fast its items leave, such as 10/s, 5/min or 100/h
+    /// Rate at which items leave, such as 10/s, 5/min or 100/h
     #[arg(required_unless_present = "clear", conflicts_with = "clear")]
     pub rate: Option<Rate>,
     #[command(flatten)]
     pub end: EndArgs,
-    /// As fast as the configuration says again
+    /// Return to the configured rate
     #[arg(long, conflicts_with_all = ["for_time", "until"])]
     pub clear: bool,
 }
@@ -135,7 +135,7 @@ pub(crate) struct FlushArgs {
     /// Application of the windows
     #[arg(value_parser = name)]
     pub application: String,
-    /// The window of this customer alone
+    /// Only the window of this customer
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
 }
@@ -143,22 +143,22 @@ pub(crate) struct FlushArgs {
 /// Arguments of `list`.
 #[derive(Args, Debug)]
 pub(crate) struct ListArgs {
-    /// Of this application alone
+    /// Only items of this application
     #[arg(long, value_name = "A", value_parser = name)]
     pub application: Option<String>,
-    /// Of this customer alone
+    /// Only items of this customer
     #[arg(long, value_name = "C", value_parser = name)]
     pub customer: Option<String>,
-    /// In this state alone: waiting, in_flight or parked
+    /// Only items in this state: waiting, in_flight or parked
     #[arg(long, value_name = "S", value_parser = stage)]
     pub state: Option<ListedStage>,
-    /// Due at or after: RFC 3339 with offset, or UTC milliseconds
+    /// Only items due at or after this time: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]
     pub from: Option<u64>,
     /// Only items due before this time
     #[arg(long, value_name = "T", value_parser = moment)]
     pub to: Option<u64>,
-    /// Most items shown
+    /// Maximum number of items
     #[arg(
         long,
         value_name = "N",
@@ -166,10 +166,10 @@ pub(crate) struct ListArgs {
         value_parser = clap::value_parser!(u64).range(1..=MAX_LISTED)
     )]
     pub limit: u64,
-    /// Go on where another list ended: its `next`
+    /// Continue another list: its `next`
     #[arg(long, value_name = "NEXT", value_parser = place)]
     pub cursor: Option<String>,
-    /// Only say how many: by application, or of one customer of one application
+    /// Print only the number of items, by application or of one customer
     #[arg(long, conflicts_with_all = ["state", "from", "to", "limit", "cursor"])]
     pub count: bool,
 }
@@ -185,21 +185,21 @@ pub(crate) struct ApplicationArgs {
 /// Subcommands of `parked`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ParkedCommand {
-    /// Show the applications that cannot be delivered to, or the parked items of one
+    /// List the applications that cannot be delivered to, or the parked items of one
     List(ParkedListArgs),
-    /// Try an application now, without waiting for its next try
+    /// Retry an application now instead of at its next try
     Retry(ApplicationArgs),
-    /// Give up all parked items of an application
+    /// Turn all parked items of an application into dead letters
     Drop(DropArgs),
 }
 
 /// Arguments of `parked list`.
 #[derive(Args, Debug)]
 pub(crate) struct ParkedListArgs {
-    /// Its items; left out: all parked applications
+    /// Application whose items are listed [default: list the parked applications]
     #[arg(value_parser = name)]
     pub application: Option<String>,
-    /// Most items shown
+    /// Maximum number of items
     #[arg(
         long,
         value_name = "N",
@@ -216,7 +216,7 @@ pub(crate) struct DropArgs {
     /// Name of the application
     #[arg(value_parser = name)]
     pub application: String,
-    /// Do it; without this, only say how many items it would be
+    /// Confirm; without it the command only prints how many items would be dropped
     #[arg(long)]
     pub yes: bool,
 }

@@ -16,31 +16,31 @@ fn key(text: &str) -> Result<String, &'static str> {
 /// Subcommands of `dead`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeadCommand {
-    /// Show dead letters in the order in which they lie there, or how many by reason and application
+    /// List dead letters in queue order, or count them by reason and application
     List(LetterListArgs),
-    /// Show one with its headers, properties and body
+    /// Show one dead letter with headers, properties and body
     Show(LetterArgs),
-    /// Send letters back as requests, at once or at a new time
+    /// Send dead letters back as requests, immediately or at a new time
     ///
-    /// What tidegate and RabbitMQ added is taken off, and so are an old time, and an expiry that could not be
-    /// met. Each leaves the queue once its request is safe in the ingest queue.
+    /// The command removes what tidegate and RabbitMQ added, an old time, and an expiry that cannot be met. A
+    /// dead letter leaves its queue once its request is confirmed in the ingest queue.
     Retry(LetterRetryArgs),
-    /// Take letters away for good
+    /// Delete dead letters
     Drop(LetterDropArgs),
-    /// Print letters with all that they hold, one JSON document a line
+    /// Print complete dead letters, one JSON document per line
     Export(LetterExportArgs),
 }
 
 /// Which letters are shown.
 #[derive(Args, Debug, Default)]
 pub(crate) struct LetterFilterArgs {
-    /// Of this reason alone: invalid, expired, attempts, ..., broker:expired, ...
+    /// Only dead letters with this reason: invalid, expired, attempts, ..., broker:expired, ...
     #[arg(long, value_name = "R", value_parser = name)]
     pub reason: Option<String>,
-    /// Of this application alone
+    /// Only dead letters of this application
     #[arg(long, value_name = "A", value_parser = name, allow_hyphen_values = true)]
     pub application: Option<String>,
-    /// Those alone whose application could not be read
+    /// Only dead letters whose application could not be read
     #[arg(long, conflicts_with = "application")]
     pub unreadable: bool,
 }
@@ -51,7 +51,7 @@ pub(crate) struct LetterListArgs {
     /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
-    /// Most letters shown
+    /// Maximum number of dead letters
     #[arg(
         long,
         value_name = "N",
@@ -59,7 +59,7 @@ pub(crate) struct LetterListArgs {
         value_parser = clap::value_parser!(u64).range(1..=MOST_LOOKED_AT as u64)
     )]
     pub limit: u64,
-    /// Only say how many, by reason and application
+    /// Print only the numbers, by reason and application
     #[arg(long, conflicts_with = "limit")]
     pub count: bool,
 }
@@ -67,7 +67,7 @@ pub(crate) struct LetterListArgs {
 /// Arguments of `dead show`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterArgs {
-    /// Key of the letter, as lists show it
+    /// Key of the dead letter, as shown by list
     #[arg(value_parser = key)]
     pub key: String,
 }
@@ -75,7 +75,7 @@ pub(crate) struct LetterArgs {
 /// Which letters are meant, for what changes something.
 #[derive(Args, Debug)]
 pub(crate) struct MeantArgs {
-    /// Key of one letter, as lists show it
+    /// Key of one dead letter, as shown by list
     #[arg(
         value_parser = key,
         required_unless_present_any = ["reason", "application", "unreadable", "all"],
@@ -85,13 +85,13 @@ pub(crate) struct MeantArgs {
     /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
-    /// Every letter that is there
+    /// All dead letters
     #[arg(long, conflicts_with_all = ["reason", "application", "unreadable"])]
     pub all: bool,
-    /// Most letters that are taken [default: all that are meant and were there at the beginning]
+    /// Maximum number of dead letters [default: all that match and were there at the start]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_OF_A_WALK as u64))]
     pub limit: Option<u64>,
-    /// Do it; without this, only say how many letters it would be
+    /// Confirm; without it the command only prints how many dead letters match
     #[arg(long)]
     pub yes: bool,
 }
@@ -102,13 +102,13 @@ pub(crate) struct LetterRetryArgs {
     /// Which letters it is about.
     #[command(flatten)]
     pub meant: MeantArgs,
-    /// New time to leave: RFC 3339 with offset, or UTC milliseconds [default: at once]
+    /// New time of delivery: RFC 3339 with offset, or UTC milliseconds [default: immediately]
     #[arg(long, value_name = "T", value_parser = moment, conflicts_with = "delay")]
     pub at: Option<u64>,
-    /// New time to leave, from now on, such as 30m
+    /// New delay from now, such as 30m
     #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
     pub delay: Option<Duration>,
-    /// New expiry, in place of the old one: RFC 3339 with offset, or UTC milliseconds
+    /// New expiry that replaces the old one: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = expiry)]
     pub deliver_before: Option<u64>,
 }
@@ -127,7 +127,7 @@ pub(crate) struct LetterExportArgs {
     /// Which letters it is about.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
-    /// Most letters that are taken [default: all that are meant and were there at the beginning]
+    /// Maximum number of dead letters [default: all that match and were there at the start]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_OF_A_WALK as u64))]
     pub limit: Option<u64>,
 }

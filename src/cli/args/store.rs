@@ -6,30 +6,30 @@ use std::path::PathBuf;
 /// Subcommands of `store`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreCommand {
-    /// Read every row, and say what is there and what is damaged
+    /// Read every row, and report what is there and what is damaged
     ///
-    /// Nothing is repaired, and no row is written. Exit code 1 if anything is wrong.
+    /// The command repairs nothing and writes no row. Exit code 1 if anything is damaged.
     Verify(StoreDirArgs),
-    /// Print everything that waits, one JSON document a line, so that it can be imported again
+    /// Print all items that wait, one JSON document per line, for `store import`
     ///
-    /// It ends with a line that says so: without it, the export is not whole.
+    /// The last line marks the end: an export without it is incomplete.
     Export(StoreExportArgs),
-    /// Read an export from standard input into a store, which is made if it is not there
+    /// Import an export from standard input into a store, which is created if it does not exist
     ///
-    /// Nothing comes twice: what an earlier import of the same export has brought, and ids that the store
-    /// knows, are left out and counted. An import that was cut short goes on where it was.
+    /// The command skips and counts items that an earlier import of the same export has brought, and ids that
+    /// the store knows. An import that was interrupted can be repeated.
     Import(StoreDirArgs),
-    /// Write all tables anew without what was deleted, and say what that gave back
+    /// Rewrite all tables without deleted rows, and report the space that this freed
     ///
-    /// A daemon does this by itself as it goes on writing. It is for a store that is to be copied, or whose
-    /// disk is short.
+    /// A running daemon does this by itself. Use the command before a store is copied, or when the disk is
+    /// nearly full.
     Compact(StoreDirArgs),
 }
 
 /// Which store is meant.
 #[derive(Args, Debug)]
 pub(crate) struct StoreDirArgs {
-    /// Directory of the store; with it, no configuration is read [default: store.path]
+    /// Directory of the store; if given, no configuration is read [default: store.path]
     #[arg(value_name = "DIR")]
     pub directory: Option<PathBuf>,
 }
@@ -37,10 +37,10 @@ pub(crate) struct StoreDirArgs {
 /// Arguments of `store export`.
 #[derive(Args, Debug)]
 pub(crate) struct StoreExportArgs {
-    /// Which store is meant.
+    /// Directory of the store.
     #[command(flatten)]
     pub store: StoreDirArgs,
-    /// Ask the running daemon, which has the store open: what is durable at the moment of asking
+    /// Export from the running daemon: what is durable at the moment of the request
     #[arg(long, conflicts_with = "directory")]
     pub running: bool,
 }

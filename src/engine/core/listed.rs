@@ -16,7 +16,7 @@ pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
     } else {
         match item.stage() {
             Stage::Scheduled | Stage::Windowed { .. } => ListedStage::Waiting,
-            Stage::Ready | Stage::Flying(_) => stage_of_due(core, item.queue()),
+            Stage::Ready | Stage::Flying(_) | Stage::Detached => stage_of_due(core, item.queue()),
         }
     };
     Listed {

@@ -20,14 +20,16 @@ pub(in crate::engine) enum Stage {
     Windowed { pos: u32, scheduled: bool },
     /// Due, in its queue.
     Ready,
-    /// Member of the flight with this number.
+    /// Member of the flight with this number, which is not 0.
     Flying(u64),
+    /// On no list: on its way from one to another, within a call.
+    Detached,
 }
 
 impl Stage {
-    /// Member of a flight: 0 is none.
+    /// Member of a flight.
     pub(in crate::engine) fn is_in_batch(self) -> bool {
-        matches!(self, Stage::Flying(number) if number > 0)
+        matches!(self, Stage::Flying(_))
     }
 }
 

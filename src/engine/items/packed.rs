@@ -44,6 +44,7 @@ impl PackedState {
         match bits & 3 {
             0 => Stage::Scheduled,
             1 => Stage::Ready,
+            2 if bits >> 2 == 0 => Stage::Detached,
             2 => Stage::Flying(bits >> 2),
             _ => Stage::Windowed { pos: (bits >> 3) as u32, scheduled: bits & 4 != 0 },
         }
@@ -75,7 +76,11 @@ fn pack(stage: Stage) -> u64 {
     match stage {
         Stage::Scheduled => 0,
         Stage::Ready => 1,
-        Stage::Flying(flight) => flight << 2 | 2,
+        Stage::Detached => 2,
+        Stage::Flying(flight) => {
+            debug_assert!(flight > 0, "no flight has the number 0");
+            flight << 2 | 2
+        }
         Stage::Windowed { pos, scheduled } => u64::from(pos) << 3 | u64::from(scheduled) << 2 | 3,
     }
 }
@@ -112,7 +117,8 @@ mod tests {
         prop_oneof![
             Just(Stage::Scheduled),
             Just(Stage::Ready),
-            (0..1u64 << 55).prop_map(Stage::Flying),
+            Just(Stage::Detached),
+            (1..1u64 << 55).prop_map(Stage::Flying),
             (any::<u32>(), any::<bool>()).prop_map(|(pos, scheduled)| Stage::Windowed { pos, scheduled }),
         ]
     }

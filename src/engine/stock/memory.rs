@@ -134,9 +134,9 @@ impl<'s> QueueStock<'s> {
                 count_due(self, customer, -1);
                 customer.into_iter().for_each(|customer| self.of(customer).call_paced());
             }
-            Stage::Flying(_) => return,
+            Stage::Flying(_) | Stage::Detached => return,
         }
-        self.shared.set_stage(id, Stage::Flying(0));
+        self.shared.set_stage(id, Stage::Detached);
     }
 
     /// Writes an item that is in memory alone, where it stays.

@@ -262,7 +262,7 @@ impl Stock {
         [self.shared.next_due(), self.queues.next_end()].into_iter().flatten().min()
     }
 
-    /// Forgets what no answer can be out of date by.
+    /// Drops notes of changes that no open read can conflict with.
     pub(super) fn tidy_reads(&mut self) {
         let most = self.thresholds().noted;
         self.shared.reads.tidy(&self.shared.watch, most);
@@ -405,7 +405,7 @@ impl Stock {
                 Stage::Windowed { pos, .. } => {
                     self.shared.set_stage(id, Stage::Windowed { pos, scheduled: false });
                 }
-                Stage::Ready | Stage::Flying(_) => {
+                Stage::Ready | Stage::Flying(_) | Stage::Detached => {
                     debug_assert!(false, "what is due twice was not taken out of the schedule");
                 }
             }
@@ -455,8 +455,7 @@ impl Stock {
         }
         for id in self.items().ids().collect::<Vec<_>>() {
             let (queue, key) = (self.items()[id].queue(), self.items()[id].place());
-            let flying = matches!(self.items()[id].stage(), Stage::Flying(_));
-            if !flying {
+            if !self.items()[id].stage().is_in_batch() {
                 self.queues.at(queue).at_work().may_drop(key, id);
             }
         }

@@ -254,7 +254,7 @@ impl SharedStock {
     pub(in crate::engine) fn committed(&mut self, token: u64) {
         let before = self.journal.uncommitted();
         for id in self.journal.committed(token) {
-            let idle = self.items.get(id).is_some_and(|item| !matches!(item.stage(), Stage::Flying(_)));
+            let idle = self.items.get(id).is_some_and(|item| !item.stage().is_in_batch());
             if idle && self.is_readable(id) && !mutated(Mutant::ContentsStay) {
                 self.items.take_content(id);
             }

@@ -1,0 +1,112 @@
+//! Logins to the database: over TLS, with a password from wherever it may come, and what is said where one fails.
+
+use super::{state_of, LIMIT};
+use std::fs;
+use tidegate_harness::{wait_until, workdir, Authority, Config, Daemon, Database, Site};
+
+const PASSWORD: &str = "canary@9e1f/pg";
+/// The same within a URI.
+const ENCODED: &str = "canary%409e1f%2Fpg";
+const WRONG: &str = "canary-wrong-2b7c";
+
+/// A server that demands TLS and passwords; a role of it, and its authority.
+struct Secured {
+    server: Database,
+    authority: Authority,
+    role: String,
+}
+
+impl Secured {
+    /// `None`: there is no PostgreSQL.
+    fn start(site: &Site<'_>) -> Option<Secured> {
+        let server = Database::own("")?;
+        let authority = Authority::new(&workdir("pg-certificates"), "pg-ca");
+        server.secure(&authority.server("db", "127.0.0.1"));
+        let role = format!("{}_tls", site.schema());
+        server.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'"));
+        server.sql(&format!("GRANT CREATE ON DATABASE postgres TO {role}"));
+        Some(Secured { server, authority, role })
+    }
+
+    /// The site's configuration with this login, hosts and parameters.
+    fn config(&self, site: &Site<'_>, password: &str, hosts: &str, parameters: &str) -> Config {
+        let role = &self.role;
+        let uri = format!("postgres://{role}{password}@{hosts}/postgres?{parameters}");
+        site.in_database(site.config(), &self.server).text("store.uri", &uri)
+    }
+
+    fn address(&self) -> String {
+        self.server.address().to_string()
+    }
+}
+
+#[test]
+fn passwords_and_certificates_may_come_from_anywhere() {
+    let site = Site::new("pg-tls");
+    let Some(secured) = Secured::start(&site) else { return };
+    let dir = workdir("pg-secrets");
+    let file = dir.join("store-password");
+    fs::write(&file, format!("{PASSWORD}\n")).expect("the password's file");
+    let (file, credentials) = (file.to_string_lossy(), dir.to_string_lossy());
+    let ca = secured.authority.file().to_string_lossy();
+    let address = secured.address();
+    let by_file = secured.config(&site, "", &address, "sslmode=require");
+    let by_file = by_file.text("store.password_file", &file).text("store.ca_file", &ca);
+    let rooted = format!("sslmode=verify-full&sslrootcert={ca}");
+    let by_credential = secured.config(&site, "", &address, &rooted);
+    let hosts = format!("127.0.0.1:1,{address}");
+    let by_uri = secured.config(&site, &format!(":{ENCODED}"), &hosts, &rooted);
+    let inbox = site.inbox("shop");
+    for (way, config) in [("file", by_file), ("credential", by_credential), ("uri", by_uri)] {
+        let mut daemon = Daemon::stopped(&config, &site.dir);
+        daemon.environment("CREDENTIALS_DIRECTORY", (way == "credential").then_some(&*credentials));
+        daemon.start_again();
+        daemon.wait_ready();
+        site.client.publish(&site.push("shop", "1").id(way));
+        assert_eq!(inbox.batch().ids(), [way]);
+        let asked = format!(
+            "SELECT DISTINCT ssl, version FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE usename = '{}'",
+            secured.role
+        );
+        assert_eq!(secured.server.sql(&asked), "t|TLSv1.3", "{way}");
+        daemon.term();
+        assert!(daemon.exit(LIMIT).success(), "{way}: {}", daemon.log_tail());
+        assert!(!daemon.log().contains(PASSWORD), "{way}: the log tells the password");
+    }
+}
+
+#[test]
+fn a_login_that_fails_says_why_and_waits() {
+    let site = Site::new("pg-login");
+    let Some(secured) = Secured::start(&site) else { return };
+    let other = Authority::new(&workdir("pg-certificates"), "pg-other-ca");
+    let ca = |authority: &Authority| authority.file().to_string_lossy().into_owned();
+    let (good, address) = (format!(":{ENCODED}"), secured.address());
+    let with = |password: &str, parameters: &str| secured.config(&site, password, &address, parameters);
+    let trusted = with(&good, "sslmode=require").text("store.ca_file", &ca(&secured.authority));
+    let faults = [
+        (
+            with(&format!(":{WRONG}"), "sslmode=require").text("store.ca_file", &ca(&secured.authority)),
+            "28P01",
+        ),
+        (with(&good, "sslmode=require").text("store.ca_file", &ca(&other)), "UnknownIssuer"),
+        (with(&good, "sslmode=disable"), "28000"),
+        // The server has another certificate by then.
+        (trusted, "not valid for name"),
+    ];
+    let last = faults.len() - 1;
+    for (n, (config, part)) in faults.into_iter().enumerate() {
+        if n == last {
+            secured.server.secure(&secured.authority.server("elsewhere", "127.0.0.9"));
+        }
+        let mut daemon = Daemon::stopped(&config, &workdir("pg-login"));
+        daemon.start_again();
+        wait_until("it says why", LIMIT, || daemon.log().contains("waiting for the store"));
+        wait_until("it waits", LIMIT, || state_of(&daemon) == "waiting");
+        let log = daemon.log();
+        assert!(log.contains(part), "{part}: {}", daemon.log_tail());
+        assert!(!log.contains(PASSWORD) && !log.contains(WRONG), "{part}: the log tells a password");
+        daemon.term();
+        assert!(daemon.exit(LIMIT).success(), "{part}: {}", daemon.log_tail());
+    }
+}
