@@ -30,14 +30,15 @@ Exit codes:
       that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
       cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead); an
       export that is not whole (store)
+  70  a stop did not come to its end and was broken off (run)
   75  the store is locked by another process (run, store)
-  78  the configuration is at fault, or the store is none that it may use
+  78  the configuration is at fault, or does not fit the store
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
 there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
-read [admin] of it alone, and nothing of it if --url or TIDEGATE_URL is given.
+read only its [admin] section, and no configuration at all with --url or TIDEGATE_URL.
 
-NO_COLOR: set and not empty, nothing is coloured: neither this help nor top.";
+If NO_COLOR is set and not empty, help and top are not coloured.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -95,7 +96,7 @@ pub(super) enum CliCommand {
     /// So the command asks the daemon first, and refuses an application with parked items unless --drain is
     /// given.
     Tail(TailArgs),
-    /// Cancel an item that has not left, or all items of a customer
+    /// Cancel an item that has not left, or all items that match
     ///
     /// Items that were sent, have expired, are dead or in flight cannot be cancelled: exit code 3.
     Cancel(CancelArgs),
@@ -104,10 +105,10 @@ pub(super) enum CliCommand {
     /// Change the time of an item that waits; payload, id and properties stay the same
     ///
     /// A member of a window leaves the window and keeps the new time. Items that were sent, have ended or are
-    /// in flight cannot be rescheduled, and the new time must not be later than the item's expiry: exit code
-    /// 3.
+    /// in flight cannot be rescheduled. The new time must be before the item's expiry and within
+    /// limits.max_delay. Otherwise: exit code 3.
     Reschedule(RescheduleArgs),
-    /// Close the open window of a customer now
+    /// Close the open windows of an application now, or only that of one customer
     Flush(FlushArgs),
     /// List the items that have not ended, by due time
     List(ListArgs),
@@ -115,9 +116,9 @@ pub(super) enum CliCommand {
     Pause(PauseArgs),
     /// Resume a paused application or customer
     Resume(ResumeArgs),
-    /// Override the configured rate of an application, for some time
+    /// Override the configured rate of an application, for some time or until it is cleared
     Rate(RateArgs),
-    /// Show, retry or drop the items that cannot be delivered at present
+    /// Show, retry or give up the items that cannot be delivered at present
     #[command(subcommand)]
     Parked(ParkedCommand),
     /// Show, send back, drop or save the messages in the dead-letter queue
@@ -135,7 +136,7 @@ pub(super) enum CliCommand {
     Top(TopArgs),
     /// Report the health of the running daemon by exit code, for probes and scripts
     ///
-    /// Exit code 0: live and ready. 3: live but not ready. 1: stuck, or no answer.
+    /// Exit code 0: live and ready. 3: live, but not ready or stuck. 1: not live, or no answer.
     Health(HealthArgs),
     /// Print a sample, the schema or the effective configuration
     #[command(subcommand)]

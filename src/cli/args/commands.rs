@@ -189,7 +189,7 @@ pub(crate) enum ParkedCommand {
     List(ParkedListArgs),
     /// Retry an application now instead of at its next try
     Retry(ApplicationArgs),
-    /// Turn all parked items of an application into dead letters
+    /// Cancel all parked items of an application for good; they leave no dead letters
     Drop(DropArgs),
 }
 

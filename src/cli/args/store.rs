@@ -10,7 +10,7 @@ pub(crate) enum StoreCommand {
     ///
     /// The command repairs nothing and writes no row. Exit code 1 if anything is damaged.
     Verify(StoreDirArgs),
-    /// Print all items that wait, one JSON document per line, for `store import`
+    /// Print everything in the store, one JSON document per line, for `store import`
     ///
     /// The last line marks the end: an export without it is incomplete.
     Export(StoreExportArgs),
@@ -21,8 +21,7 @@ pub(crate) enum StoreCommand {
     Import(StoreDirArgs),
     /// Rewrite all tables without deleted rows, and report the space that this freed
     ///
-    /// A running daemon does this by itself. Use the command before a store is copied, or when the disk is
-    /// nearly full.
+    /// A running daemon does this when disk space is short. Use the command before you copy a stopped store.
     Compact(StoreDirArgs),
 }
 
