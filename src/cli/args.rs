@@ -38,7 +38,7 @@ Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tideg
 there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
 read only its [admin] section, and no configuration at all with --url or TIDEGATE_URL.
 
-If NO_COLOR is set and not empty, help and top are not coloured.";
+NO_COLOR: if it is set and not empty, help and top are not coloured.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
