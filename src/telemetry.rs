@@ -11,16 +11,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Spans that wait for the sender.
-const LINE: usize = 4_096;
+const QUEUE_CAPACITY: usize = 4_096;
 /// Spans of one request, and how long the first of them waits for company.
-const MOST: usize = 128;
-const COMPANY: Duration = Duration::from_secs(1);
+const MAX_BATCH: usize = 128;
+const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// For one request, whole.
 const REQUEST_WITHIN: Duration = Duration::from_secs(2);
 /// For all that waits when the process ends, the request under way apart.
 const ENDING_WITHIN: Duration = Duration::from_secs(2);
 /// Least time between two lines of the log.
-const SILENCE: Duration = Duration::from_secs(60);
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// Most links of one span: what collectors take without being told otherwise.
 pub const MOST_LINKS: usize = 128;
 
@@ -73,11 +73,12 @@ impl SpanExporter {
     /// # Errors
     /// The thread cannot be started.
     pub fn start(endpoint: &str) -> std::io::Result<SpanExporter> {
-        let (line, spans) = sync_channel(LINE);
+        let (line, spans) = sync_channel(QUEUE_CAPACITY);
         let lost = Arc::new(AtomicU64::new(0));
         let address = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let ending = Arc::new(AtomicBool::new(false));
-        let courier = Courier { address, lost: Arc::clone(&lost), ending: Arc::clone(&ending), warned: None };
+        let courier =
+            SpanSender { address, lost: Arc::clone(&lost), ending: Arc::clone(&ending), warned: None };
         let thread = std::thread::Builder::new().name("tidegate-otlp".to_owned());
         let sender = thread.spawn(move || courier.run(&spans))?;
         Ok(SpanExporter { line: Some(line), lost, ending, sender: Mutex::new(Some(sender)) })
@@ -107,20 +108,20 @@ impl Drop for SpanExporter {
 }
 
 /// Takes spans from the line to the collector.
-struct Courier {
+struct SpanSender {
     address: String,
     lost: Arc<AtomicU64>,
     ending: Arc<AtomicBool>,
     warned: Option<Instant>,
 }
 
-impl Courier {
+impl SpanSender {
     fn run(mut self, spans: &Receiver<PublishSpan>) {
         let mut ending_until = None;
         while let Ok(first) = spans.recv() {
             let mut batch = vec![first];
-            let until = Instant::now() + COMPANY;
-            while batch.len() < MOST {
+            let until = Instant::now() + BATCH_DELAY;
+            while batch.len() < MAX_BATCH {
                 match spans.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(span) => batch.push(span),
                     Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
@@ -162,7 +163,7 @@ impl Courier {
     }
 
     fn warn(&mut self, error: &str) {
-        if self.warned.is_some_and(|at| at.elapsed() < SILENCE) {
+        if self.warned.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
             return;
         }
         self.warned = Some(Instant::now());
@@ -315,7 +316,8 @@ mod tests {
             let answer =
                 format!("HTTP/1.1 {code} There\r\nlocation: {elsewhere}\r\ncontent-length: 0\r\n\r\n");
             let (at, told) = collector(1, answer, Duration::ZERO);
-            let courier = Courier { address: at, lost: Arc::default(), ending: Arc::default(), warned: None };
+            let courier =
+                SpanSender { address: at, lost: Arc::default(), ending: Arc::default(), warned: None };
             let error = courier.send(&[PublishSpan::default()]).unwrap_err();
             assert!(error.contains(&code.to_string()), "{error}");
             assert_eq!(told.join().unwrap(), 1);
@@ -329,7 +331,7 @@ mod tests {
         let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_owned();
         let (at, came) = collector(30, answer, Duration::from_millis(1_500));
         let exporter = SpanExporter::start(&at).unwrap();
-        for _ in 0..30 * MOST {
+        for _ in 0..30 * MAX_BATCH {
             exporter.export(PublishSpan::default());
         }
         drop(exporter);

@@ -90,7 +90,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             | Command::CountSelected(_)
             | Command::Count(_)
             | Command::List(_)
-            | Command::Outlook(_)
+            | Command::TimelineQuery(_)
             | Command::FlushAll(_)
             | Command::Slow(..)
             | Command::Retry(_)
@@ -305,8 +305,8 @@ pub fn http(data: &[u8]) {
         assert!((1..=parse::MAX_PAGE).contains(&filter.limit));
         assert_eq!(parse::cursor(&parse::cursor_text(filter.from)), Some(filter.from));
     }
-    if let Ok(outlook) = parse::outlook(query) {
-        assert!(outlook.each_ms > 0 && (1..=60).contains(&outlook.stretches));
+    if let Ok(timeline) = parse::timeline(query) {
+        assert!(timeline.each_ms > 0 && (1..=60).contains(&timeline.stretches));
     }
     let _ = (parse::moment(text), parse::stage(text), parse::cursor(text));
 }

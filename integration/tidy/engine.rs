@@ -310,11 +310,11 @@ fn fields_are_read() {
 #[test]
 fn a_field_for_its_part_alone_stays_there() {
     let field = "/// Two words.\n    pub(super) items: Items";
-    assert!(!leaves_part(field, "src/engine/stock/shared.rs", "stock"));
-    assert!(leaves_part(field, "src/engine/stock/mod.rs", "stock"), "its parent is the engine");
+    assert!(!leaves_part(field, "src/engine/live/shared.rs", "live"));
+    assert!(leaves_part(field, "src/engine/live/mod.rs", "live"), "its parent is the engine");
     assert!(leaves_part(field, "src/engine/queue.rs", "queue"));
-    assert!(leaves_part("pub(in crate::engine) journal: Journal", "src/engine/stock/shared.rs", "stock"));
-    assert!(!leaves_part("items: Items", "src/engine/stock/mod.rs", "stock"));
+    assert!(leaves_part("pub(in crate::engine) journal: Journal", "src/engine/live/shared.rs", "live"));
+    assert!(!leaves_part("items: Items", "src/engine/live/mod.rs", "live"));
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         Command::FlushAll(application) => ("flush_application", of(application, None, None)),
         Command::Count(c) => ("count", of(&c.application, None, Some(&c.customer))),
         Command::List(_) => ("list", Subject::default()),
-        Command::Outlook(_) => ("timeline", Subject::default()),
+        Command::TimelineQuery(_) => ("timeline", Subject::default()),
         Command::Pause(application, _) => ("pause", of(application, None, None)),
         Command::Resume(application) => ("resume", of(application, None, None)),
         Command::PauseCustomer(c, _) => ("pause_customer", of(&c.application, None, Some(&c.customer))),

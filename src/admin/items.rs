@@ -29,7 +29,7 @@ async fn list(State(shared): State<ApiState>, uri: Uri) -> Response {
 }
 
 async fn timeline(State(shared): State<ApiState>, uri: Uri) -> Response {
-    shared.look(parse::outlook(uri.query()).map(CommandRequest::Outlook)).await
+    shared.look(parse::timeline(uri.query()).map(CommandRequest::TimelineQuery)).await
 }
 
 async fn lookup(State(shared): State<ApiState>, uri: Uri) -> Response {

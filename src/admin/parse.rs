@@ -8,7 +8,7 @@ use super::command::ItemOf;
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
 use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use crate::engine::pace::NoRate;
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Outlook, Rate, Selection};
+use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Rate, Selection, TimelineQuery};
 use crate::letters::{
     LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
     MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
@@ -107,21 +107,21 @@ const SPANS: [(&str, u64, usize); 3] = [("minute", 1_000, 60), ("hour", 60_000, 
 ///
 /// # Errors
 /// As [`filter`].
-pub fn outlook(query: Option<&str>) -> Result<Outlook, BadRequest> {
+pub fn timeline(query: Option<&str>) -> Result<TimelineQuery, BadRequest> {
     let [_, (_, each_ms, stretches), _] = SPANS;
-    let mut outlook = Outlook { application: None, each_ms, stretches };
+    let mut timeline = TimelineQuery { application: None, each_ms, stretches };
     for (name, value) in parameters(query, &["application", "span"])? {
         if name == "application" {
             bounded(&value, &name, MAX_NAME)?;
-            outlook.application = Some(Arc::from(value));
+            timeline.application = Some(Arc::from(value));
         } else {
             let span = SPANS.into_iter().find(|(word, ..)| *word == value);
             let (_, each_ms, stretches) =
                 span.ok_or_else(|| fault(&name, "it is none of minute, hour and day"))?;
-            (outlook.each_ms, outlook.stretches) = (each_ms, stretches);
+            (timeline.each_ms, timeline.stretches) = (each_ms, stretches);
         }
     }
-    Ok(outlook)
+    Ok(timeline)
 }
 
 /// The filter of a list. An empty value is absent; `cursor` and `from` together: the later place counts.

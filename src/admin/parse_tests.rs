@@ -60,7 +60,7 @@ fn what_no_name_is_is_refused_by_its_parameter() {
 #[test]
 fn a_timeline_is_of_a_span_and_perhaps_of_an_application() {
     let of = |application: Option<&str>, each_ms, stretches| {
-        Ok(Outlook { application: application.map(Arc::from), each_ms, stretches })
+        Ok(TimelineQuery { application: application.map(Arc::from), each_ms, stretches })
     };
     for (query, want) in [
         ("span=minute", of(None, 1_000, 60)),
@@ -69,9 +69,9 @@ fn a_timeline_is_of_a_span_and_perhaps_of_an_application() {
         ("span=&application=", of(None, 60_000, 60)),
         ("", of(None, 60_000, 60)),
     ] {
-        assert_eq!(outlook(Some(query)), want, "{query}");
+        assert_eq!(timeline(Some(query)), want, "{query}");
     }
-    assert_eq!(outlook(None), outlook(Some("span=hour")));
+    assert_eq!(timeline(None), timeline(Some("span=hour")));
     for (query, named) in [
         ("span=week", "span: it is none of minute, hour and day"),
         ("span=day&span=day", "span: it is there twice"),
@@ -79,10 +79,10 @@ fn a_timeline_is_of_a_span_and_perhaps_of_an_application() {
         ("customer=c", "customer: this path knows no such query parameter"),
         ("application=%ff", "application: it is not UTF-8"),
     ] {
-        assert_eq!(error(outlook(Some(query))), named, "{query}");
+        assert_eq!(error(timeline(Some(query))), named, "{query}");
     }
     let long = format!("application={}", "x".repeat(201));
-    assert!(error(outlook(Some(&long))).starts_with("application: it has 201 bytes"));
+    assert!(error(timeline(Some(&long))).starts_with("application: it has 201 bytes"));
 }
 
 #[test]

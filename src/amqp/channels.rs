@@ -11,9 +11,9 @@
 use super::alone::{AloneEnd, AlonePool};
 use super::connection::Session;
 use super::fault::{EndReason, Fault, FaultKind};
+use super::liveness::{LivenessProbe, PROBE_AFTER};
 use super::message::{confirm_channel, Encoder, TurnOutput};
-use super::outlet::Outlet;
-use super::pulse::{Pulse, ASK_AFTER};
+use super::reopening::ReopeningChannel;
 use super::supervise::RateLimitedLog;
 use super::suspects::Suspects;
 use super::topology::{prepare_dead, Note};
@@ -57,11 +57,11 @@ pub(super) struct EgressChannels {
     session: Arc<Session>,
     options: Arc<Options>,
     encoder: Encoder,
-    main: Outlet,
-    dead: Outlet,
+    main: ReopeningChannel,
+    dead: ReopeningChannel,
     alone: AlonePool,
     left_behind: JoinSet<()>,
-    pulse: Pulse,
+    liveness: LivenessProbe,
     blocked: bool,
     /// Confirm time-outs count from here at the earliest.
     unblocked_at: Instant,
@@ -94,11 +94,11 @@ impl EgressChannels {
             session,
             options,
             encoder,
-            main: Outlet::of(main),
-            dead: Outlet::closed(),
+            main: ReopeningChannel::of(main),
+            dead: ReopeningChannel::closed(),
             alone: AlonePool::new(channels.saturating_sub(OTHER_CHANNELS).into()),
             left_behind: JoinSet::new(),
-            pulse: Pulse::default(),
+            liveness: LivenessProbe::default(),
             blocked: false,
             unblocked_at: Instant::now(),
             closing: JoinSet::new(),
@@ -158,12 +158,12 @@ impl EgressChannels {
 
     /// Waits until there is something to do. Safe to cancel.
     pub(super) async fn woken(&mut self) {
-        let EgressChannels { main, dead, alone, pulse, .. } = self;
+        let EgressChannels { main, dead, alone, liveness, .. } = self;
         tokio::select! {
             () = main.woken() => {}
             () = dead.woken() => {}
             () = alone.woken() => {}
-            () = pulse.woken() => {}
+            () = liveness.woken() => {}
         }
     }
 
@@ -217,8 +217,9 @@ impl EgressChannels {
             oldest.is_some_and(|at| now - at.max(unblocked_at) >= limit)
         };
         let overdue = |oldest| has_waited(oldest, limit);
-        let waits = has_waited(self.main.oldest(), ASK_AFTER) || has_waited(self.dead.oldest(), ASK_AFTER);
-        if let Err(fault) = self.pulse.look(&self.session, waits) {
+        let waits =
+            has_waited(self.main.oldest(), PROBE_AFTER) || has_waited(self.dead.oldest(), PROBE_AFTER);
+        if let Err(fault) = self.liveness.look(&self.session, waits) {
             // One of them may be what it was stopped over: each is tried alone.
             self.main.leave(&Outcome::Overdue, output);
             self.dead.leave(&Outcome::Overdue, output);
@@ -294,7 +295,7 @@ impl EgressChannels {
         let mut open = self.alone.take_channels();
         open.extend(self.main.leave(&Outcome::Unknown, &mut output));
         open.extend(self.dead.leave(&Outcome::Unknown, &mut output));
-        open.extend(self.pulse.take_channel().map(Arc::new));
+        open.extend(self.liveness.take_channel().map(Arc::new));
         debug_assert!(output.settled.is_empty(), "failed before it is closed");
         let connected = open.into_iter().filter(|channel| channel.status().connected());
         if !self.session.is_blocked() {
@@ -479,18 +480,18 @@ impl EgressChannels {
             self.alone.waiting.extend(alone);
             self.dead.waiting = ordinary;
         }
-        for outlet in [&mut self.main, &mut self.dead] {
-            if outlet.waiting.is_empty() {
+        for channel in [&mut self.main, &mut self.dead] {
+            if channel.waiting.is_empty() {
                 continue;
             }
-            let waiting = std::mem::take(&mut outlet.waiting);
-            match outlet.channel() {
+            let waiting = std::mem::take(&mut channel.waiting);
+            match channel.channel() {
                 Some(channel) => {
                     for message in waiting.iter().filter_map(|batch| self.encoder.message(batch, output)) {
                         channel.publish(message);
                     }
                 }
-                None => outlet.waiting = waiting,
+                None => channel.waiting = waiting,
             }
         }
         while self.alone.owes() {

@@ -12,7 +12,7 @@
 //! between two calls, so that each letter of a queue of any length can be reached in bounded memory and time;
 //! it ends when nobody goes on with it, and sooner where somebody else has something to do.
 
-mod post;
+mod republisher;
 mod walk;
 
 use super::connection::Session;
@@ -24,7 +24,7 @@ use crate::clock;
 use crate::config::{self, Config, Endpoint};
 use crate::letters::{LetterJob, LetterReport, LetterTask, LetterTrouble, LetterWalk, WalkCursor};
 use lapin::message::Delivery;
-use post::Post;
+use republisher::Republisher;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ const GIVES_WAY_AFTER: Duration = Duration::from_secs(2);
 
 /// See the module.
 #[derive(Debug)]
-pub struct LetterDesk {
+pub struct DeadLetterService {
     amqp: config::AmqpConfig,
     ingest: config::IngestConfig,
     egress: config::EgressConfig,
@@ -76,10 +76,10 @@ impl OpenWalk {
     }
 }
 
-impl LetterDesk {
+impl DeadLetterService {
     /// For the broker of this configuration. Connects when there is something to do.
     pub fn new(config: &Config) -> Self {
-        LetterDesk {
+        DeadLetterService {
             amqp: config.amqp.clone(),
             ingest: config.ingest.clone(),
             egress: config.egress.clone(),
@@ -250,9 +250,9 @@ impl LetterDesk {
             LetterJob::List { filter, limit, whole } => walk.list(&mut report, filter, *limit, *whole).await,
             LetterJob::Drop { filter, limit } => walk.drop(&mut report, filter, *limit).await,
             LetterJob::Retry { filter, limit, terms } => {
-                let mut post = Post::new(self, *terms);
-                let done = walk.retry(&mut report, filter, *limit, &mut post).await;
-                post.close().await;
+                let mut republisher = Republisher::new(self, *terms);
+                let done = walk.retry(&mut report, filter, *limit, &mut republisher).await;
+                republisher.close().await;
                 done
             }
         };

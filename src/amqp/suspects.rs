@@ -11,7 +11,7 @@ use tokio::time::Instant;
 /// How long somebody is suspected who does not go.
 const SUSPECTED: Duration = Duration::from_secs(600);
 /// Most that are suspected at a time: several times what can be unconfirmed. Beyond it none is added.
-const MOST: usize = 8_192;
+const MAX_SUSPECTS: usize = 8_192;
 
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
@@ -24,7 +24,7 @@ impl Suspects {
     pub(super) fn add(&mut self, ids: impl IntoIterator<Item = BatchId>, now: Instant) {
         self.forget(now);
         for id in ids {
-            if self.batches.len() < MOST {
+            if self.batches.len() < MAX_SUSPECTS {
                 self.batches.insert(id.0, now + SUSPECTED);
             }
         }
@@ -34,7 +34,7 @@ impl Suspects {
     pub(super) fn convict(&mut self, id: BatchId, application: &str, now: Instant) {
         self.forget(now);
         self.batches.remove(&id.0);
-        if self.applications.len() < MOST {
+        if self.applications.len() < MAX_SUSPECTS {
             self.applications.insert(application.into(), now + SUSPECTED);
         }
     }
@@ -89,6 +89,6 @@ mod tests {
         let now = Instant::now();
         let mut suspects = Suspects::default();
         suspects.add((0..20_000_u128).map(|n| BatchId(n.to_be_bytes())), now);
-        assert_eq!(suspects.batches.len(), MOST);
+        assert_eq!(suspects.batches.len(), MAX_SUSPECTS);
     }
 }

@@ -5,7 +5,7 @@ use super::reading::{DelayFrom, Reading, Redeliver};
 use super::section::Section;
 use super::terms::BROKER_MAX;
 use super::units::{Flag, RateText, Size, Span, Text, Whole, Words};
-use crate::engine::pace::MOST;
+use crate::engine::pace::MAX_RATE;
 use crate::engine::types::{AppSettings, Format, OnFull, Rate, Retry};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(super) const BROKER_USUAL: u64 = 16 << 20;
 
 /// What one application's table says: how the engine treats its items, and how its requests are read.
-pub(super) type Said = (AppSettings, Reading);
+pub(super) type ReadSettings = (AppSettings, Reading);
 
 /// Reads `[defaults]` or one `[applications.NAME]` (whose `base` is sound or not). Tells whether it is sound.
 pub(super) fn application(
@@ -22,7 +22,7 @@ pub(super) fn application(
     (base, base_reading): (&AppSettings, &Reading),
     base_sound: Option<bool>,
     hold_max: Option<Duration>,
-) -> (Said, bool) {
+) -> (ReadSettings, bool) {
     let formats = &[
         ("json", Format::Json),
         ("ndjson", Format::Ndjson),
@@ -97,7 +97,7 @@ fn rate_of(
     base: (Option<Rate>, u32),
 ) -> (Option<Rate>, u32) {
     let [rate, burst] = keys;
-    (s.get(rate, base.0, RateText), s.get(burst, base.1.into(), Whole(0..=MOST.into())) as u32)
+    (s.get(rate, base.0, RateText), s.get(burst, base.1.into(), Whole(0..=MAX_RATE.into())) as u32)
 }
 
 fn retry(mut s: Section<'_, '_>, base: Retry, base_sound: Option<bool>) -> (Retry, bool) {

@@ -1,7 +1,9 @@
 //! Who is answered, when, and with what.
 
 use super::*;
-use crate::engine::types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage, Outlook};
+use crate::engine::types::{
+    BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage, TimelineQuery,
+};
 
 const STORE: u64 = 0x1234;
 
@@ -166,8 +168,8 @@ fn a_timeline_names_its_stretches_and_how_far_it_is_known() {
         applications_truncated: false,
     };
     let told = |timeline| {
-        let outlook = Outlook { application: None, each_ms: 1_000, stretches: 2 };
-        told(Command::Outlook(outlook), Answer::Timeline(Box::new(timeline)))
+        let outlook = TimelineQuery { application: None, each_ms: 1_000, stretches: 2 };
+        told(Command::TimelineQuery(outlook), Answer::Timeline(Box::new(timeline)))
     };
     let want = json!({
         "at": 6_050, "from": 6_000, "bucket_ms": 1_000, "counts": [3, 0], "counted_until": null,
@@ -225,7 +227,7 @@ fn every_command_can_be_unknown_refused_or_unavailable() {
         Command::Count(customer_of()),
         Command::Flush(customer_of()),
         Command::List(Filter::default()),
-        Command::Outlook(Outlook { application: None, each_ms: 1, stretches: 1 }),
+        Command::TimelineQuery(TimelineQuery { application: None, each_ms: 1, stretches: 1 }),
         Command::Pause(app(), None),
         Command::Resume(app()),
         Command::Retry(app()),

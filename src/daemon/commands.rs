@@ -50,7 +50,7 @@ impl PendingQueries {
             CommandRequest::List(_)
                 | CommandRequest::Count(_)
                 | CommandRequest::CountSelected(_)
-                | CommandRequest::Outlook(_)
+                | CommandRequest::TimelineQuery(_)
         );
         self.waiting.insert(self.last, PendingQuery { sender, looks });
         Some((Asker::Local(self.last), command(request, store_identity)))

@@ -10,7 +10,7 @@
 
 mod answers;
 mod commands;
-mod desk;
+mod dead_letters;
 mod exports;
 mod guard;
 mod housekeeping;

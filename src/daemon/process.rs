@@ -12,9 +12,9 @@ use super::reload::Rereading;
 use super::standby::StandbyWaits;
 use super::starts::Starts;
 use super::tally::ProcessTally;
-use super::{desk, RunError, RunOptions};
+use super::{dead_letters, RunError, RunOptions};
 use crate::admin::{self, Readiness};
-use crate::amqp::LetterDesk;
+use crate::amqp::DeadLetterService;
 use crate::clock;
 use crate::config::{self, Config, LoadedConfig, StoreKind};
 use crate::engine::types::Now;
@@ -257,9 +257,10 @@ impl Process {
 
     fn serve_admin(&self) -> Result<admin::Server, RunError> {
         let inlet = Arc::clone(&self.inlet);
-        let desk = Arc::new(LetterDesk::new(&self.config));
+        let dead_letters = Arc::new(DeadLetterService::new(&self.config));
         let runtime = self.runtime.handle().clone();
-        let ask = desk::beside(runtime, desk, move |query| inlet.post(LoopEvent::Query(query)));
+        let ask =
+            dead_letters::beside(runtime, dead_letters, move |query| inlet.post(LoopEvent::Query(query)));
         let server = self.runtime.block_on(admin::serve(
             (&self.config.admin).into(),
             Arc::clone(&self.readiness),

@@ -6,9 +6,9 @@
 //! items are to be given up, that happens at the head of the queue, in bounded steps behind the admission.
 
 use super::ids::{ItemId, QueueId};
+use super::live::{LiveItems, Timing};
 use super::mutant::{mutated, Mutant};
 use super::queue::Condition;
-use super::stock::{Stock, Timing};
 use super::types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -52,7 +52,7 @@ impl Limits {
     /// number of items stays.
     pub(super) fn judge(
         &mut self,
-        stock: &Stock,
+        live: &LiveItems,
         settings: &Settings,
         (item, queue, timing): (&NewItem, QueueId, Timing),
         replaces: bool,
@@ -61,29 +61,29 @@ impl Limits {
         if let Some(dead) = beyond_hold_max(settings, timing, now) {
             return LimitVerdict::Dead(dead);
         }
-        let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(stock, settings, queue) };
+        let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(live, settings, queue) };
         match counted {
-            LimitVerdict::Admit => judge_windows(stock, settings, (item, queue, timing)),
+            LimitVerdict::Admit => judge_windows(live, settings, (item, queue, timing)),
             other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
         }
     }
 
     /// Of one item more: applications there may be, and items of this one.
-    fn judge_number(&mut self, stock: &Stock, settings: &Settings, queue: QueueId) -> LimitVerdict {
-        let is_new = stock.queues[queue].total() == 0;
+    fn judge_number(&mut self, live: &LiveItems, settings: &Settings, queue: QueueId) -> LimitVerdict {
+        let is_new = live.queues[queue].total() == 0;
         // The queue of dead letters belongs to no application.
-        let waiting = stock.queues[stock.queues.dead_letters()].total();
+        let waiting = live.queues[live.queues.dead_letters()].total();
         let letters = waiting > 0 && !mutated(Mutant::LettersCountAsApplication);
-        let full = stock.queues.occupied() - u64::from(letters) >= settings.max_applications;
+        let full = live.queues.occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
             let error = format!("limits.applications = {} have something waiting", settings.max_applications);
             return LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() });
         }
-        self.judge_count(stock, queue)
+        self.judge_count(live, queue)
     }
 
-    fn judge_count(&mut self, stock: &Stock, queue: QueueId) -> LimitVerdict {
-        let settings = stock.queues.settings_of(queue);
+    fn judge_count(&mut self, live: &LiveItems, queue: QueueId) -> LimitVerdict {
+        let settings = live.queues.settings_of(queue);
         let (max, policy) = (settings.max_waiting, settings.on_full);
         let mut full_at = max;
         if mutated(Mutant::FullTooSoon) {
@@ -91,11 +91,11 @@ impl Limits {
         } else if mutated(Mutant::FullTooLate) {
             full_at = max + 1;
         }
-        let total = stock.queues[queue].total();
+        let total = live.queues[queue].total();
         if max == 0 || total < full_at {
             return LimitVerdict::Admit;
         }
-        let limit = || format!("applications.{}.max_waiting = {max} is reached", stock.queues[queue].name());
+        let limit = || format!("applications.{}.max_waiting = {max} is reached", live.queues[queue].name());
         match policy {
             OnFull::Pause => LimitVerdict::Wait,
             OnFull::FlushEarly => {
@@ -108,9 +108,9 @@ impl Limits {
             }
             OnFull::DropOldest => {
                 self.trimming.insert(queue);
-                if total < max + stock.thresholds().trim_slack {
+                if total < max + live.thresholds().trim_slack {
                     LimitVerdict::Admit
-                } else if stock.queues[queue].has_droppable() {
+                } else if live.queues[queue].has_droppable() {
                     LimitVerdict::Wait
                 } else {
                     let error = format!("{}, and all of it is in flight", limit());
@@ -121,22 +121,22 @@ impl Limits {
     }
 
     /// Closes windows of queues at their limit. Whether more is to do.
-    pub(super) fn flush(&mut self, stock: &mut Stock, now: Now) -> bool {
+    pub(super) fn flush(&mut self, live: &mut LiveItems, now: Now) -> bool {
         let (mut windows, mut rows) = (0, 0);
-        let most = (stock.thresholds().flushed_windows, stock.thresholds().flushed);
+        let most = (live.thresholds().flushed_windows, live.thresholds().flushed);
         while let Some(queue) = self.flushing.first().copied() {
             if windows >= most.0 || rows >= most.1 {
                 return true;
             }
-            let live = stock.queues.get(queue).and_then(|queue| queue.live());
-            let first = live.and_then(|live| live.windows().first().copied());
+            let active = live.queues.get(queue).and_then(|queue| queue.active());
+            let first = active.and_then(|active| active.windows().first().copied());
             let Some(id) = first.filter(|_| !mutated(Mutant::FlushEarlyFlushesNothing)) else {
                 self.flushing.remove(&queue);
                 continue;
             };
             windows += 1;
-            rows += stock.customers().window(id).map_or(0, |window| window.members().len());
-            stock.close_window(id, ClosedBy::Flush, now);
+            rows += live.customers().window(id).map_or(0, |window| window.members().len());
+            live.close_window(id, ClosedBy::Flush, now);
         }
         false
     }
@@ -144,8 +144,8 @@ impl Limits {
     /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory;
     /// the loader is told where they are not. With the sentence that says why. Some queues in each turn, one
     /// after the other.
-    pub(super) fn trim(&mut self, stock: &mut Stock) -> Vec<(ItemId, String)> {
-        for queue in stock.queues.take_to_trim() {
+    pub(super) fn trim(&mut self, live: &mut LiveItems) -> Vec<(ItemId, String)> {
+        for queue in live.queues.take_to_trim() {
             if self.lacking.remove(&queue) {
                 self.trimming.insert(queue);
             }
@@ -153,80 +153,80 @@ impl Limits {
         let mut victims = Vec::new();
         let from = self.trim_from.take().map_or(Bound::Unbounded, Bound::Included);
         let queues = self.trimming.range((from, Bound::Unbounded)).copied();
-        let (most, most_queues) = (stock.thresholds().trimmed, stock.thresholds().trimmed_queues);
+        let (most, most_queues) = (live.thresholds().trimmed, live.thresholds().trimmed_queues);
         for (nth, queue) in queues.take(most_queues + 1).collect::<Vec<_>>().into_iter().enumerate() {
             if nth == most_queues || victims.len() >= most {
                 self.trim_from = Some(queue);
                 break;
             }
-            self.trim_one(stock, queue, &mut victims);
+            self.trim_one(live, queue, &mut victims);
         }
         victims
     }
 
     /// More is to be given up than one turn does, and it is in memory.
-    pub(super) fn is_trimming(&self, stock: &Stock) -> bool {
-        self.trimming.len() > stock.thresholds().trimmed_queues
+    pub(super) fn is_trimming(&self, live: &LiveItems) -> bool {
+        self.trimming.len() > live.thresholds().trimmed_queues
             || self.trimming.iter().any(|queue| {
-                stock.queues.get(*queue).is_some_and(|known| {
-                    let over = known.total() > stock.queues.settings_of(*queue).max_waiting;
+                live.queues.get(*queue).is_some_and(|known| {
+                    let over = known.total() > live.queues.settings_of(*queue).max_waiting;
                     let near = known.near_until_of_all();
-                    let first = known.live().and_then(|live| live.droppable().next());
+                    let first = known.active().and_then(|live| live.droppable().next());
                     over && first.is_some_and(|(key, _)| key <= near)
                 })
             })
     }
 
-    fn trim_one(&mut self, stock: &mut Stock, queue: QueueId, victims: &mut Vec<(ItemId, String)>) {
-        stock.shared.count_work(1);
-        let Some((max, name)) = stock
+    fn trim_one(&mut self, live: &mut LiveItems, queue: QueueId, victims: &mut Vec<(ItemId, String)>) {
+        live.shared.count_work(1);
+        let Some((max, name)) = live
             .queues
             .get(queue)
-            .map(|known| (stock.queues.settings_of(queue).max_waiting, std::sync::Arc::clone(known.name())))
+            .map(|known| (live.queues.settings_of(queue).max_waiting, std::sync::Arc::clone(known.name())))
         else {
             self.trimming.remove(&queue);
             return;
         };
-        let over = stock.queues[queue].total().saturating_sub(max);
+        let over = live.queues[queue].total().saturating_sub(max);
         let over = if mutated(Mutant::DropOldestKillsTwo) && over > 0 { over + 1 } else { over };
         if over == 0 || max == 0 {
             self.trimming.remove(&queue);
-            if stock.queues.at(queue).at_work().set(Condition::Trimming, false) {
-                stock.queues.at(queue).look_at();
-                stock.queues.at(queue).run();
+            if live.queues.at(queue).at_work().set(Condition::Trimming, false) {
+                live.queues.at(queue).mark_for_loader();
+                live.queues.at(queue).run();
             }
             return;
         }
         // What stands at the bound itself is in memory, and the first: others may push it out whenever it has
         // been read.
-        let bound = stock.queues[queue].near_until_of_all();
-        let most = stock.thresholds().trimmed.saturating_sub(victims.len());
-        let live = stock.queues.at(queue).at_work();
+        let bound = live.queues[queue].near_until_of_all();
+        let most = live.thresholds().trimmed.saturating_sub(victims.len());
+        let active = live.queues.at(queue).at_work();
         let most = most.min(over as usize);
         let reached = |key: Key| key < bound || key == bound && !mutated(Mutant::FirstIsNotReached);
-        let first = live.droppable().take_while(|(key, _)| reached(*key)).take(most);
+        let first = active.droppable().take_while(|(key, _)| reached(*key)).take(most);
         let sentence = format!("applications.{name}.max_waiting = {max} is reached, and this was due first");
         let before = victims.len();
         victims.extend(first.map(|(_, id)| (id, sentence.clone())));
         let lacking = victims.len() - before < most;
-        if !live.set(Condition::Trimming, lacking) && lacking {
-            stock.queues.at(queue).read_passed();
-            stock.call_all(queue);
+        if !active.set(Condition::Trimming, lacking) && lacking {
+            live.queues.at(queue).read_passed();
+            live.call_all(queue);
         }
         if lacking {
             self.trimming.remove(&queue);
             self.lacking.insert(queue);
         }
-        stock.queues.at(queue).look_at();
+        live.queues.at(queue).mark_for_loader();
     }
 
     /// After a reload the limits are others: they are found out again by the next item.
-    pub(super) fn configure(&mut self, stock: &mut Stock) {
+    pub(super) fn configure(&mut self, live: &mut LiveItems) {
         let lacking = std::mem::take(&mut self.lacking);
         for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
-            if stock.queues.get(queue).is_some() {
-                stock.queues.at(queue).at_work().set(Condition::Trimming, false);
-                stock.queues.at(queue).look_at();
+            if live.queues.get(queue).is_some() {
+                live.queues.at(queue).at_work().set(Condition::Trimming, false);
+                live.queues.at(queue).mark_for_loader();
             }
         }
         self.flushing.clear();
@@ -235,20 +235,20 @@ impl Limits {
 }
 
 /// What counts towards a limit: a line that waits for room goes on once one of these is less.
-pub(super) fn occupied(stock: &Stock) -> [u64; 3] {
-    [stock.customers().open_windows(), stock.queues.total(), stock.queues.occupied()]
+pub(super) fn occupied(live: &LiveItems) -> [u64; 3] {
+    [live.customers().open_windows(), live.queues.total(), live.queues.occupied()]
 }
 
 /// Of one window more.
 fn judge_windows(
-    stock: &Stock,
+    live: &LiveItems,
     settings: &Settings,
     (item, queue, timing): (&NewItem, QueueId, Timing),
 ) -> LimitVerdict {
-    if !lacks_window(stock, settings, (item, queue, timing)) {
+    if !lacks_window(live, settings, (item, queue, timing)) {
         return LimitVerdict::Admit;
     }
-    match stock.queues.settings_of(queue).on_full {
+    match live.queues.settings_of(queue).on_full {
         OnFull::Pause => LimitVerdict::Wait,
         OnFull::FlushEarly | OnFull::DropOldest => LimitVerdict::Admit,
         OnFull::DropNewest => {
@@ -260,30 +260,30 @@ fn judge_windows(
 
 /// It would open a window, and as many are open as may be.
 fn lacks_window(
-    stock: &Stock,
+    live: &LiveItems,
     settings: &Settings,
     (item, queue, timing): (&NewItem, QueueId, Timing),
 ) -> bool {
-    if timing != Timing::Windowed || stock.customers().open_windows() < settings.customers {
+    if timing != Timing::Windowed || live.customers().open_windows() < settings.customers {
         return false;
     }
     let name = item.customer.as_deref();
-    let customer = name.and_then(|name| stock.queues[queue].customer(name));
-    let opens = customer.is_none_or(|id| stock.customers().window(id).is_none());
+    let customer = name.and_then(|name| live.queues[queue].customer(name));
+    let opens = customer.is_none_or(|id| live.customers().window(id).is_none());
     opens && !mutated(Mutant::WindowsUnlimited)
 }
 
 /// Closes the window that makes room for the one of an item that is let in, where there is none: once what it
 /// replaces is gone, which may leave memory together with a window that closes.
 pub(super) fn make_room(
-    stock: &mut Stock,
+    live: &mut LiveItems,
     settings: &Settings,
     asked: (&NewItem, QueueId, Timing),
     now: Now,
 ) {
-    if lacks_window(stock, settings, asked) {
-        if let Some(id) = stock.customers().first_to_close() {
-            stock.close_window(id, ClosedBy::Flush, now);
+    if lacks_window(live, settings, asked) {
+        if let Some(id) = live.customers().first_to_close() {
+            live.close_window(id, ClosedBy::Flush, now);
         }
     }
 }

@@ -167,7 +167,7 @@ impl Arrivals {
                 return None;
             }
             Knowledge::Known(asked, found) => {
-                let watch = &mut core.stock.shared.watch;
+                let watch = &mut core.live.shared.watch;
                 let worth = asked.into_iter().zip(found).map(|(one, found)| match watch.end(one) {
                     Worth::True => Some((one.identity, found)),
                     Worth::Nothing if mutated(Mutant::AnswersFromThePast) => Some((one.identity, found)),
@@ -212,7 +212,7 @@ impl Arrivals {
         if whole {
             // An answer that is out of date by now would be asked for again in the middle of it.
             for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
-                entry.forget_if_stale(&mut core.stock.shared.watch);
+                entry.forget_if_stale(&mut core.live.shared.watch);
             }
         }
         let lacks = |entry: &LineEntry| match &entry.knowledge {
@@ -228,7 +228,7 @@ impl Arrivals {
         }
         if whole {
             for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
-                entry.keep_knowledge(&mut core.stock.shared.watch);
+                entry.keep_knowledge(&mut core.live.shared.watch);
             }
         }
         true
@@ -243,7 +243,7 @@ impl Arrivals {
         questions: impl Fn(&Core, &Arrival) -> Vec<Wanted>,
     ) -> Option<Load> {
         let (mut wanted, mut asked) = (Vec::new(), Vec::new());
-        let (most, most_ahead) = (core.stock.thresholds().asked, core.stock.thresholds().asked_ahead);
+        let (most, most_ahead) = (core.live.thresholds().asked, core.live.thresholds().asked_ahead);
         for name in [LineName::Returned, LineName::Requests, LineName::Local] {
             if held && name != LineName::Local {
                 continue;
@@ -268,7 +268,7 @@ impl Arrivals {
                     continue;
                 }
                 let begun: Vec<Asked> =
-                    questions.iter().map(|wanted| core.stock.shared.watch.begin(wanted.identity)).collect();
+                    questions.iter().map(|wanted| core.live.shared.watch.begin(wanted.identity)).collect();
                 let (place, count) = (entry.placed.place, questions.len());
                 asked.push(Question { line: name, place, count });
                 entry.knowledge = Knowledge::Asked(begun);
@@ -279,7 +279,7 @@ impl Arrivals {
             return None;
         }
         self.asked.push_back(asked);
-        core.stock.shared.reads.begin(ReadLine::Ordered);
+        core.live.shared.reads.begin(ReadLine::Ordered);
         Some(Load::Find(wanted))
     }
 
@@ -375,7 +375,7 @@ impl Arrivals {
                     }
                 }
             }
-            self.give_back(entries);
+            self.requeue(entries);
         }
         any.then_some(commands)
     }
@@ -431,7 +431,7 @@ impl Arrivals {
                 ended.push(LineEntry::new(placed));
             }
         }
-        self.give_back(ended);
+        self.requeue(ended);
         any
     }
 
@@ -472,12 +472,12 @@ impl Arrivals {
             LineEntry { placed, knowledge, at_once: false }
         });
         let entries = entries.collect();
-        self.give_back(entries);
+        self.requeue(entries);
     }
 
     /// What these waited for has happened: each goes where it came among the others. What is asked within
     /// this process waits for no room that requests need.
-    fn give_back(&mut self, entries: Vec<LineEntry>) {
+    fn requeue(&mut self, entries: Vec<LineEntry>) {
         for entry in entries {
             let name = if entry.placed.arrival.is_local() { LineName::Local } else { LineName::Returned };
             self.line(name).insert(entry);
@@ -503,7 +503,7 @@ impl Arrivals {
                     }
                 }
             }
-            self.give_back(left);
+            self.requeue(left);
         }
         over
     }

@@ -4,7 +4,7 @@
 //! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a
 //! crash cannot make it untrue. What is in flight is waited for, within a bound.
 
-use super::core::{listed, Core, LiveItem, Whereabouts};
+use super::core::{listed, Core, ItemLocation, LiveItem};
 use super::event::{Found, Slowed, FOR_EVER};
 use super::health::HealthState;
 use super::ids::QueueId;
@@ -44,8 +44,8 @@ pub(super) fn execute(
         Command::Resume(application) => Executed::Answer(resume(core, application)),
         Command::PauseCustomer(of, end) => Executed::Answer(pause_customer(core, settings, of, *end, now)),
         Command::ResumeCustomer(of) => {
-            let queue = core.stock.queues.find(&of.application);
-            let changed = queue.is_some_and(|queue| core.stock.let_go(queue, &of.customer));
+            let queue = core.live.queues.find(&of.application);
+            let changed = queue.is_some_and(|queue| core.live.let_go(queue, &of.customer));
             Executed::Answer(Answer::Done { changed })
         }
         Command::Slow(application, rate, end) => {
@@ -57,7 +57,7 @@ pub(super) fn execute(
         | Command::Count(_)
         | Command::CountSelected(_)
         | Command::List(_)
-        | Command::Outlook(_)
+        | Command::TimelineQuery(_)
         | Command::FlushAll(_)
         | Command::DropParked(_) => Executed::Scan,
     }
@@ -70,32 +70,32 @@ fn find(
     target: &Target,
     found: Vec<(Identity, Found)>,
     now: Now,
-) -> (Identity, Whereabouts) {
+) -> (Identity, ItemLocation) {
     let known = found.iter().any(|(_, found)| found.item.is_some() || found.ended.is_some());
-    let queue = core.stock.queues.find(&target.application);
+    let queue = core.live.queues.find(&target.application);
     // Where nothing of the application is in memory the answer may still tell of something in the store.
-    let Some(queue) = queue.or_else(|| known.then(|| core.stock.queues.id(&target.application))) else {
-        return (target.identity, Whereabouts::Nowhere);
+    let Some(queue) = queue.or_else(|| known.then(|| core.live.queues.id(&target.application))) else {
+        return (target.identity, ItemLocation::Nowhere);
     };
     let mut found = found;
     let mut over = None;
     for identity in target.identities().into_iter().flatten() {
         let place = found.iter().position(|(asked, _)| *asked == identity);
         let found = place.map(|place| found.swap_remove(place).1);
-        match core.whereabouts(identity, queue, found, now) {
-            Whereabouts::Nowhere => {}
-            Whereabouts::Live(live) if !is_named(core, target, identity, &live) => {}
-            live @ Whereabouts::Live(_) => return (identity, scans.claim(core, live, now)),
-            ended @ Whereabouts::Ended(_) => over = over.or(Some((identity, ended))),
+        match core.location(identity, queue, found, now) {
+            ItemLocation::Nowhere => {}
+            ItemLocation::Live(live) if !is_named(core, target, identity, &live) => {}
+            live @ ItemLocation::Live(_) => return (identity, scans.claim(core, live, now)),
+            ended @ ItemLocation::Ended(_) => over = over.or(Some((identity, ended))),
         }
     }
-    over.unwrap_or((target.identity, Whereabouts::Nowhere))
+    over.unwrap_or((target.identity, ItemLocation::Nowhere))
 }
 
 /// An id that says the right number and another due or window was never assigned, wherever the item lies.
 fn is_named(core: &Core, target: &Target, identity: Identity, live: &LiveItem) -> bool {
     let assigned = match live {
-        LiveItem::Resident(id) => core.stock.items()[*id].assigned_id(),
+        LiveItem::Resident(id) => core.live.items()[*id].assigned_id(),
         LiveItem::Far(stored) => AssignedId::of(stored.key, stored.accepted_due),
     };
     identity.is_given() || target.assigned == Some(assigned)
@@ -109,19 +109,19 @@ fn cancel(
     found: Vec<(Identity, Found)>,
     now: Now,
 ) -> Executed {
-    let (identity, whereabouts) = find(core, scans, target, found, now);
-    match whereabouts {
-        Whereabouts::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
-        Whereabouts::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
+    let (identity, location) = find(core, scans, target, found, now);
+    match location {
+        ItemLocation::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
+        ItemLocation::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
         _ if mutated(Mutant::CancelAnswersOnly) => {}
-        Whereabouts::Live(LiveItem::Resident(id)) if core.is_undecided(id) => {
+        ItemLocation::Live(LiveItem::Resident(id)) if core.is_undecided(id) => {
             return Executed::Await(identity)
         }
-        Whereabouts::Live(LiveItem::Resident(id)) => core.cancel(id, end, now),
-        Whereabouts::Live(LiveItem::Far(stored)) if stored.outcome_unknown => {
+        ItemLocation::Live(LiveItem::Resident(id)) => core.cancel(id, end, now),
+        ItemLocation::Live(LiveItem::Far(stored)) if stored.outcome_unknown => {
             return Executed::Await(identity)
         }
-        Whereabouts::Live(LiveItem::Far(stored)) => core.cancel_far(&stored, end, now),
+        ItemLocation::Live(LiveItem::Far(stored)) => core.cancel_far(&stored, end, now),
     }
     Executed::Answer(Answer::Cancelled { count: 1, in_flight: 0 })
 }
@@ -140,15 +140,15 @@ fn reschedule(
         let why = "store.kind is memory: an item keeps the time of its request";
         return Executed::Answer(Answer::Unavailable(why));
     }
-    let (identity, whereabouts) = find(core, scans, target, found, now);
-    let live = match whereabouts {
-        Whereabouts::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
-        Whereabouts::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
-        Whereabouts::Live(live) => live,
+    let (identity, location) = find(core, scans, target, found, now);
+    let live = match location {
+        ItemLocation::Nowhere => return Executed::Answer(dead_or_unknown(core, target)),
+        ItemLocation::Ended(ended) => return Executed::Answer(Answer::Ended(ended)),
+        ItemLocation::Live(live) => live,
     };
     let (undecided, before, expiry) = match &live {
         LiveItem::Resident(id) => {
-            let item = &core.stock.items()[*id];
+            let item = &core.live.items()[*id];
             let expiry = (item.expiry() != u64::MAX).then_some(item.expiry());
             (core.is_undecided(*id), item.due(), expiry)
         }
@@ -163,13 +163,13 @@ fn reschedule(
     };
     let (key, before_due) = match live {
         LiveItem::Resident(id) => {
-            let item = &core.stock.items()[id];
+            let item = &core.live.items()[id];
             let had = (item.key(), item.due());
             core.reschedule(id, due, now);
             had
         }
         LiveItem::Far(stored) => {
-            core.stock.reschedule_far(&stored, due);
+            core.live.reschedule_far(&stored, due);
             (stored.key, stored.due)
         }
     };
@@ -218,10 +218,10 @@ fn look_up(
         return Answer::Unknown;
     }
     match find(core, scans, target, found, now).1 {
-        Whereabouts::Nowhere => dead_or_unknown(core, target),
-        Whereabouts::Ended(ended) => Answer::Ended(ended),
-        Whereabouts::Live(LiveItem::Resident(id)) => Answer::Found(Box::new(listed::near(core, id))),
-        Whereabouts::Live(LiveItem::Far(stored)) => Answer::Found(Box::new(listed::far(core, *stored, now))),
+        ItemLocation::Nowhere => dead_or_unknown(core, target),
+        ItemLocation::Ended(ended) => Answer::Ended(ended),
+        ItemLocation::Live(LiveItem::Resident(id)) => Answer::Found(Box::new(listed::near(core, id))),
+        ItemLocation::Live(LiveItem::Far(stored)) => Answer::Found(Box::new(listed::far(core, *stored, now))),
     }
 }
 
@@ -229,12 +229,12 @@ fn look_up(
 /// memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let Some(assigned) = target.assigned else { return Answer::Unknown };
-    let item = core.stock.items().by_seq(assigned.seq).map(|id| &core.stock.items()[id]);
+    let item = core.live.items().by_seq(assigned.seq).map(|id| &core.live.items()[id]);
     let Some(item) = item.filter(|item| item.letter().is_some() && item.assigned_id() == assigned) else {
         return Answer::Unknown;
     };
     let dead = item.letter().map(|letter| letter.dead.clone());
-    let (application, customer) = core.stock.row(item).address();
+    let (application, customer) = core.live.row(item).address();
     match dead {
         Some(dead) if *application == *target.application => Answer::Ended(Box::new(Ended {
             end: End::Dead(dead),
@@ -250,13 +250,13 @@ fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
 
 /// Closes the customer's open window; how many items were in it.
 fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
-    let queue = core.stock.queues.find(&of.application);
-    let customer = queue.and_then(|queue| core.stock.queues[queue].customer(&of.customer));
+    let queue = core.live.queues.find(&of.application);
+    let customer = queue.and_then(|queue| core.live.queues[queue].customer(&of.customer));
     let Some(id) = customer else { return 0 };
-    let Some(window) = core.stock.customers().window(id) else { return 0 };
+    let Some(window) = core.live.customers().window(id) else { return 0 };
     let count = u64::from(window.count());
     if !mutated(Mutant::FlushDoesNothing) {
-        core.stock.close_window(id, ClosedBy::Flush, now);
+        core.live.close_window(id, ClosedBy::Flush, now);
     }
     count + u64::from(mutated(Mutant::FlushCountsOneMore))
 }
@@ -271,7 +271,7 @@ fn pause(
         Ok(until) => until,
         Err(text) => return Answer::Rejected(text.into()),
     };
-    let queues = &mut core.stock.queues;
+    let queues = &mut core.live.queues;
     let is_new = queues.find(application).is_none_or(|queue| !queues[queue].is_paused());
     if is_new && queues.find(application).is_none() && queues.paused() >= settings.max_applications {
         return Answer::Unavailable("limits.applications are paused already");
@@ -279,10 +279,10 @@ fn pause(
     let queue = queues.id(application);
     let changed = queues.at(queue).set_paused(Some(until.unwrap_or(FOR_EVER)));
     if changed && !mutated(Mutant::PauseUnhurried) {
-        core.stock.shared.journal.hurry();
+        core.live.shared.journal.hurry();
     }
     if is_new {
-        core.stock.begin_evicting(queue, now);
+        core.live.begin_evicting(queue, now);
     }
     Answer::Until { until, changed }
 }
@@ -308,17 +308,17 @@ fn pause_customer(
         Ok(until) => until,
         Err(text) => return Answer::Rejected(text.into()),
     };
-    let queue = core.stock.queues.find(&of.application);
+    let queue = core.live.queues.find(&of.application);
     let is_new =
-        queue.is_none_or(|queue| core.stock.queues[queue].passed().held_until(&of.customer).is_none());
-    let queues = &core.stock.queues;
+        queue.is_none_or(|queue| core.live.queues[queue].passed().held_until(&of.customer).is_none());
+    let queues = &core.live.queues;
     if is_new && queues.held() >= settings.customers {
         return Answer::Unavailable("limits.customers are paused already");
     }
-    let queue = core.stock.queues.id(&of.application);
+    let queue = core.live.queues.id(&of.application);
     let ends = until.unwrap_or(FOR_EVER);
-    let before = core.stock.hold(queue, &of.customer, ends);
-    core.dispatch.paced.look_at(queue);
+    let before = core.live.hold(queue, &of.customer, ends);
+    core.dispatch.paced.recheck(queue);
     Answer::Until { until, changed: before != Some(ends) }
 }
 
@@ -331,11 +331,11 @@ fn slow(
     now: Now,
 ) -> Answer {
     let Some((rate, end)) = rate else {
-        let queue = core.stock.queues.find(application);
-        let changed = queue.is_some_and(|queue| core.stock.queues.at(queue).set_slowed(None));
-        queue.into_iter().for_each(|queue| core.dispatch.paced.look_at(queue));
+        let queue = core.live.queues.find(application);
+        let changed = queue.is_some_and(|queue| core.live.queues.at(queue).set_slowed(None));
+        queue.into_iter().for_each(|queue| core.dispatch.paced.recheck(queue));
         if changed {
-            core.stock.shared.journal.hurry();
+            core.live.shared.journal.hurry();
         }
         return Answer::Done { changed };
     };
@@ -343,27 +343,27 @@ fn slow(
         Ok(until) => until,
         Err(text) => return Answer::Rejected(text.into()),
     };
-    let queues = &mut core.stock.queues;
+    let queues = &mut core.live.queues;
     if queues.find(application).is_none() && queues.slowed() >= settings.max_applications {
         return Answer::Unavailable("limits.applications have rates already");
     }
     let queue = queues.id(application);
     let slowed = Slowed { rate, until: until.unwrap_or(FOR_EVER) };
     let changed = queues.at(queue).set_slowed(Some(slowed));
-    core.dispatch.paced.look_at(queue);
+    core.dispatch.paced.recheck(queue);
     if changed {
-        core.stock.shared.journal.hurry();
+        core.live.shared.journal.hurry();
     }
     Answer::Until { until, changed }
 }
 
 fn resume(core: &mut Core, application: &str) -> Answer {
-    let Some(queue) = core.stock.queues.find(application) else { return Answer::Done { changed: false } };
-    if !core.stock.queues.at(queue).set_paused(None) {
+    let Some(queue) = core.live.queues.find(application) else { return Answer::Done { changed: false } };
+    if !core.live.queues.at(queue).set_paused(None) {
         return Answer::Done { changed: false };
     }
     if !mutated(Mutant::PauseUnhurried) {
-        core.stock.shared.journal.hurry();
+        core.live.shared.journal.hurry();
     }
     core.resume(queue);
     Answer::Done { changed: true }
@@ -371,14 +371,14 @@ fn resume(core: &mut Core, application: &str) -> Answer {
 
 /// A parked application's next probe goes now.
 fn retry(core: &mut Core, application: &str) -> Answer {
-    let parked = core.stock.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
+    let parked = core.live.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
     let Some((queue, until)) = parked else { return Answer::Done { changed: false } };
-    core.dispatch.retry_now(&mut core.stock, queue, until);
+    core.dispatch.retry_now(&mut core.live, queue, until);
     Answer::Done { changed: true }
 }
 
 fn until(core: &Core, queue: QueueId) -> Option<u64> {
-    match core.stock.queues[queue].live()?.health().state() {
+    match core.live.queues[queue].active()?.health().state() {
         HealthState::Parked { until } => Some(*until),
         HealthState::Unproven | HealthState::Proven { .. } => None,
     }

@@ -12,10 +12,10 @@ use super::dispatch::{Candidate, Dispatch};
 use super::event::{Found, Stored};
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, ItemFlag};
+use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, EndOf};
 use super::recent::Recent;
-use super::stock::Stock;
 use super::types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason, Settled};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(super) enum LiveItem {
 
 /// What became of an identity, as far as anything remembers.
 #[derive(Debug)]
-pub(super) enum Whereabouts {
+pub(super) enum ItemLocation {
     Live(LiveItem),
     Ended(Box<Ended>),
     Nowhere,
@@ -41,7 +41,7 @@ pub(super) enum Whereabouts {
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) stock: Stock,
+    pub(super) live: LiveItems,
     pub(super) dispatch: Dispatch,
     pub(super) recent: Recent,
     random: Random,
@@ -56,9 +56,9 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(stock: Stock, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
+    pub(super) fn new(live: LiveItems, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
         Core {
-            stock,
+            live,
             dispatch,
             recent,
             random: Random(seed),
@@ -89,8 +89,8 @@ impl Core {
 
     /// How an item in memory ends now.
     fn ended(&self, id: ItemId, end: End, now: Now) -> Ended {
-        let item = &self.stock.items()[id];
-        let (_, customer) = self.stock.row(item).address();
+        let item = &self.live.items()[id];
+        let (_, customer) = self.live.row(item).address();
         Ended {
             end,
             at: now.wall,
@@ -102,10 +102,10 @@ impl Core {
     }
 
     fn remember(&mut self, queue: QueueId, identity: Identity, ended: Ended) {
-        let remembers = self.stock.queues.settings_of(queue).dedupe_tail > 0;
+        let remembers = self.live.queues.settings_of(queue).dedupe_tail > 0;
         self.tell(identity, Some(&ended));
         if identity.is_given() && remembers {
-            self.recent.remember(&mut self.stock.shared.journal, identity, ended);
+            self.recent.remember(&mut self.live.shared.journal, identity, ended);
         }
     }
 
@@ -113,27 +113,27 @@ impl Core {
     /// commit that makes its dead letter safe, and never sooner: the request would be taken for the old one
     /// coming back.
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
-        let resident = self.stock.items().by_seq(letter);
-        match resident.filter(|id| !self.stock.items()[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
-            Some(id) => self.stock.shared.set_former(id, identity, ended.fingerprint),
+        let resident = self.live.items().by_seq(letter);
+        match resident.filter(|id| !self.live.items()[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
+            Some(id) => self.live.shared.set_former(id, identity, ended.fingerprint),
             None => self.remember(queue, identity, ended),
         }
     }
 
     /// Gives an item up. It is on no list.
-    pub(super) fn kill(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
-        if self.stock.items()[id].is_orphaned() {
-            return self.give_back(id);
+    pub(super) fn dead_letter(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
+        if self.live.items()[id].is_orphaned() {
+            return self.forget(id);
         }
         if mutated(Mutant::DeadForgotten) {
-            return self.stock.finish(&[id]);
+            return self.live.finish(&[id]);
         }
-        self.stock.shared.counters_mut().dead[reason as usize] += u64::from(!mutated(Mutant::DeadUncounted));
+        self.live.shared.counters_mut().dead[reason as usize] += u64::from(!mutated(Mutant::DeadUncounted));
         let dead = Dead { reason, error: error.into() };
         let ended = self.ended(id, End::Dead(Arc::new(dead.clone())), now);
-        let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());
-        let later = !self.stock.shared.journal.is_durable() && identity.is_given();
-        self.stock.bury(id, dead, later.then_some(identity), now);
+        let (queue, identity) = (self.live.items()[id].queue(), self.live.items()[id].identity());
+        let later = !self.live.shared.journal.is_durable() && identity.is_given();
+        self.live.move_to_dead_letters(id, dead, later.then_some(identity), now);
         if later {
             self.tell(identity, Some(&ended));
         } else {
@@ -143,16 +143,16 @@ impl Core {
 
     /// Takes items back that are not in flight, wherever they stand.
     pub(super) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
-        let (queue, identity) = (self.stock.items()[id].queue(), self.stock.items()[id].identity());
+        let (queue, identity) = (self.live.items()[id].queue(), self.live.items()[id].identity());
         let ended = self.ended(id, end, now);
         self.remember(queue, identity, ended);
-        self.stock.shared.counters_mut().cancelled += 1;
-        self.take_out(id);
+        self.live.shared.counters_mut().cancelled += 1;
+        self.end_unsent(id);
     }
 
     /// Takes an item back that is in the store alone.
     pub(super) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
-        let Some(queue) = self.stock.queues.find(stored.queue()) else { return };
+        let Some(queue) = self.live.queues.find(stored.queue()) else { return };
         let ended = Ended {
             end,
             at: now.wall,
@@ -162,66 +162,66 @@ impl Core {
             customer: stored.customer.clone(),
         };
         self.remember(queue, stored.identity(), ended);
-        self.stock.shared.counters_mut().cancelled += 1;
-        self.stock.finish_far(stored);
+        self.live.shared.counters_mut().cancelled += 1;
+        self.live.finish_far(stored);
     }
 
     /// An item in memory that is not in flight is due then, wherever it stands.
     pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
-        self.take_off(id);
-        self.stock.reschedule(id, due, now);
+        self.unlist(id);
+        self.live.reschedule(id, due, now);
     }
 
     /// An item ends without having been sent: it leaves every list, the store, and the broker's memory of its
     /// request.
-    pub(super) fn take_out(&mut self, id: ItemId) {
-        self.take_off(id);
-        self.stock.finish(&[id]);
+    pub(super) fn end_unsent(&mut self, id: ItemId) {
+        self.unlist(id);
+        self.live.finish(&[id]);
     }
 
     /// A request of its id takes the place of an item that is in flight, without a wait for its outcome.
     pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
-        let identity = self.stock.items()[id].identity();
+        let identity = self.live.items()[id].identity();
         // What waits for the outcome of this id need not any more.
         self.tell(identity, None);
-        self.stock.home_of(id).supersede(id, rule);
+        self.live.home_of(id).supersede(id, rule);
     }
 
     /// Whether it can be told now what becomes of a request that waits for this identity, at the cost of
     /// knowing less. Payloads that the store is reading must not be taken away under it; and with nothing
     /// stored what comes again is known by what is in flight of it alone.
     pub(super) fn may_be_superseded(&self, identity: Identity) -> bool {
-        let item = self.stock.items().by_identity(identity).map(|id| &self.stock.items()[id]);
+        let item = self.live.items().by_identity(identity).map(|id| &self.live.items()[id]);
         self.will_be_told(identity) && item.is_none_or(|item| !self.dispatch.flights.is_fetching(item))
     }
 
     /// Likewise, now or once what is being read is there.
     pub(super) fn will_be_told(&self, identity: Identity) -> bool {
-        let item = self.stock.items().by_identity(identity).map(|id| &self.stock.items()[id]);
-        item.is_none_or(|item| !item.is_orphaned() || self.stock.shared.journal.is_durable())
+        let item = self.live.items().by_identity(identity).map(|id| &self.live.items()[id]);
+        item.is_none_or(|item| !item.is_orphaned() || self.live.shared.journal.is_durable())
     }
 
     /// Takes an item off whatever list it is on.
-    pub(super) fn take_off(&mut self, id: ItemId) {
-        self.dispatch.leave(&mut self.stock, id);
-        self.stock.home_of(id).unlist(id);
+    pub(super) fn unlist(&mut self, id: ItemId) {
+        self.dispatch.leave(&mut self.live, id);
+        self.live.home_of(id).unlist(id);
     }
 
     /// The ingest connection is gone: what the broker alone keeps is forgotten; what is in flight of that,
     /// once its attempt has ended.
     pub(super) fn orphan_pending(&mut self) {
-        for id in self.stock.shared.orphan_pending() {
+        for id in self.live.shared.orphan_pending() {
             if !self.is_in_flight(id) {
-                self.take_off(id);
-                self.give_back(id);
+                self.unlist(id);
+                self.forget(id);
             }
         }
     }
 
-    fn give_back(&mut self, id: ItemId) {
-        let identity = self.stock.items()[id].identity();
+    fn forget(&mut self, id: ItemId) {
+        let identity = self.live.items()[id].identity();
         self.tell(identity, None);
-        self.stock.home_of(id).give_back(id);
+        self.live.home_of(id).forget(id);
     }
 
     // ---- sending ------------------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ impl Core {
     /// Hands out batches while there are slots and queues that have something, until `rows` items have gone.
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
-        for queue in self.dispatch.late_probes(&self.stock, now) {
-            self.stock.queues.at(queue).at_work().set(Condition::Hindered, true);
-            self.stock.begin_evicting(queue, now);
+        for queue in self.dispatch.late_probes(&self.live, now) {
+            self.live.queues.at(queue).at_work().set(Condition::SlowProbe, true);
+            self.live.begin_evicting(queue, now);
         }
         let mut gone = 0;
         while let Some(queue) = self.fetched.pop_first() {
@@ -241,9 +241,9 @@ impl Core {
             }
         }
         while gone < rows {
-            let Some(mut candidate) = self.dispatch.next(&mut self.stock, now) else { return false };
+            let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else { return false };
             gone += candidate.rows.len();
-            candidate.rows = self.screen(std::mem::take(&mut candidate.rows), now);
+            candidate.rows = self.revalidate(std::mem::take(&mut candidate.rows), now);
             if self.is_held(candidate.has_been_out(), &candidate.rows) {
                 self.keep_back(candidate, now);
             } else {
@@ -255,54 +255,53 @@ impl Core {
 
     /// It has never been out, and its customer has been held back since it was formed.
     fn is_held(&self, has_been_out: bool, rows: &[ItemId]) -> bool {
-        let held = rows.first().is_some_and(|id| self.stock.is_held(*id));
+        let held = rows.first().is_some_and(|id| self.live.is_held(*id));
         held && !has_been_out && !mutated(Mutant::HeldIsPublished)
     }
 
     /// Its members wait with the others of their customer.
     fn keep_back(&mut self, mut candidate: Candidate, now: Now) {
         let rows = std::mem::take(&mut candidate.rows);
-        self.dispatch.drop_candidate(&mut self.stock, &candidate);
+        self.dispatch.drop_candidate(&mut self.live, &candidate);
         rows.into_iter().for_each(|id| self.return_to_queue(id, false, "", now));
     }
 
     fn send(&mut self, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
         if candidate.rows.is_empty() {
-            self.dispatch.drop_candidate(&mut self.stock, &candidate);
+            self.dispatch.drop_candidate(&mut self.live, &candidate);
         } else {
-            self.dispatch.send(&mut self.stock, candidate, now, out);
+            self.dispatch.send(&mut self.live, candidate, now, out);
         }
     }
 
     /// Payloads have come: [`Core::pump`] looks at the flights that waited for them.
     pub(super) fn contents_loaded(&mut self, contents: Vec<(u64, Arc<super::types::Content>)>) {
-        self.fetched.append(&mut self.dispatch.content_loaded(&mut self.stock, contents));
+        self.fetched.append(&mut self.dispatch.content_loaded(&mut self.live, contents));
     }
 
     /// Flights of a queue whose payloads are all there go out, as far as they still may. How many items they
     /// had.
     fn launch_fetched(&mut self, queue: QueueId, now: Now, out: &mut Vec<Batch>) -> usize {
         let mut gone = 0;
-        if self.stock.queues.get(queue).is_none() {
+        if self.live.queues.get(queue).is_none() {
             return gone;
         }
-        while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.stock, queue, now) {
+        while let Some((number, rows)) = self.dispatch.next_fetched(&mut self.live, queue, now) {
             let before = rows.len();
             gone += before;
-            let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.screen(rows, now) };
+            let rows = if mutated(Mutant::FetchedUnscreened) { rows } else { self.revalidate(rows, now) };
             let gone = (before - rows.len()) as u64;
-            self.stock.queues.at(queue).at_work().lane_mut().remove_items(gone);
-            self.dispatch.flights.give_back(&mut self.stock, number, gone);
+            self.live.queues.at(queue).at_work().flights_mut().remove_items(gone);
+            self.dispatch.flights.refund(&mut self.live, number, gone);
             // What goes alone since others were out with it goes on though its queue is parked.
-            let parked = self.stock.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
+            let parked = self.live.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
             let held = self.is_held(!self.dispatch.flights.is_new(number), &rows);
             if self.dispatch.flights.is_recalled(number) || parked || held {
                 self.withdraw(queue, number, rows, now);
                 continue;
             }
-            let identities: Vec<Identity> =
-                rows.iter().map(|id| self.stock.items()[*id].identity()).collect();
-            self.dispatch.launch_fetched(&mut self.stock, number, rows, now, out);
+            let identities: Vec<Identity> = rows.iter().map(|id| self.live.items()[*id].identity()).collect();
+            self.dispatch.launch_fetched(&mut self.live, number, rows, now, out);
             if !self.dispatch.flights.is_under_way(number) {
                 // Nobody has it: whoever waits for its outcome need not.
                 identities.into_iter().for_each(|identity| self.tell(identity, None));
@@ -313,20 +312,20 @@ impl Core {
 
     /// Its queue was parked while payloads were fetched: its members wait with the others, in order.
     fn withdraw(&mut self, queue: QueueId, number: u64, rows: Vec<ItemId>, now: Now) {
-        self.dispatch.withdraw(&mut self.stock, number, rows.len() as u64);
+        self.dispatch.withdraw(&mut self.live, number, rows.len() as u64);
         for id in rows {
             self.return_to_queue(id, false, "", now);
         }
-        if self.stock.queues[queue].is_held_back() {
-            self.stock.begin_evicting(queue, now);
+        if self.live.queues[queue].is_held_back() {
+            self.live.begin_evicting(queue, now);
         }
         // What was not to go before them may go now.
-        self.stock.queues.at(queue).look_again();
+        self.live.queues.at(queue).requeue();
     }
 
     /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back
     /// made early waits again, and what the broker will deliver anew is forgotten.
-    fn screen(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
+    fn revalidate(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
         // What has been tried in its time may be tried again, whatever the clock says; what has been given
         // another time since waits for that.
         let is_early = |item: &Item| {
@@ -339,25 +338,25 @@ impl Core {
             let expired = item.expiry().saturating_sub(sooner) <= now.wall && !mutated(Mutant::ExpiryIgnored);
             !item.is_orphaned() && (item.letter().is_some() || (!expired && !is_early(item)))
         };
-        if rows.iter().all(|id| is_good(&self.stock.items()[*id])) {
+        if rows.iter().all(|id| is_good(&self.live.items()[*id])) {
             return rows;
         }
         let (good, bad): (Vec<ItemId>, Vec<ItemId>) =
-            rows.into_iter().partition(|id| is_good(&self.stock.items()[*id]));
+            rows.into_iter().partition(|id| is_good(&self.live.items()[*id]));
         for id in bad {
-            let item = &self.stock.items()[id];
+            let item = &self.live.items()[id];
             let expiry = item.expiry();
             if item.is_orphaned() {
-                self.give_back(id);
+                self.forget(id);
             } else if expiry <= now.wall || mutated(Mutant::ExpiredTooSoon) {
                 let error =
                     format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
-                self.kill(id, Reason::Expired, &error, now);
+                self.dead_letter(id, Reason::Expired, &error, now);
             } else {
                 let identity = item.identity();
-                self.stock.home_of(id).set_flying(id, None);
+                self.live.home_of(id).set_flying(id, None);
                 // The clock went back while it was due.
-                self.stock.shared.await_time(id);
+                self.live.shared.await_time(id);
                 self.tell(identity, None);
             }
         }
@@ -367,90 +366,90 @@ impl Core {
     /// Pauses that have ended by themselves, as many as one call has time for, and those after failures.
     /// Whether that was all.
     pub(super) fn end_pauses(&mut self, now: Now) -> bool {
-        self.dispatch.end_backoffs(&mut self.stock, now);
-        self.fetched.extend(self.dispatch.paced.end(&mut self.stock, now));
+        self.dispatch.end_backoffs(&mut self.live, now);
+        self.fetched.extend(self.dispatch.paced.end(&mut self.live, now));
         for _ in 0..PAUSES_ENDED {
-            let Some((queue, ends)) = self.stock.queues.ended(now.wall) else { return true };
+            let Some((queue, ends)) = self.live.queues.ended(now.wall) else { return true };
             match ends {
                 EndOf::Pause => {
-                    self.stock.queues.at(queue).set_paused(None);
+                    self.live.queues.at(queue).set_paused(None);
                     self.resume(queue);
                 }
                 EndOf::Rate => {
-                    self.stock.queues.at(queue).set_slowed(None);
-                    self.dispatch.paced.look_at(queue);
+                    self.live.queues.at(queue).set_slowed(None);
+                    self.dispatch.paced.recheck(queue);
                 }
-                EndOf::Customer(customer) => drop(self.stock.let_go(queue, &customer)),
+                EndOf::Customer(customer) => drop(self.live.let_go(queue, &customer)),
             }
         }
-        self.stock.queues.ended(now.wall).is_none()
+        self.live.queues.ended(now.wall).is_none()
     }
 
     /// Settings have changed: what waits for a rate is looked at again.
     pub(super) fn look_at_fetched(&mut self) {
-        let queues = &self.stock.queues;
+        let queues = &self.live.queues;
         let fetches =
-            |id: &QueueId| queues[*id].live().is_some_and(|live| live.lane().first_fetching().is_some());
+            |id: &QueueId| queues[*id].active().is_some_and(|live| live.flights().first_fetching().is_some());
         self.fetched.extend(queues.ids().filter(fetches));
     }
 
     /// A queue is drained again that was not.
     pub(super) fn resume(&mut self, queue: QueueId) {
-        self.stock.queues.at(queue).end_hold();
-        self.stock.at(queue).unstall();
-        self.stock.queues.at(queue).look_again();
+        self.live.queues.at(queue).end_hold();
+        self.live.at(queue).unstall();
+        self.live.queues.at(queue).requeue();
     }
 
     /// Nothing is on its way out, nor waits for a slot, nor for the store.
     pub(super) fn is_idle(&self) -> bool {
-        self.stock.shared.journal.is_idle() && self.dispatch.is_idle(&self.stock)
+        self.live.shared.journal.is_idle() && self.dispatch.is_idle(&self.live)
     }
 
     // ---- where an identity is -----------------------------------------------------------------------------
 
     pub(super) fn is_in_flight(&self, id: ItemId) -> bool {
-        self.dispatch.flights.is_in_flight(&self.stock.items()[id])
+        self.dispatch.flights.is_in_flight(&self.live.items()[id])
     }
 
     /// An item of this identity and queue is in flight.
     pub(super) fn is_out(&self, identity: Identity, queue: QueueId) -> bool {
-        let its = |id: &ItemId| self.stock.items()[*id].queue() == queue && self.is_in_flight(*id);
-        self.stock.items().by_identity(identity).filter(its).is_some()
+        let its = |id: &ItemId| self.live.items()[*id].queue() == queue && self.is_in_flight(*id);
+        self.live.items().by_identity(identity).filter(its).is_some()
     }
 
     /// In flight, or perhaps delivered: it cannot be said yet how it ends.
     pub(super) fn is_undecided(&self, id: ItemId) -> bool {
-        self.is_in_flight(id) || self.stock.items()[id].tries().outcome_unknown
+        self.is_in_flight(id) || self.live.items()[id].tries().outcome_unknown
     }
 
     /// Where an identity of this queue is, or how it ended. `found`: what the store says, where it was asked.
-    pub(super) fn whereabouts(
+    pub(super) fn location(
         &mut self,
         identity: Identity,
         queue: QueueId,
         found: Option<Found>,
         now: Now,
-    ) -> Whereabouts {
+    ) -> ItemLocation {
         if let Some(id) =
-            self.stock.items().by_identity(identity).filter(|id| self.stock.items()[*id].queue() == queue)
+            self.live.items().by_identity(identity).filter(|id| self.live.items()[*id].queue() == queue)
         {
-            if !self.stock.items()[id].is_orphaned() || self.is_in_flight(id) {
-                return Whereabouts::Live(LiveItem::Resident(id));
+            if !self.live.items()[id].is_orphaned() || self.is_in_flight(id) {
+                return ItemLocation::Live(LiveItem::Resident(id));
             }
             // Its request is delivered again, and nothing of it is under way.
-            self.take_off(id);
-            self.give_back(id);
+            self.unlist(id);
+            self.forget(id);
         }
-        let Some(found) = found else { return Whereabouts::Nowhere };
+        let Some(found) = found else { return ItemLocation::Nowhere };
         if let Some(mut stored) = found.item {
-            if stored.dead.is_none() && stored.application == *self.stock.queues[queue].name() {
+            if stored.dead.is_none() && stored.application == *self.live.queues[queue].name() {
                 // Since it was read it may have been tried, or its window may have closed. What has ended
                 // since is not believed in the first place (`Watch`).
-                self.stock.shared.reads.renew(&mut stored);
-                return Whereabouts::Live(LiveItem::Far(Box::new(stored)));
+                self.live.shared.reads.renew(&mut stored);
+                return ItemLocation::Live(LiveItem::Far(Box::new(stored)));
             }
         }
-        let mut tail = self.stock.queues.settings_of(queue).dedupe_tail;
+        let mut tail = self.live.queues.settings_of(queue).dedupe_tail;
         if mutated(Mutant::TailHalf) {
             tail /= 2;
         }
@@ -459,9 +458,9 @@ impl Core {
                 if ended.at.min(now.wall).saturating_add(tail) > now.wall
                     || identity.assigned_seq().is_some() =>
             {
-                Whereabouts::Ended(Box::new(ended))
+                ItemLocation::Ended(Box::new(ended))
             }
-            Some(_) | None => Whereabouts::Nowhere,
+            Some(_) | None => ItemLocation::Nowhere,
         }
     }
 }

@@ -12,7 +12,7 @@ use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{Item, Items};
 use super::mutant::{mutated, Mutant};
 use super::pace::{Bound, Pace, Waited};
-use super::queue::{Entry, Live, Queues};
+use super::queue::{ActiveQueue, Entry, Queues};
 use super::ready::ReadyItems;
 use super::schedule::{Schedule, Taken};
 use super::size::{self, Overhead};
@@ -113,14 +113,14 @@ impl Customers {
     }
 
     /// The customer of this name, made known if it is not.
-    pub(super) fn id(&mut self, live: &mut Live, name: &str) -> CustomerId {
-        if let Some(id) = live.customer(name) {
+    pub(super) fn id(&mut self, active: &mut ActiveQueue, name: &str) -> CustomerId {
+        if let Some(id) = active.customer(name) {
             return id;
         }
         let name: Arc<str> = name.into();
         let id = self.table.insert(Customer {
-            queue: live.id(),
-            overhead: size::overhead(live.settings().format, live.name(), Some(&name)),
+            queue: active.id(),
+            overhead: size::overhead(active.settings().format, active.name(), Some(&name)),
             name: Arc::clone(&name),
             window: None,
             ready: ReadyItems::default(),
@@ -133,7 +133,7 @@ impl Customers {
             first: None,
             pins: 0,
         });
-        live.add_customer(name, id);
+        active.add_customer(name, id);
         id
     }
 
@@ -183,9 +183,9 @@ impl Customers {
     }
 
     /// A customer to be changed; `live` is that of its queue.
-    pub(super) fn at<'c>(&'c mut self, id: CustomerId, live: &'c mut Live) -> CustomerMut<'c> {
-        debug_assert_eq!(self.table[id].queue, live.id(), "a customer is of one queue");
-        CustomerMut { id, customers: self, live }
+    pub(super) fn at<'c>(&'c mut self, id: CustomerId, active: &'c mut ActiveQueue) -> CustomerMut<'c> {
+        debug_assert_eq!(self.table[id].queue, active.id(), "a customer is of one queue");
+        CustomerMut { id, customers: self, active }
     }
 
     /// Items of the customer in memory, the last that came first.
@@ -198,9 +198,9 @@ impl Customers {
     pub(super) fn configure(&mut self, queues: &Queues, now: Now) {
         for id in self.table.handles().collect::<Vec<_>>() {
             let customer = &mut self.table[id];
-            let Some(live) = queues[customer.queue].live() else { continue };
-            customer.overhead = size::overhead(live.settings().format, live.name(), Some(&customer.name));
-            let quiet = live.settings().quiet;
+            let Some(active) = queues[customer.queue].active() else { continue };
+            customer.overhead = size::overhead(active.settings().format, active.name(), Some(&customer.name));
+            let quiet = active.settings().quiet;
             self.plan_check(id, quiet, now);
         }
     }
@@ -301,10 +301,10 @@ impl Customers {
     }
 
     /// So many that were formed do not leave after all: what waits may go sooner.
-    pub(super) fn give_back(&mut self, id: Option<CustomerId>, items: u64) {
+    pub(super) fn refund(&mut self, id: Option<CustomerId>, items: u64) {
         let Some(id) = id.filter(|_| items > 0) else { return };
         let Some(pace) = self.table.get_mut(id).and_then(|customer| customer.pace.as_mut()) else { return };
-        pace.give_back(items);
+        pace.refund(items);
         if self.table[id].turn == CustomerTurn::Paced {
             self.look_at_pace_at(id, 0);
         }
@@ -373,9 +373,9 @@ impl Customers {
 
     /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all
     /// windows of this queue.
-    pub(super) fn recheck(&mut self, live: &Live, now: Now) {
-        for id in live.windows() {
-            self.plan_check(*id, live.settings().quiet, now);
+    pub(super) fn recheck(&mut self, active: &ActiveQueue, now: Now) {
+        for id in active.windows() {
+            self.plan_check(*id, active.settings().quiet, now);
         }
     }
 
@@ -403,7 +403,7 @@ impl Customers {
 pub(super) struct CustomerMut<'c> {
     id: CustomerId,
     customers: &'c mut Customers,
-    live: &'c mut Live,
+    active: &'c mut ActiveQueue,
 }
 
 impl CustomerMut<'_> {
@@ -429,7 +429,7 @@ impl CustomerMut<'_> {
         let unused =
             customer.rows == 0 && customer.pins == 0 && customer.window.is_none() && customer.pace.is_none();
         if unused && customer.turn == CustomerTurn::None {
-            self.live.forget_customer(&customer.name);
+            self.active.forget_customer(&customer.name);
             self.customers.table.remove(self.id);
         }
     }
@@ -464,12 +464,12 @@ impl CustomerMut<'_> {
         let window = customer.window.insert(Window::new(plan, number, now));
         self.customers.timers.insert(self.id.place(), window.check());
         self.customers.open_windows += 1;
-        self.live.window_opened(self.id);
+        self.active.window_opened(self.id);
     }
 
     /// A window as a former life left it.
     pub(super) fn reopen(&mut self, row: &WindowRow, now: Now) {
-        let longest = self.live.settings().window;
+        let longest = self.active.settings().window;
         let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
         let length = row.end.saturating_sub(now.wall).min(bound);
         let plan = Plan { length, end: row.end, long: true, former: true };
@@ -485,7 +485,7 @@ impl CustomerMut<'_> {
     pub(super) fn would_overflow(&self, (weight, seq): (u32, u64), span: u64) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
         let window = customer.window.as_ref()?;
-        if window.would_overflow(weight, customer.overhead, self.live.settings().max_bytes) {
+        if window.would_overflow(weight, customer.overhead, self.active.settings().max_bytes) {
             return Some(ClosedBy::Bytes);
         }
         (seq - window.place().window > span).then_some(ClosedBy::Count)
@@ -534,7 +534,7 @@ impl CustomerMut<'_> {
     /// What the window that a new item has just joined has reached.
     pub(super) fn is_full(&self) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
-        customer.window.as_ref()?.is_full(self.live.settings(), customer.overhead)
+        customer.window.as_ref()?.is_full(self.active.settings(), customer.overhead)
     }
 
     /// The window is over; what it was.
@@ -543,16 +543,16 @@ impl CustomerMut<'_> {
         let window = customer.window.take()?;
         self.customers.timers.remove(self.id.place(), window.check());
         self.customers.open_windows -= 1;
-        self.live.window_ended(self.id);
+        self.active.window_ended(self.id);
         if window.is_long() && !mutated(Mutant::WindowRowStays) {
-            let (application, customer) = (Arc::clone(self.live.name()), Arc::clone(&customer.name));
+            let (application, customer) = (Arc::clone(self.active.name()), Arc::clone(&customer.name));
             ops.push(Op::DeleteWindow { application, customer });
         }
         Some(window)
     }
 
     fn plan_check(&mut self, now: Now) {
-        self.customers.plan_check(self.id, self.live.settings().quiet, now);
+        self.customers.plan_check(self.id, self.active.settings().quiet, now);
     }
 }
 

@@ -19,10 +19,10 @@ mod pauses;
 use super::event::Load;
 use super::ids::{ItemId, QueueId};
 use super::items::{ItemFlag, Stage};
+use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::pace::Waited;
-use super::queue::{Condition, Lane};
-use super::stock::Stock;
+use super::queue::{Condition, QueueFlights};
 use super::types::{Batch, BatchItem, Content, Now, Settings};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -84,120 +84,120 @@ impl Dispatch {
     }
 
     /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
-    pub(super) fn is_free_for(&self, stock: &Stock, queue: QueueId) -> bool {
-        let queue = &stock.queues[queue];
-        let Some(live) = queue.live() else { return false };
+    pub(super) fn is_free_for(&self, live: &LiveItems, queue: QueueId) -> bool {
+        let queue = &live.queues[queue];
+        let Some(active) = queue.active() else { return false };
         self.egress.is_open()
             && !queue.is_held_back()
-            && !live.health().needs_probe()
-            && live.pace().waits_until().is_none()
-            && live.lane().first_to_resend().is_none()
-            && live.lane().suspects() == 0
-            && self.egress.has_slots_behind(live.line().len())
+            && !active.health().needs_probe()
+            && active.pace().waits_until().is_none()
+            && active.flights().first_to_resend().is_none()
+            && active.flights().suspects() == 0
+            && self.egress.has_slots_behind(active.ready().len())
     }
 
     /// Whether nothing that is told elsewhere keeps a batch of this queue: it is not held back, nor by its
     /// rate, nothing of it is at the broker, and there is a slot and, if it needs one, a channel. Whether the
     /// way out is open is not asked.
-    pub(super) fn could_send(&self, stock: &Stock, id: QueueId) -> bool {
-        let queue = &stock.queues[id];
+    pub(super) fn could_send(&self, live: &LiveItems, id: QueueId) -> bool {
+        let queue = &live.queues[id];
         if queue.is_held_back() || queue.paced_until().is_some() || !self.egress.has_room() {
             return false;
         }
-        let Some(live) = queue.live() else { return true };
-        let lane = live.lane();
-        let alone = live.health().needs_probe() || lane.suspects() > 0;
+        let Some(active) = queue.active() else { return true };
+        let lane = active.flights();
+        let alone = active.health().needs_probe() || lane.suspects() > 0;
         lane.slots() == lane.fetching().count() && (!alone || self.channels.has_room(queue.is_failing()))
     }
 
-    fn may_send(&self, stock: &Stock, id: QueueId, now: Now) -> bool {
-        let queue = &stock.queues[id];
-        let Some(live) = queue.live() else { return false };
+    fn may_send(&self, live: &LiveItems, id: QueueId, now: Now) -> bool {
+        let queue = &live.queues[id];
+        let Some(active) = queue.active() else { return false };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
-            && (live.lane().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
-            && !live.lane().has_recalled()
-            && live.health().may_send(live.lane().slots(), self.egress.share(), now.mono)
+            && (active.flights().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
+            && !active.flights().has_recalled()
+            && active.health().may_send(active.flights().slots(), self.egress.share(), now.mono)
     }
 
     /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
     /// to send.
-    pub(super) fn next(&mut self, stock: &mut Stock, now: Now) -> Option<Candidate> {
+    pub(super) fn next(&mut self, live: &mut LiveItems, now: Now) -> Option<Candidate> {
         if !self.egress.has_slot() {
             return None;
         }
-        if let Some(candidate) = self.next_suspect(stock) {
+        if let Some(candidate) = self.next_suspect(live) {
             return Some(candidate);
         }
-        self.call_for_channel(stock);
+        self.call_for_channel(live);
         loop {
-            while let Some(queue) = stock.queues.next_to_run() {
-                if let Some(candidate) = self.next_in_line(stock, queue, now) {
+            while let Some(queue) = live.queues.next_to_run() {
+                if let Some(candidate) = self.next_in_line(live, queue, now) {
                     return Some(candidate);
                 }
             }
             // Whoever was called may have nothing to send any more.
-            if !self.call_for_channel(stock) {
+            if !self.call_for_channel(live) {
                 return None;
             }
         }
     }
 
-    fn next_in_line(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> Option<Candidate> {
-        let live = stock.queues.at(queue).at_work();
-        if live.lane().slots() == 0 {
-            live.health_mut().rest(now.mono);
+    fn next_in_line(&mut self, live: &mut LiveItems, queue: QueueId, now: Now) -> Option<Candidate> {
+        let active = live.queues.at(queue).at_work();
+        if active.flights().slots() == 0 {
+            active.health_mut().rest(now.mono);
         }
-        if !self.may_send(stock, queue, now) {
+        if !self.may_send(live, queue, now) {
             return None;
         }
-        if self.paces(stock, queue, now) {
+        if self.paces(live, queue, now) {
             return None;
         }
-        let health = stock.queues.at(queue).at_work().health();
+        let health = live.queues.at(queue).at_work().health();
         let (alone, failing) = (health.needs_probe(), health.is_failing());
         if alone && !self.channels.has_room(failing) {
             self.channels.wait(queue, failing);
             return None;
         }
-        let candidate = self.next_of(stock, queue, alone, now);
+        let candidate = self.next_of(live, queue, alone, now);
         if candidate.is_none() {
-            stock.queues.at(queue).look_at();
-            if stock.queues.at(queue).at_work().pace().wanted() > 1 {
+            live.queues.at(queue).mark_for_loader();
+            if live.queues.at(queue).at_work().pace().wanted() > 1 {
                 // What comes next was too large.
-                self.paces(stock, queue, now);
+                self.paces(live, queue, now);
             }
         }
         candidate
     }
 
     /// The next queue that waits for a channel stands in line again. False: there is none, or no channel.
-    fn call_for_channel(&mut self, stock: &mut Stock) -> bool {
+    fn call_for_channel(&mut self, live: &mut LiveItems) -> bool {
         let Some(queue) = self.channels.next_waiting() else { return false };
-        if stock.queues.get(queue).is_some() {
-            stock.queues.at(queue).run();
+        if live.queues.get(queue).is_some() {
+            live.queues.at(queue).run();
         }
         true
     }
 
     /// Suspects, by place in line and queue, whose queue is not paused and has no batch alone on its way:
     /// else one that never confirms would have all channels, and others' suspects wait for its confirms.
-    fn waiting_suspects<'a>(&'a self, stock: &'a Stock) -> impl Iterator<Item = (usize, QueueId)> + 'a {
+    fn waiting_suspects<'a>(&'a self, live: &'a LiveItems) -> impl Iterator<Item = (usize, QueueId)> + 'a {
         let queue_of = |number: u64| self.flights.get(number).map(|flight| flight.queue);
         let taken = self.channels.taken().filter(|_| !self.suspects.is_empty());
         let busy: BTreeSet<QueueId> = taken.filter_map(|(number, _)| queue_of(number)).collect();
         let of = move |(place, number): (usize, &u64)| Some((place, queue_of(*number)?));
         self.suspects.iter().enumerate().filter_map(of).filter(move |(_, queue)| {
-            !busy.contains(queue) && (!stock.queues[*queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
+            !busy.contains(queue) && (!live.queues[*queue].is_paused() || mutated(Mutant::PausedSuspectsGo))
         })
     }
 
-    fn next_suspect(&mut self, stock: &mut Stock) -> Option<Candidate> {
+    fn next_suspect(&mut self, live: &mut LiveItems) -> Option<Candidate> {
         let rooms = [false, true].map(|failing| self.channels.has_room(failing));
         if self.suspects.is_empty() || rooms == [false, false] {
             return None;
         }
-        let has_room = |queue: QueueId| rooms[usize::from(stock.queues[queue].is_failing())];
-        let (place, _) = self.waiting_suspects(stock).find(|(_, queue)| has_room(*queue))?;
+        let has_room = |queue: QueueId| rooms[usize::from(live.queues[queue].is_failing())];
+        let (place, _) = self.waiting_suspects(live).find(|(_, queue)| has_room(*queue))?;
         let number = self.suspects.remove(place)?;
         let candidate = self.again(number, true)?;
         Some(Candidate { suspect: true, ..candidate })
@@ -215,57 +215,63 @@ impl Dispatch {
         })
     }
 
-    fn next_of(&mut self, stock: &mut Stock, queue: QueueId, alone: bool, now: Now) -> Option<Candidate> {
+    fn next_of(&mut self, live: &mut LiveItems, queue: QueueId, alone: bool, now: Now) -> Option<Candidate> {
         let later =
-            mutated(Mutant::NewOvertakesFailed) && !stock.queues.at(queue).at_work().line().is_empty();
+            mutated(Mutant::NewOvertakesFailed) && !live.queues.at(queue).at_work().ready().is_empty();
         while let Some(number) =
-            stock.queues.at(queue).at_work().lane_mut().take_to_resend().filter(|_| !later)
+            live.queues.at(queue).at_work().flights_mut().take_to_resend().filter(|_| !later)
         {
             if let Some(candidate) = self.again(number, alone) {
                 return Some(candidate);
             }
         }
-        let most = if stock.queues[queue].is_failing() { stock.thresholds().probe } else { usize::MAX };
-        let rows = stock.at(queue).take_batch(most, now);
+        let most = if live.queues[queue].is_failing() { live.thresholds().probe } else { usize::MAX };
+        let rows = live.at(queue).take_batch(most, now);
         let new = Candidate { number: None, queue, rows, alone, before: None, suspect: false };
         (!new.rows.is_empty()).then_some(new)
     }
 
     /// Nothing of a candidate may be sent: it is gone.
-    pub(super) fn drop_candidate(&mut self, stock: &mut Stock, candidate: &Candidate) {
+    pub(super) fn drop_candidate(&mut self, live: &mut LiveItems, candidate: &Candidate) {
         candidate.number.into_iter().for_each(|number| {
             self.flights.end(number);
         });
         if candidate.suspect && !mutated(Mutant::DroppedSuspectCounts) {
-            stock.queues.at(candidate.queue).at_work().lane_mut().remove_suspects(1);
+            live.queues.at(candidate.queue).at_work().flights_mut().remove_suspects(1);
         }
-        stock.queues.at(candidate.queue).look_again();
+        live.queues.at(candidate.queue).requeue();
     }
 
     /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one
     /// that waits, others of the same queue wait too: their order counts.
-    pub(super) fn send(&mut self, stock: &mut Stock, candidate: Candidate, now: Now, out: &mut Vec<Batch>) {
+    pub(super) fn send(
+        &mut self,
+        live: &mut LiveItems,
+        candidate: Candidate,
+        now: Now,
+        out: &mut Vec<Batch>,
+    ) {
         let Candidate { number, queue, rows, alone, before, suspect } = candidate;
         let number = number.unwrap_or_else(|| self.flights.number(rows.len()));
         let (mut bytes, mut lacking) = (0, Vec::new());
         for id in &rows {
-            stock.home_of(*id).set_flying(*id, Some(number));
-            let item = &stock.items()[*id];
+            live.home_of(*id).set_flying(*id, Some(number));
+            let item = &live.items()[*id];
             bytes += item.content().map_or(u64::from(item.weight()), |content| content.size());
             if item.content().is_none() {
                 lacking.push(item.key().seq);
             }
         }
-        let settings_format = stock.queues.settings_of(queue).format;
+        let settings_format = live.queues.settings_of(queue).format;
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let (count, since) = (rows.len() as u64, now.mono);
         // By the clock that dues are told by: what it is late by from then on its rate is no reason for.
         let wall = |mono: u64| now.wall.saturating_sub(now.mono.saturating_sub(mono));
-        let customer = stock.items()[rows[0]].customer();
-        let of_queue = stock.queues.at(queue).at_work().pace_mut().form(count, now.mono);
-        let bound = stock.queues.settings_of(queue).customer_bound();
-        let of_customer = customer.and_then(|id| stock.shared.customers.form(id, bound, count, now));
+        let customer = live.items()[rows[0]].customer();
+        let of_queue = live.queues.at(queue).at_work().pace_mut().form(count, now.mono);
+        let bound = live.queues.settings_of(queue).customer_bound();
+        let of_customer = customer.and_then(|id| live.shared.customers.form(id, bound, count, now));
         let held = of_queue
             .into_iter()
             .chain(of_customer)
@@ -276,9 +282,9 @@ impl Dispatch {
         self.flights.insert(number, flight);
         self.egress.take_slot(bytes);
         if alone {
-            self.channels.take(number, stock.queues[queue].is_failing(), bytes, now);
+            self.channels.take(number, live.queues[queue].is_failing(), bytes, now);
         }
-        let lane = stock.queues.at(queue).at_work().lane_mut();
+        let lane = live.queues.at(queue).at_work().flights_mut();
         lane.add_items(count);
         lane.take_slot();
         lane.remove_suspects(usize::from(suspect));
@@ -295,39 +301,39 @@ impl Dispatch {
             lane.fetch(number, |other| is_alone(other) || (!suspect && other < number));
             self.lacking.append(&mut lacking);
         } else {
-            self.launch(stock, number, now, out);
+            self.launch(live, number, now, out);
         }
-        stock.queues.at(queue).run();
+        live.queues.at(queue).run();
     }
 
     /// The payloads that flights wait for.
-    pub(super) fn take_lacking(&mut self, stock: &Stock) -> Option<Load> {
+    pub(super) fn take_lacking(&mut self, live: &LiveItems) -> Option<Load> {
         if self.lacking.is_empty() {
             return None;
         }
         let lacking = std::mem::take(&mut self.lacking);
-        let place = |seq: u64| Some((seq, stock.row(&stock.items()[stock.items().by_seq(seq)?]).place()));
+        let place = |seq: u64| Some((seq, live.row(&live.items()[live.items().by_seq(seq)?]).place()));
         Some(Load::Contents(lacking.into_iter().filter_map(place).collect()))
     }
 
     /// Payloads have come. The queues whose flights may be complete now.
     pub(super) fn content_loaded(
         &mut self,
-        stock: &mut Stock,
+        live: &mut LiveItems,
         contents: Vec<(u64, Arc<Content>)>,
     ) -> BTreeSet<QueueId> {
         let mut queues = BTreeSet::new();
         for (seq, content) in contents {
-            let Some(id) = stock.items().by_seq(seq) else { continue };
-            if stock.items()[id].content().is_some() {
+            let Some(id) = live.items().by_seq(seq) else { continue };
+            if live.items()[id].content().is_some() {
                 continue;
             }
-            let Stage::Flying(number) = stock.items()[id].stage() else { continue };
+            let Stage::Flying(number) = live.items()[id].stage() else { continue };
             let Some(flight) = self.flights.get_mut(number) else { continue };
             let FlightState::Fetching { missing, .. } = &mut flight.state else { continue };
             *missing = missing.saturating_sub(1);
             queues.insert(flight.queue);
-            stock.shared.set_content(id, content);
+            live.shared.set_content(id, content);
         }
         queues
     }
@@ -336,23 +342,23 @@ impl Dispatch {
     /// number and members, to be looked at once more: time has passed.
     pub(super) fn next_fetched(
         &mut self,
-        stock: &mut Stock,
+        live: &mut LiveItems,
         queue: QueueId,
         now: Now,
     ) -> Option<(u64, Vec<ItemId>)> {
-        let number = stock.queues.at(queue).at_work().lane().first_fetching()?;
+        let number = live.queues.at(queue).at_work().flights().first_fetching()?;
         let Some(flight) = self.flights.get_mut(number) else {
-            stock.queues.at(queue).at_work().lane_mut().fetched(false);
-            return self.next_fetched(stock, queue, now);
+            live.queues.at(queue).at_work().flights_mut().fetched(false);
+            return self.next_fetched(live, queue, now);
         };
         let FlightState::Fetching { missing: 0, alone } = flight.state else { return None };
-        let pace = stock.queues.at(queue).at_work().pace();
+        let pace = live.queues.at(queue).at_work().pace();
         let leaves_at = pace.may_leave_at(flight.rows.len() as u64);
         let new = flight.publishes == 0;
         if new && leaves_at > now.mono + LONG_HOLD_MS {
             // Its rate has become lower since it was formed: others need its slot.
             flight.recalled = true;
-            stock.queues.at(queue).at_work().lane_mut().fetched(false);
+            live.queues.at(queue).at_work().flights_mut().fetched(false);
             return Some((number, std::mem::take(&mut flight.rows)));
         }
         if leaves_at > now.mono && !alone && !flight.recalled {
@@ -360,14 +366,14 @@ impl Dispatch {
             self.paced.wait_to_leave(queue, leaves_at);
             return None;
         }
-        stock.queues.at(queue).at_work().lane_mut().fetched(flight.recalled);
+        live.queues.at(queue).at_work().flights_mut().fetched(flight.recalled);
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
     /// What is left of it after that look goes out, or goes back where the way out has closed meanwhile.
     pub(super) fn launch_fetched(
         &mut self,
-        stock: &mut Stock,
+        live: &mut LiveItems,
         number: u64,
         rows: Vec<ItemId>,
         now: Now,
@@ -378,35 +384,36 @@ impl Dispatch {
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.rows = rows;
         // What has failed meanwhile goes before it.
-        let known = &stock.queues[queue];
-        let before =
-            |lane: &Lane| lane.suspects() > 0 || lane.first_to_resend().is_some_and(|first| first < number);
+        let known = &live.queues[queue];
+        let before = |lane: &QueueFlights| {
+            lane.suspects() > 0 || lane.first_to_resend().is_some_and(|first| first < number)
+        };
         let behind = !mutated(Mutant::FetchedOvertakesFailed)
             && !alone
-            && known.live().is_some_and(|live| before(live.lane()));
+            && known.active().is_some_and(|active| before(active.flights()));
         if left > 0 && self.egress.is_open() && !known.is_paused() && !behind {
-            self.launch(stock, number, now, out);
+            self.launch(live, number, now, out);
         } else {
-            self.flights.give_back(stock, number, left);
-            self.free_slot(stock, number, left);
+            self.flights.refund(live, number, left);
+            self.free_slot(live, number, left);
             if left == 0 {
                 self.flights.end(number);
             } else {
-                self.try_again(stock, number, alone);
+                self.try_again(live, number, alone);
             }
         }
-        stock.queues.at(queue).look_again();
+        live.queues.at(queue).requeue();
     }
 
     /// A flight whose payloads were fetched is given up: its members go back to their queue.
-    pub(super) fn withdraw(&mut self, stock: &mut Stock, number: u64, rows: u64) {
-        self.flights.give_back(stock, number, rows);
-        self.free_slot(stock, number, rows);
+    pub(super) fn withdraw(&mut self, live: &mut LiveItems, number: u64, rows: u64) {
+        self.flights.refund(live, number, rows);
+        self.free_slot(live, number, rows);
         self.flights.end(number);
     }
 
     /// Hands a flight to the publisher.
-    fn launch(&mut self, stock: &mut Stock, number: u64, now: Now, out: &mut Vec<Batch>) {
+    fn launch(&mut self, live: &mut LiveItems, number: u64, now: Now, out: &mut Vec<Batch>) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.publishes += 1;
@@ -414,13 +421,13 @@ impl Dispatch {
         self.channels.launched(number, now);
         let queue = flight.queue;
         let count = flight.rows.len() as u64;
-        stock.queues.at(queue).at_work().pace_mut().leave(count, now.mono);
-        stock.shared.customers.leave(flight.customer, count, now.mono);
+        live.queues.at(queue).at_work().pace_mut().leave(count, now.mono);
+        live.shared.customers.leave(flight.customer, count, now.mono);
         let mut items = Vec::with_capacity(flight.rows.len());
         let mut attempt = flight.publishes;
         for id in &flight.rows {
-            let content = stock.shared.lend_content(*id);
-            let item = &stock.items()[*id];
+            let content = live.shared.lend_content(*id);
+            let item = &live.items()[*id];
             attempt = attempt.max(if mutated(Mutant::AttemptAnew) { 0 } else { item.tries().attempts + 1 });
             debug_assert!(content.is_some(), "a batch is published whole");
             items.push(BatchItem {
@@ -438,10 +445,10 @@ impl Dispatch {
                 content: content.unwrap_or_default(),
             });
         }
-        stock.shared.counters_mut().batches_published += 1;
-        let first = &stock.items()[flight.rows[0]];
+        live.shared.counters_mut().batches_published += 1;
+        let first = &live.items()[flight.rows[0]];
         let dead = first.letter().map(|letter| Arc::clone(&letter.dead));
-        let (application, customer) = stock.row(first).address();
+        let (application, customer) = live.row(first).address();
         out.push(Batch {
             number,
             application,
@@ -458,54 +465,54 @@ impl Dispatch {
     }
 
     /// A flight that was out has ended there. Whether it went alone; `None`: it is not out.
-    pub(super) fn landed(&mut self, stock: &mut Stock, number: u64) -> Option<bool> {
+    pub(super) fn landed(&mut self, live: &mut LiveItems, number: u64) -> Option<bool> {
         let flight = self.flights.get(number)?;
         let FlightState::Out { alone } = flight.state else { return None };
         let (queue, count) = (flight.queue, flight.rows.len() as u64);
-        self.free_slot(stock, number, count);
-        stock.queues.at(queue).look_again();
+        self.free_slot(live, number, count);
+        live.queues.at(queue).requeue();
         Some(alone)
     }
 
-    fn free_slot(&mut self, stock: &mut Stock, number: u64, rows: u64) {
+    fn free_slot(&mut self, live: &mut LiveItems, number: u64, rows: u64) {
         let Some(flight) = self.flights.get(number) else { return };
         self.egress.free_slot(flight.bytes);
-        let (queue, was_alone) = (flight.queue, self.channels.give_back(number));
-        let live = stock.queues.at(queue).at_work();
-        live.lane_mut().remove_items(rows);
-        live.lane_mut().free_slot();
-        if was_alone && !mutated(Mutant::HindranceStays) && live.set(Condition::Hindered, false) {
-            stock.at(queue).unstall();
+        let (queue, was_alone) = (flight.queue, self.channels.release(number));
+        let active = live.queues.at(queue).at_work();
+        active.flights_mut().remove_items(rows);
+        active.flights_mut().free_slot();
+        if was_alone && !mutated(Mutant::HindranceStays) && active.set(Condition::SlowProbe, false) {
+            live.at(queue).unstall();
         }
     }
 
     /// To be tried again as it is: with a channel of its own where it had one and its queue is sound, or
     /// where others of its queue wait for theirs, which neither overtake nor are overtaken.
-    pub(super) fn try_again(&mut self, stock: &mut Stock, number: u64, alone: bool) {
+    pub(super) fn try_again(&mut self, live: &mut LiveItems, number: u64, alone: bool) {
         let Some(queue) = self.flights.get(number).map(|flight| flight.queue) else { return };
-        let live = stock.queues.at(queue).at_work();
-        let first = alone && !live.health().needs_probe();
-        if first || live.lane().suspects() > 0 && !mutated(Mutant::SuspectsOvertakeRepeats) {
-            self.suspect(stock, number, first);
+        let active = live.queues.at(queue).at_work();
+        let first = alone && !active.health().needs_probe();
+        if first || active.flights().suspects() > 0 && !mutated(Mutant::SuspectsOvertakeRepeats) {
+            self.suspect(live, number, first);
         } else {
-            self.send_again(stock, number);
+            self.send_again(live, number);
         }
     }
 
     /// To be sent again as it is, before anything new of its queue.
-    fn send_again(&mut self, stock: &mut Stock, number: u64) {
+    fn send_again(&mut self, live: &mut LiveItems, number: u64) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Resend;
-        stock.queues.at(flight.queue).at_work().lane_mut().resend(number);
+        live.queues.at(flight.queue).at_work().flights_mut().resend(number);
         let queue = flight.queue;
-        stock.queues.at(queue).look_again();
+        live.queues.at(queue).requeue();
     }
 
     /// Into the line of those that are sent alone.
-    pub(super) fn suspect(&mut self, stock: &mut Stock, number: u64, first: bool) {
+    pub(super) fn suspect(&mut self, live: &mut LiveItems, number: u64, first: bool) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Suspect;
-        stock.queues.at(flight.queue).at_work().lane_mut().add_suspect();
+        live.queues.at(flight.queue).at_work().flights_mut().add_suspect();
         if first {
             self.suspects.push_front(number);
         } else {
@@ -515,7 +522,7 @@ impl Dispatch {
     }
 
     /// One of its members is refused by the broker: its halves are tried alone. False: it has only one.
-    pub(super) fn split(&mut self, stock: &mut Stock, number: u64) -> bool {
+    pub(super) fn split(&mut self, live: &mut LiveItems, number: u64) -> bool {
         let Some(flight) = self.flights.get_mut(number).filter(|flight| flight.rows.len() > 1) else {
             return false;
         };
@@ -524,16 +531,16 @@ impl Dispatch {
         let half = Flight { rows, state: FlightState::Suspect, ..*flight };
         let later = if mutated(Mutant::HalfGoesLast) { 1 << 32 } else { 0 };
         let other = number + flight.rows.len() as u64 + later;
-        half.rows.iter().for_each(|id| stock.home_of(*id).set_flying(*id, Some(other)));
+        half.rows.iter().for_each(|id| live.home_of(*id).set_flying(*id, Some(other)));
         self.flights.insert(other, half);
-        self.suspect(stock, other, true);
-        self.suspect(stock, number, true);
+        self.suspect(live, other, true);
+        self.suspect(live, number, true);
         true
     }
 
     /// An item that ends leaves its flight, which waits for its next try; the last one takes it along.
-    pub(super) fn leave(&mut self, stock: &mut Stock, id: ItemId) {
-        let Stage::Flying(number) = stock.items()[id].stage() else { return };
+    pub(super) fn leave(&mut self, live: &mut LiveItems, id: ItemId) {
+        let Stage::Flying(number) = live.items()[id].stage() else { return };
         let Some(flight) = self.flights.get_mut(number) else { return };
         debug_assert!(!flight.state.holds_slot(), "what is in flight has no end yet");
         flight.rows.retain(|other| *other != id);
@@ -542,7 +549,7 @@ impl Dispatch {
         }
         let (queue, state) = (flight.queue, flight.state);
         self.flights.end(number);
-        let lane = stock.queues.at(queue).at_work().lane_mut();
+        let lane = live.queues.at(queue).at_work().flights_mut();
         match state {
             FlightState::Suspect => {
                 lane.remove_suspects(usize::from(!mutated(Mutant::EmptiedSuspectCounts)));
@@ -551,14 +558,14 @@ impl Dispatch {
             FlightState::Resend => lane.forget_resend(number),
             FlightState::Fetching { .. } | FlightState::Out { .. } => {}
         }
-        stock.queues.at(queue).look_again();
+        live.queues.at(queue).requeue();
     }
 
     /// Nothing is on its way out, nor waits for a slot. What a paused application has waiting does not count:
     /// it leaves after a resume and not before.
-    pub(super) fn is_idle(&self, stock: &Stock) -> bool {
+    pub(super) fn is_idle(&self, live: &LiveItems) -> bool {
         // A broker that takes nothing more confirms what it has taken.
-        let waits = || stock.queues.is_anything_running() || self.waiting_suspects(stock).next().is_some();
+        let waits = || live.queues.is_anything_running() || self.waiting_suspects(live).next().is_some();
         self.egress.slots() == 0 && !(self.egress.is_open() && waits())
     }
 }

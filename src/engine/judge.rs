@@ -2,14 +2,14 @@
 
 use super::admission::{self, LimitVerdict, Limits};
 use super::arrivals::Arrival;
-use super::core::{Core, LiveItem, Whereabouts};
+use super::core::{Core, ItemLocation, LiveItem};
 use super::duplicates::{self, Known, Verdict};
 use super::event::{Found, Wanted};
 use super::ids::{ItemId, QueueId};
 use super::items::{ItemFlag, Stage};
+use super::live::{Admission, Origin, Timing};
 use super::mutant::{mutated, Mutant};
 use super::scans::Scans;
-use super::stock::{Admission, Origin, Timing};
 use super::types::{
     Answer, AppSettings, Asker, AssignedId, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity,
     NewItem, Now, Reason, Rejected, Reply, Settings,
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// What has been decided of a request.
 #[derive(Debug)]
-pub(super) enum Judged {
+pub(super) enum Decision {
     Done,
     /// It waits for the outcome of the item of this identity.
     Await(Identity, Box<NewItem>),
@@ -28,7 +28,7 @@ pub(super) enum Judged {
 }
 
 /// Everything that a judgement needs beside the core.
-pub(super) struct Bench<'a> {
+pub(super) struct Decider<'a> {
     settings: &'a Settings,
     limits: &'a mut Limits,
     scans: &'a mut Scans,
@@ -50,17 +50,17 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
     if identities == [None, None] {
         return Vec::new();
     }
-    let queue = core.stock.queues.find(application);
+    let queue = core.live.queues.find(application);
     // Alive, the first of them is the one; an assigned id may be another application's item, of which this
     // one knows nothing.
-    let is_its = |id: &ItemId| Some(core.stock.items()[*id].queue()) == queue;
-    let known = |identity: Identity| core.stock.items().by_identity(identity).filter(is_its).is_some();
+    let is_its = |id: &ItemId| Some(core.live.items()[*id].queue()) == queue;
+    let known = |identity: Identity| core.live.items().by_identity(identity).filter(is_its).is_some();
     if identities.into_iter().flatten().next().is_some_and(known) {
         return Vec::new();
     }
     let tail =
-        queue.map_or(settings.of(application), |queue| core.stock.queues.settings_of(queue)).dedupe_tail;
-    let far = queue.is_some_and(|queue| core.stock.queues[queue].far() > 0);
+        queue.map_or(settings.of(application), |queue| core.live.queues.settings_of(queue)).dedupe_tail;
+    let far = queue.is_some_and(|queue| core.live.queues[queue].far() > 0);
     let assigned = match arrival {
         Arrival::Command {
             command: Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _),
@@ -110,14 +110,14 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now:
     }
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Decider<'a> {
     pub(super) fn new(
         settings: &'a Settings,
         limits: &'a mut Limits,
         scans: &'a mut Scans,
         how: Hurry,
     ) -> Self {
-        Bench { settings, limits, scans, how }
+        Decider { settings, limits, scans, how }
     }
 
     /// A request, in its turn.
@@ -128,26 +128,26 @@ impl<'a> Bench<'a> {
         origin: Origin,
         found: Vec<(Identity, Found)>,
         now: Now,
-    ) -> Judged {
-        let queue = core.stock.queues.id(&item.application);
+    ) -> Decision {
+        let queue = core.live.queues.id(&item.application);
         let Some(identity) = item.identity else { return self.admit(core, (item, queue), origin, now) };
         // Its consumer may have had it before the confirm came.
         if let Some(first) = item.tried.first.filter(|first| core.is_out(*first, queue) && !self.how.at_once)
         {
-            return Judged::Await(first, item);
+            return Decision::Await(first, item);
         }
         let found = found.into_iter().next().map(|(_, found)| found);
-        let whereabouts = core.whereabouts(identity, queue, found, now);
-        let whereabouts = self.scans.claim(core, whereabouts, now);
-        if self.scans.may_take_back(core, &whereabouts, self.how.at_once) {
-            return Judged::Await(identity, item);
+        let location = core.location(identity, queue, found, now);
+        let location = self.scans.claim(core, location, now);
+        if self.scans.may_take_back(core, &location, self.how.at_once) {
+            return Decision::Await(identity, item);
         }
-        match whereabouts {
-            Whereabouts::Nowhere => self.admit(core, (item, queue), origin, now),
-            Whereabouts::Ended(ended) => {
+        match location {
+            ItemLocation::Nowhere => self.admit(core, (item, queue), origin, now),
+            ItemLocation::Ended(ended) => {
                 self.known(core, (item, queue), origin, Known::Ended(&ended), 0, None, now)
             }
-            Whereabouts::Live(live) => {
+            ItemLocation::Live(live) => {
                 let (known, old) = self.known_live(core, &item, queue, &live, now);
                 self.known(core, (item, queue), origin, known, old, Some(live), now)
             }
@@ -164,7 +164,7 @@ impl<'a> Bench<'a> {
     ) -> (Known<'static>, u64) {
         let (due, old) = match live {
             LiveItem::Resident(id) => {
-                let resident = &core.stock.items()[*id];
+                let resident = &core.live.items()[*id];
                 if resident.is_orphaned() {
                     return (Known::Undecided { orphaned: true }, resident.fingerprint());
                 }
@@ -175,14 +175,14 @@ impl<'a> Bench<'a> {
             }
             LiveItem::Far(stored) => (stored.due, stored.fingerprint),
         };
-        let settings = core.stock.queues.settings_of(queue);
+        let settings = core.live.queues.settings_of(queue);
         let new_due = match timing(settings, item, now) {
             Timing::Own(due) => due,
             Timing::Immediate => now.wall,
             Timing::Windowed => {
                 let name = item.customer.as_deref().unwrap_or_default();
-                let customer = core.stock.queues[queue].customer(name);
-                let window = customer.and_then(|id| core.stock.customers().window(id));
+                let customer = core.live.queues[queue].customer(name);
+                let window = customer.and_then(|id| core.live.customers().window(id));
                 window
                     .filter(|_| !mutated(Mutant::NewDueIgnoresWindow))
                     .map_or_else(|| now.wall + window::length(settings, now), |window| window.end())
@@ -201,7 +201,7 @@ impl<'a> Bench<'a> {
         old: u64,
         live: Option<LiveItem>,
         now: Now,
-    ) -> Judged {
+    ) -> Decision {
         let rule = item.on_duplicate;
         let (prints, tried) = ((item.fingerprint, old), item.tried);
         let verdict = match duplicates::judge(rule, known, origin.redelivered, prints, tried.batch) {
@@ -219,20 +219,20 @@ impl<'a> Bench<'a> {
             Verdict::Drop => {
                 let before = if let Known::Ended(ended) = known { ended.fingerprint } else { old };
                 let comes_back = origin.redelivered && before == item.fingerprint;
-                core.stock.shared.counters_mut().tries_dropped += u64::from(tried.sent_back && !comes_back);
+                core.live.shared.counters_mut().tries_dropped += u64::from(tried.sent_back && !comes_back);
                 drop_duplicate(core, rule, origin)
             }
             Verdict::Reject => {
-                core.stock.shared.counters_mut().duplicates[rule as usize].dead += 1;
+                core.live.shared.counters_mut().duplicates[rule as usize].dead += 1;
                 let error = "an item with this id is known, and x-on-duplicate is reject";
                 let dead = Dead { reason: Reason::Duplicate, error: error.into() };
                 reject(core, item.rejected(dead), origin, now);
-                Judged::Done
+                Decision::Done
             }
             Verdict::Anew => {
                 let judged = self.admit(core, (item, queue), origin, now);
-                core.stock.shared.counters_mut().duplicates[rule as usize].accepted +=
-                    u64::from(matches!(judged, Judged::Done));
+                core.live.shared.counters_mut().duplicates[rule as usize].accepted +=
+                    u64::from(matches!(judged, Decision::Done));
                 judged
             }
             Verdict::Await => match (item.identity, live) {
@@ -241,8 +241,8 @@ impl<'a> Bench<'a> {
                 {
                     self.decide(core, (item, queue), (id, old), origin, now)
                 }
-                (Some(identity), _) => Judged::Await(identity, item),
-                (None, _) => Judged::NoRoom(item),
+                (Some(identity), _) => Decision::Await(identity, item),
+                (None, _) => Decision::NoRoom(item),
             },
             Verdict::Replace => match live {
                 Some(live) => {
@@ -268,14 +268,14 @@ impl<'a> Bench<'a> {
         (id, old): (ItemId, u64),
         origin: Origin,
         now: Now,
-    ) -> Judged {
+    ) -> Decision {
         let rule = item.on_duplicate;
-        let orphaned = core.stock.items()[id].is_orphaned();
+        let orphaned = core.live.items()[id].is_orphaned();
         let comes_back = origin.redelivered && old == item.fingerprint;
         let earliest = rule == DuplicateRule::Earliest && item.tried.batch.is_none();
         if orphaned && comes_back {
-            core.stock.home_of(id).adopt(id, origin, now);
-            return Judged::Done;
+            core.live.home_of(id).adopt(id, origin, now);
+            return Decision::Done;
         }
         if !orphaned && (comes_back || earliest) {
             return drop_duplicate(core, rule, origin);
@@ -292,18 +292,18 @@ impl<'a> Bench<'a> {
         live: LiveItem,
         (origin, comes_back): (Origin, bool),
         now: Now,
-    ) -> Judged {
+    ) -> Decision {
         let rule = item.on_duplicate;
-        let timing = timing(core.stock.queues.settings_of(queue), &item, now);
+        let timing = timing(core.live.queues.settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
-        match self.limits.judge(&core.stock, self.settings, asked, true, now) {
+        match self.limits.judge(&core.live, self.settings, asked, true, now) {
             LimitVerdict::Admit => {}
-            LimitVerdict::Wait => return Judged::NoRoom(item),
+            LimitVerdict::Wait => return Decision::NoRoom(item),
             // It has its place already: one request would end both as sent and as dead.
             LimitVerdict::Dead(_) if comes_back => return drop_duplicate(core, rule, origin),
             LimitVerdict::Dead(dead) => {
                 reject(core, item.rejected(dead), origin, now);
-                return Judged::Done;
+                return Decision::Done;
             }
         }
         let inherited = inherited_window(core, &item, &live, now);
@@ -313,19 +313,19 @@ impl<'a> Bench<'a> {
                 core.supersede(*id, rule);
             }
             LiveItem::Resident(id) => {
-                core.take_out(*id);
-                core.stock.shared.counters_mut().count_replaced(rule);
+                core.end_unsent(*id);
+                core.live.shared.counters_mut().count_replaced(rule);
             }
             LiveItem::Far(stored) => {
-                core.stock.finish_far(stored);
-                core.stock.shared.counters_mut().count_replaced(rule);
+                core.live.finish_far(stored);
+                core.live.shared.counters_mut().count_replaced(rule);
             }
         }
         // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
         let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
-        admission::make_room(&mut core.stock, self.settings, (&item, queue, timing), now);
-        core.stock.admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
-        Judged::Done
+        admission::make_room(&mut core.live, self.settings, (&item, queue, timing), now);
+        core.live.admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
+        Decision::Done
     }
 
     /// A request whose id nothing has, if the limits let it in.
@@ -335,33 +335,33 @@ impl<'a> Bench<'a> {
         (item, queue): (Box<NewItem>, QueueId),
         origin: Origin,
         now: Now,
-    ) -> Judged {
+    ) -> Decision {
         if let Some(dead) = item.over.as_deref().cloned() {
             refuse(core, *item, dead, origin, now);
-            return Judged::Done;
+            return Decision::Done;
         }
-        let timing = timing(core.stock.queues.settings_of(queue), &item, now);
+        let timing = timing(core.live.queues.settings_of(queue), &item, now);
         let asked = (&*item, queue, timing);
-        match self.limits.judge(&core.stock, self.settings, asked, false, now) {
+        match self.limits.judge(&core.live, self.settings, asked, false, now) {
             LimitVerdict::Admit => {
-                core.stock.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0);
+                core.live.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0);
                 let may_defer = self.may_defer(core, &item, queue);
-                admission::make_room(&mut core.stock, self.settings, asked, now);
+                admission::make_room(&mut core.live, self.settings, asked, now);
                 let admission = Admission { queue, origin, timing, inherited: None, may_defer };
-                core.stock.admit(*item, admission, now);
-                Judged::Done
+                core.live.admit(*item, admission, now);
+                Decision::Done
             }
-            LimitVerdict::Wait => Judged::NoRoom(item),
+            LimitVerdict::Wait => Decision::NoRoom(item),
             LimitVerdict::Dead(dead) => {
                 refuse(core, *item, dead, origin, now);
-                Judged::Done
+                Decision::Done
             }
         }
     }
 
     /// It may be confirmed before it need be written: its application has nothing before it.
     fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
-        item.customer.is_none() && !self.how.draining && core.dispatch.is_free_for(&core.stock, queue)
+        item.customer.is_none() && !self.how.draining && core.dispatch.is_free_for(&core.live, queue)
     }
 }
 
@@ -370,7 +370,7 @@ impl<'a> Bench<'a> {
 fn has_new_time(core: &Core, request: &NewItem, live: &LiveItem) -> bool {
     let (own_time, due, accepted_due) = match live {
         LiveItem::Resident(id) => {
-            let item = &core.stock.items()[*id];
+            let item = &core.live.items()[*id];
             (item.is(ItemFlag::OwnTime), item.key().due, item.accepted_due())
         }
         LiveItem::Far(stored) => (stored.own_time, stored.key.due, stored.accepted_due),
@@ -384,10 +384,10 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
     let customer = item.customer.as_deref().filter(|_| !mutated(Mutant::WindowNotInherited))?;
     match live {
         LiveItem::Resident(id) => {
-            let old = &core.stock.items()[*id];
-            let same = old.customer().filter(|id| *core.stock.customers()[*id].name == *customer)?;
+            let old = &core.live.items()[*id];
+            let same = old.customer().filter(|id| *core.live.customers()[*id].name == *customer)?;
             matches!(old.stage(), Stage::Windowed { .. })
-                .then(|| core.stock.customers().window(same).map(|window| window.end()))
+                .then(|| core.live.customers().window(same).map(|window| window.end()))
                 .flatten()
         }
         LiveItem::Far(stored) => {
@@ -398,15 +398,15 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
 }
 
 /// The one that is known stays, and this one leaves no trace.
-fn drop_duplicate(core: &mut Core, rule: DuplicateRule, origin: Origin) -> Judged {
-    core.stock.shared.counters_mut().duplicates[rule as usize].dropped += 1;
+fn drop_duplicate(core: &mut Core, rule: DuplicateRule, origin: Origin) -> Decision {
+    core.live.shared.counters_mut().duplicates[rule as usize].dropped += 1;
     // It may be the same message once more: then the one that it is dropped for must be safe first.
     if mutated(Mutant::DuplicateAckedTooSoon) {
-        core.stock.shared.journal.safe(origin.delivery);
+        core.live.shared.journal.safe(origin.delivery);
     } else {
-        core.stock.shared.journal.safe_once_durable(origin.delivery);
+        core.live.shared.journal.safe_once_durable(origin.delivery);
     }
-    Judged::Done
+    Decision::Done
 }
 
 /// There is no room for it: it is dead, and its id remembered as that of a dead item.
@@ -423,7 +423,7 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
     };
     let letter = reject(core, item.rejected(dead), origin, now);
     if let Some(identity) = identity.filter(|_| !mutated(Mutant::RefusedIdForgotten)) {
-        let queue = core.stock.queues.id(&application);
+        let queue = core.live.queues.id(&application);
         core.remember_dead(queue, identity, letter, ended);
     }
 }
@@ -431,17 +431,17 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
 /// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival
 /// number.
 pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
-    core.stock.shared.counters_mut().rejected += 1;
-    core.stock.shared.counters_mut().dead[rejected.dead.reason as usize] += 1;
+    core.live.shared.counters_mut().rejected += 1;
+    core.live.shared.counters_mut().dead[rejected.dead.reason as usize] += 1;
     let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));
     let application: Arc<str> = rejected.application.map_or_else(|| "".into(), Arc::from);
     let meant_for = (application, rejected.customer.map(Arc::from));
-    let letter = core.stock.admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
+    let letter = core.live.admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
     if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
         // The dead letter has the delivery in its care: the answer acks nothing.
         let delivery = Delivery { generation: 0, tag: 0 };
         let asker = Asker::Remote { delivery, redelivered: false, reply_to: Some(reply_to) };
-        core.stock.shared.journal.reply(Reply { asker, command: None, answer });
+        core.live.shared.journal.reply(Reply { asker, command: None, answer });
     }
     letter
 }

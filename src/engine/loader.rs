@@ -6,10 +6,10 @@
 
 use super::event::{Load, Range, RangeRows};
 use super::ids::{ItemId, QueueId};
+use super::live::{fill_of, LiveItems, HORIZON_MS};
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Loading, LAST};
 use super::reads::ReadLine;
-use super::stock::{fill_of, Stock, HORIZON_MS};
 use super::types::{Key, Now};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -65,12 +65,12 @@ impl Loader {
 
     /// Looks again at the queues about which something has changed, and reads from those whose time has come.
     /// Whether something may leave that could not before.
-    pub(super) fn advance(&mut self, stock: &mut Stock, now: Now, loads: &mut Vec<Load>) -> bool {
-        for id in stock.queues.take_review() {
-            if stock.queues.get(id).is_some() {
-                let at = wanted_at(stock, id, now);
-                self.want(stock, id, at);
-                if is_wanted_back(stock, id) {
+    pub(super) fn advance(&mut self, live: &mut LiveItems, now: Now, loads: &mut Vec<Load>) -> bool {
+        for id in live.queues.take_marked() {
+            if live.queues.get(id).is_some() {
+                let at = wanted_at(live, id, now);
+                self.want(live, id, at);
+                if is_wanted_back(live, id) {
                     self.back.insert(id);
                 } else {
                     self.back.remove(&id);
@@ -80,10 +80,10 @@ impl Loader {
         (self.blocked_until, self.moved, self.exhausted) = (None, false, false);
         // One at a time: what is read of queues in their order waits for no more.
         if !self.under_way.iter().any(|share| share.back) {
-            loads.extend(self.next_read_back(stock, now));
+            loads.extend(self.next_read_back(live, now));
         }
-        while self.under_way.len() < stock.thresholds().reads {
-            let Some(load) = self.next_read(stock, now) else { break };
+        while self.under_way.len() < live.thresholds().reads {
+            let Some(load) = self.next_read(live, now) else { break };
             loads.push(load);
         }
         self.moved
@@ -94,22 +94,22 @@ impl Loader {
         !self.under_way.is_empty()
     }
 
-    fn want(&mut self, stock: &mut Stock, id: QueueId, at: u64) {
-        let before = stock.queues.at(id).wake_at(at);
+    fn want(&mut self, live: &mut LiveItems, id: QueueId, at: u64) {
+        let before = live.queues.at(id).wake_at(at);
         if before != u64::MAX {
             self.wanted.remove(&(before, id));
             self.probes.remove(&(before, id));
         }
         if at != u64::MAX {
-            let probed = stock.queues[id].is_failing() && !mutated(Mutant::ProbesBehindLater);
+            let probed = live.queues[id].is_failing() && !mutated(Mutant::ProbesBehindLater);
             let set = if probed { &mut self.probes } else { &mut self.wanted };
             set.insert((at, id));
         }
     }
 
-    fn next_read(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
+    fn next_read(&mut self, live: &mut LiveItems, now: Now) -> Option<Load> {
         let (mut ranges, mut few) = (Vec::new(), false);
-        let most = stock.thresholds().ranges;
+        let most = live.thresholds().ranges;
         // One that finds no room does not keep others from it.
         let due = |set: &BTreeSet<(u64, QueueId)>| -> Vec<QueueId> {
             let due = set.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
@@ -119,10 +119,10 @@ impl Loader {
         // What is read first is there for certain: not what others that are due push out again.
         if !mutated(Mutant::LaterIsReadFirst) {
             due.sort_by_key(|id| {
-                if stock.queues[*id].is_trimming() {
+                if live.queues[*id].is_trimming() {
                     0
                 } else {
-                    stock.queues[*id].near_until().due
+                    live.queues[*id].near_until().due
                 }
             });
         }
@@ -130,51 +130,51 @@ impl Loader {
             if ranges.len() >= most || few {
                 break;
             }
-            if stock.queues[id].near_until() == LAST {
+            if live.queues[id].near_until() == LAST {
                 // What it lacked has ended since.
-                self.want(stock, id, u64::MAX);
+                self.want(live, id, u64::MAX);
                 continue;
             }
-            let near = stock.queues[id].near_until().due;
-            let waits = self.is_stuck(stock, id) && near <= now.wall;
-            let rows = match self.room(stock, id, near, now) {
+            let near = live.queues[id].near_until().due;
+            let waits = self.is_stuck(live, id) && near <= now.wall;
+            let rows = match self.room(live, id, near, now) {
                 Some(room) => room,
-                None if self.make_room_for_few(stock, id, waits, now) => {
+                None if self.make_room_for_few(live, id, waits, now) => {
                     few = true;
-                    stock.thresholds().few
+                    live.thresholds().few
                 }
                 None if near <= now.wall && !waits => {
                     // What it has in memory moves first; then it is looked at again.
-                    self.want(stock, id, u64::MAX);
+                    self.want(live, id, u64::MAX);
                     continue;
                 }
                 None => continue,
             };
-            self.want(stock, id, u64::MAX);
-            ranges.push(begin(stock, id, rows, now));
+            self.want(live, id, u64::MAX);
+            ranges.push(begin(live, id, rows, now));
         }
         if ranges.is_empty() {
             return None;
         }
-        let bytes = stock.shared.free_bytes() / 2;
-        stock.shared.reserve(0, bytes);
-        stock.shared.reads.begin(ReadLine::Ordered);
+        let bytes = live.shared.free_bytes() / 2;
+        live.shared.reserve(0, bytes);
+        live.shared.reads.begin(ReadLine::Ordered);
         self.under_way.push_back(Share { bytes, few, back: false });
-        Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: bytes })
+        Some(Load::Ranges { ranges, max_rows: live.thresholds().read, max_bytes: bytes })
     }
 
     /// Reads what was passed over, from its first row on of which more is wanted: of some queues, the others
     /// in their turn. Payloads are fetched once it leaves.
-    fn next_read_back(&mut self, stock: &mut Stock, now: Now) -> Option<Load> {
-        let (mut ranges, mut few, mut left) = (Vec::new(), false, stock.thresholds().read);
+    fn next_read_back(&mut self, live: &mut LiveItems, now: Now) -> Option<Load> {
+        let (mut ranges, mut few, mut left) = (Vec::new(), false, live.thresholds().read);
         let behind = |last: QueueId| self.back.range((Bound::Excluded(last), Bound::Unbounded));
         let mut ids: Vec<QueueId> = self.last_back.into_iter().flat_map(behind).copied().collect();
         ids.extend(self.back.iter().filter(|id| self.last_back.is_none_or(|last| **id <= last)));
         for id in ids {
-            if ranges.len() >= stock.thresholds().ranges || few || left == 0 {
+            if ranges.len() >= live.thresholds().ranges || few || left == 0 {
                 break;
             }
-            let wanted = stock
+            let wanted = live
                 .queues
                 .get(id)
                 .and_then(|queue| queue.passed().wanted().filter(|(first, _)| *first < queue.near_until()));
@@ -182,76 +182,76 @@ impl Loader {
                 self.back.remove(&id);
                 continue;
             };
-            let rows = match self.room(stock, id, from.due, now) {
+            let rows = match self.room(live, id, from.due, now) {
                 Some(room) => room,
-                None if self.make_room_for_few(stock, id, true, now) => {
+                None if self.make_room_for_few(live, id, true, now) => {
                     few = true;
-                    stock.thresholds().few
+                    live.thresholds().few
                 }
                 None => continue,
             };
             self.back.remove(&id);
             self.last_back = Some(id);
             // All that is looked at is of use where there is nothing between that is not wanted.
-            let useful = fill_of(stock, id).saturating_mul(of as u64).try_into().unwrap_or(usize::MAX);
-            let rows = rows.min(useful.max(2 * stock.thresholds().few));
+            let useful = fill_of(live, id).saturating_mul(of as u64).try_into().unwrap_or(usize::MAX);
+            let rows = rows.min(useful.max(2 * live.thresholds().few));
             // What is listed is reached: the next read begins behind it.
             left = left.saturating_sub(rows);
-            ranges.push(begin_back(stock, id, from, rows));
+            ranges.push(begin_back(live, id, from, rows));
         }
         if ranges.is_empty() {
             return None;
         }
-        stock.shared.reads.begin(ReadLine::Ordered);
+        live.shared.reads.begin(ReadLine::Ordered);
         self.under_way.push_back(Share { bytes: 0, few, back: true });
-        Some(Load::Ranges { ranges, max_rows: stock.thresholds().read, max_bytes: 0 })
+        Some(Load::Ranges { ranges, max_rows: live.thresholds().read, max_bytes: 0 })
     }
 
     /// How many rows of this queue find room, the first of which is due at `near`. Others make way where it
     /// is urgent.
-    fn room(&mut self, stock: &mut Stock, id: QueueId, near: u64, now: Now) -> Option<usize> {
-        if stock.shared.free_rows() == 0 {
+    fn room(&mut self, live: &mut LiveItems, id: QueueId, near: u64, now: Now) -> Option<usize> {
+        if live.shared.free_rows() == 0 {
             // What is to be given up is wanted now, whenever it is due.
-            let ahead = if stock.queues[id].is_trimming() { u64::MAX } else { URGENT_MS };
+            let ahead = if live.queues[id].is_trimming() { u64::MAX } else { URGENT_MS };
             let urgent_at = near.saturating_sub(ahead);
             if urgent_at <= now.wall {
-                stock.evict_furthest(stock.thresholds().few * 4, near, now);
+                live.evict_furthest(live.thresholds().few * 4, near, now);
             }
             // Others make way from then on; where none can, a few come in beyond the bound once due.
             let next = [urgent_at, near].into_iter().find(|at| *at > now.wall);
             self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
         }
         if mutated(Mutant::MembersCrowdIn) {
-            return Some(stock.thresholds().chunk);
+            return Some(live.thresholds().chunk);
         }
-        Some(stock.shared.free_rows()).filter(|room| *room > 0)
+        Some(live.shared.free_rows()).filter(|room| *room > 0)
     }
 
     /// What the queue has in memory waits for what it has not.
-    fn is_stuck(&self, stock: &Stock, id: QueueId) -> bool {
-        stock.queues[id].live().is_none_or(|live| live.line().is_empty())
+    fn is_stuck(&self, live: &LiveItems, id: QueueId) -> bool {
+        live.queues[id].active().is_none_or(|active| active.ready().is_empty())
     }
 
     /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
     /// What the queue has there comes behind it, and makes room. Whether there is some. `waits`: something
     /// does.
-    fn make_room_for_few(&mut self, stock: &mut Stock, id: QueueId, waits: bool, now: Now) -> bool {
-        if !(waits || stock.queues[id].is_trimming()) || self.under_way.iter().any(|share| share.few) {
+    fn make_room_for_few(&mut self, live: &mut LiveItems, id: QueueId, waits: bool, now: Now) -> bool {
+        if !(waits || live.queues[id].is_trimming()) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
-        let (few, most) = (stock.thresholds().few, stock.thresholds().few * stock.thresholds().reads);
+        let (few, most) = (live.thresholds().few, live.thresholds().few * live.thresholds().reads);
         // The first one due is asked first, and may push out the most.
-        let mut left = if self.exhausted { 0 } else { stock.thresholds().evicted };
-        while stock.shared.rows_beyond() >= most && left > 0 {
-            let evicted = stock.evict_stalled(id, few.min(left), now);
+        let mut left = if self.exhausted { 0 } else { live.thresholds().evicted };
+        while live.shared.rows_beyond() >= most && left > 0 {
+            let evicted = live.evict_stalled(id, few.min(left), now);
             self.moved |= evicted > 0;
             self.exhausted |= evicted == 0 && waits;
             left = if evicted == 0 { 0 } else { left - evicted };
         }
-        if stock.shared.rows_beyond() < most {
+        if live.shared.rows_beyond() < most {
             return true;
         }
-        let left = if waits && self.exhausted { stock.at(id).leave_in_parts(now) } else { None };
+        let left = if waits && self.exhausted { live.at(id).leave_in_parts(now) } else { None };
         self.moved |= left == Some(0);
         let next = left.filter(|left| *left > 0).map(|left| now.wall + left);
         self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
@@ -259,42 +259,42 @@ impl Loader {
     }
 
     /// A read has come back: what it brought, in order.
-    pub(super) fn loaded(&mut self, stock: &mut Stock, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
+    pub(super) fn loaded(&mut self, live: &mut LiveItems, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
         let mut restored = Vec::new();
         if self.under_way.front().is_some_and(|share| share.back) {
             self.under_way.pop_front();
             for range in ranges {
-                restored.extend(loaded_back(stock, range, now));
+                restored.extend(loaded_back(live, range, now));
             }
             return restored;
         }
         for RangeRows { queue: name, rows, next } in ranges {
-            let Some(id) = stock.queues.find(&name) else {
+            let Some(id) = live.queues.find(&name) else {
                 debug_assert!(false, "a queue that is being read stays known");
                 continue;
             };
-            let held = stock.queues[id].is_held_back();
-            let Some(loading) = stock.queues.at(id).at_work().loading_mut().as_mut() else { continue };
+            let held = live.queues[id].is_held_back();
+            let Some(loading) = live.queues.at(id).at_work().loading_mut().as_mut() else { continue };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
-                restored.extend(rows.into_iter().filter_map(|stored| stock.restore(stored, false, now)));
+                restored.extend(rows.into_iter().filter_map(|stored| live.restore(stored, false, now)));
             }
             let next = if mutated(Mutant::NearUntilOffByOne) {
                 next.map(|key| Key { seq: key.seq + 1, ..key })
             } else {
                 next
             };
-            if let Some(loading) = stock.queues.at(id).loaded(next) {
+            if let Some(loading) = live.queues.at(id).loaded(next) {
                 let kept = void && mutated(Mutant::VoidReadKeepsItsPlace);
-                stock.shared.fulfil(if kept { 0 } else { loading.rows }, 0);
+                live.shared.fulfil(if kept { 0 } else { loading.rows }, 0);
             }
-            stock.at(id).unstall();
-            stock.queues.at(id).may_trim();
-            stock.queues.at(id).look_at();
+            live.at(id).unstall();
+            live.queues.at(id).may_trim();
+            live.queues.at(id).mark_for_loader();
         }
         if let Some(share) = self.under_way.pop_front() {
-            stock.shared.fulfil(0, share.bytes);
+            live.shared.fulfil(0, share.bytes);
         }
         restored
     }
@@ -308,10 +308,10 @@ impl Loader {
 }
 
 /// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
-fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
-    let queue = &stock.queues[id];
+fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
+    let queue = &live.queues[id];
     if queue.far() == 0
-        || queue.live().is_some_and(|live| live.loading().is_some() || live.is(Condition::Evicting))
+        || queue.active().is_some_and(|active| active.loading().is_some() || active.is(Condition::Evicting))
     {
         return u64::MAX;
     }
@@ -320,104 +320,115 @@ fn wanted_at(stock: &Stock, id: QueueId, now: Now) -> u64 {
         // All that is in the store alone is held back.
         return u64::MAX;
     }
-    let Some(live) = queue.live() else {
+    let Some(active) = queue.active() else {
         return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
     };
-    if live.is(Condition::Trimming) {
-        let lacks_head = live.droppable().next().is_none_or(|(key, _)| key > near);
+    if active.is(Condition::Trimming) {
+        let lacks_head = active.droppable().next().is_none_or(|(key, _)| key > near);
         return if lacks_head { 0 } else { u64::MAX };
     }
-    if queue.is_paused() || queue.is_parked() || live.is(Condition::Hindered) {
+    if queue.is_paused() || queue.is_parked() || active.is(Condition::SlowProbe) {
         return u64::MAX;
     }
     if queue.is_failing() {
         // For a probe, once there is something to be sent.
-        return if live.line().is_empty() && live.lane().under_way() == 0 { near.due } else { u64::MAX };
+        return if active.ready().is_empty() && active.flights().under_way() == 0 {
+            near.due
+        } else {
+            u64::MAX
+        };
     }
-    if live.line().items() >= stock.thresholds().enough && near.due <= now.wall && !live.line().is_empty() {
+    if active.ready().items() >= live.thresholds().enough
+        && near.due <= now.wall
+        && !active.ready().is_empty()
+    {
         return u64::MAX;
     }
     near.due.saturating_sub(HORIZON_MS / 2)
 }
 
 /// Whether something that was passed over is to be read now.
-fn is_wanted_back(stock: &Stock, id: QueueId) -> bool {
-    let queue = &stock.queues[id];
+fn is_wanted_back(live: &LiveItems, id: QueueId) -> bool {
+    let queue = &live.queues[id];
     // What lies beyond the bound waits for what lies before.
     let wanted = queue.passed().wanted().is_some_and(|(first, _)| first < queue.near_until());
     if !wanted || queue.is_paused() || queue.is_parked() {
         return false;
     }
-    let Some(live) = queue.live() else { return true };
-    let is_idle = live.line().is_empty() && live.lane().under_way() == 0;
+    let Some(active) = queue.active() else { return true };
+    let is_idle = active.ready().is_empty() && active.flights().under_way() == 0;
     // Of one that fails for a probe, once there is nothing else to be sent.
-    !live.is(Condition::Hindered) && !live.is(Condition::Evicting) && (!queue.is_failing() || is_idle)
+    !active.is(Condition::SlowProbe) && !active.is(Condition::Evicting) && (!queue.is_failing() || is_idle)
 }
 
 /// Asks for what was passed over, from there on; the place it takes is reserved.
-fn begin_back(stock: &mut Stock, id: QueueId, from: Key, room: usize) -> Range {
-    let queue = &stock.queues[id];
+fn begin_back(live: &mut LiveItems, id: QueueId, from: Key, room: usize) -> Range {
+    let queue = &live.queues[id];
     let probe = queue.is_held_back();
-    let most = if probe { stock.thresholds().probe } else { stock.thresholds().chunk };
+    let most = if probe { live.thresholds().probe } else { live.thresholds().chunk };
     let rows = most.min(room).max(1);
     // Beyond the bound nothing has been passed over.
     let until = queue.near_until().due.saturating_add(1);
     let end = if until == u64::MAX { LAST } else { Key::at(until) };
     let name = Arc::clone(queue.name());
-    stock.shared.reserve(rows, 0);
-    stock.queues.at(id).passed_mut().begin_read((from, end), rows, probe);
+    live.shared.reserve(rows, 0);
+    live.queues.at(id).passed_mut().begin_read((from, end), rows, probe);
     Range { queue: name, from, until, max_rows: rows }
 }
 
 /// What was passed over has come back. What it brought, in order.
-fn loaded_back(stock: &mut Stock, RangeRows { queue: name, rows, next }: RangeRows, now: Now) -> Vec<ItemId> {
+fn loaded_back(
+    live: &mut LiveItems,
+    RangeRows { queue: name, rows, next }: RangeRows,
+    now: Now,
+) -> Vec<ItemId> {
     let mut restored = Vec::new();
-    let Some(id) = stock.queues.find(&name) else {
+    let Some(id) = live.queues.find(&name) else {
         debug_assert!(false, "a queue that is being read stays known");
         return restored;
     };
-    let queue = &stock.queues[id];
+    let queue = &live.queues[id];
     let Some(reading) = queue.passed().reading() else { return restored };
     // Of a queue that has been given up meanwhile it would only have to leave again.
     let void = queue.is_held_back() && !reading.probe;
     if !void {
         let near = queue.near_until();
         let rows = rows.into_iter().filter(|stored| stored.place() < near);
-        restored.extend(rows.filter_map(|stored| stock.restore(stored, true, now)));
+        restored.extend(rows.filter_map(|stored| live.restore(stored, true, now)));
     }
-    let near = stock.queues[id].near_until();
-    if let Some((read, customers)) = stock.queues.at(id).passed_mut().end_read(next, void, near) {
-        stock.shared.fulfil(read.rows, 0);
+    let near = live.queues[id].near_until();
+    if let Some((read, customers)) = live.queues.at(id).passed_mut().end_read(next, void, near) {
+        live.shared.fulfil(read.rows, 0);
         for customer in customers {
-            let known = stock.queues[id].customer(&customer);
-            known.into_iter().for_each(|known| stock.at(id).of(known).call_behind());
+            let known = live.queues[id].customer(&customer);
+            known.into_iter().for_each(|known| live.at(id).of(known).call_behind());
         }
     }
-    if stock.queues[id].near_until() == LAST {
+    if live.queues[id].near_until() == LAST {
         // What waited for something else of the queue waits for nothing any more.
-        stock.at(id).unstall();
+        live.at(id).unstall();
     }
     restored
 }
 
 /// Asks for the queue's next rows; the place they take is reserved.
-fn begin(stock: &mut Stock, id: QueueId, room: usize, now: Now) -> Range {
-    let queue = &stock.queues[id];
+fn begin(live: &mut LiveItems, id: QueueId, room: usize, now: Now) -> Range {
+    let queue = &live.queues[id];
     let from = queue.near_until();
-    let trimming = stock.queues[id].is_trimming();
+    let trimming = live.queues[id].is_trimming();
     let head = trimming || queue.is_held_back();
     let most = match (trimming, head) {
-        (true, _) => stock.thresholds().trim_read,
-        (false, true) => stock.thresholds().probe,
-        (false, false) => stock.thresholds().chunk,
+        (true, _) => live.thresholds().trim_read,
+        (false, true) => live.thresholds().probe,
+        (false, false) => live.thresholds().chunk,
     };
     // What is in memory already lies between.
     let rows = most.min(room).min(queue.stored().try_into().unwrap_or(usize::MAX)).max(1);
     // At the head of a queue that is given up or probed, what is there is wanted, whenever it is due.
     let until = if trimming { u64::MAX } else { (now.wall + HORIZON_MS).max(from.due.saturating_add(1)) };
     let name = Arc::clone(queue.name());
-    stock.shared.reserve(rows, 0);
+    live.shared.reserve(rows, 0);
     let loading = Loading { from, until, rows, behind: None, void: false, head };
-    *stock.queues.at(id).at_work().loading_mut() = Some(loading);
+    *live.queues.at(id).at_work().loading_mut() = Some(loading);
     Range { queue: name, from, until, max_rows: rows }
 }

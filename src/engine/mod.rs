@@ -11,8 +11,8 @@
 //!
 //! | part | owns | decides |
 //! | --- | --- | --- |
-//! | `course` | where the engine stands between two calls | whether a clock has stepped |
-//! | [`stock`] | everything that has not ended | the one way in, across and out; what leaves memory |
+//! | `turn_state` | where the engine stands between two calls | whether a clock has stepped |
+//! | [`live`] | everything that has not ended | the one way in, across and out; what leaves memory |
 //! | [`items`], [`queue`], [`customers`], [`schedule`] | its tables | counts, order, ends |
 //! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
 //! | [`reads`] | reads and questions under way | which answers are out of date |
@@ -39,7 +39,6 @@ mod arrivals;
 mod backoff;
 mod commands;
 mod core;
-mod course;
 mod customers;
 mod dispatch;
 mod duplicates;
@@ -50,6 +49,7 @@ mod items;
 mod journal;
 mod judge;
 mod ledger;
+mod live;
 mod loader;
 mod lookup;
 mod mutant;
@@ -66,8 +66,8 @@ mod settings;
 pub mod size;
 mod slab;
 pub mod snapshot;
-mod stock;
 mod thresholds;
+mod turn_state;
 pub mod types;
 mod waits;
 mod window;
@@ -79,11 +79,11 @@ use self::core::Core;
 use admission::Limits;
 use arrivals::{Arrival, Arrivals, LineName, Next, Placed};
 use commands::Executed;
-use course::{Course, Passed};
 use dispatch::Dispatch;
 use event::{Deadline, Effects, Input, Intake, Loaded, Opened};
 use journal::Journal;
-use judge::{Bench, Hurry, Judged};
+use judge::{Decider, Decision, Hurry};
+use live::{LiveItems, Origin};
 use loader::Loader;
 use mutant::{mutated, Mutant};
 use queue::Queues;
@@ -91,7 +91,7 @@ use recent::Recent;
 use scans::{Advanced, Scans};
 use snapshot::{Counters, Snapshot};
 use std::sync::Arc;
-use stock::{Origin, Stock};
+use turn_state::{ClockStep, TurnState};
 use types::{Answer, Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
 
 /// See the module's page.
@@ -102,7 +102,7 @@ pub struct Engine {
     limits: Limits,
     loader: Loader,
     scans: Scans,
-    course: Course,
+    turn_state: TurnState,
     fx: Effects,
 }
 
@@ -113,21 +113,21 @@ impl Engine {
         let settings = Arc::new(settings);
         let queues = Queues::new(Arc::clone(&settings), &opened.queues);
         let journal = Journal::new(settings.hold_max.is_none(), opened.marks, settings.thresholds, now);
-        let stock = Stock::new(queues, journal, settings.budget, now);
+        let live = LiveItems::new(queues, journal, settings.budget, now);
         let mut recent = Recent::new(&opened.buckets);
         recent.configure(settings.longest_tail(), settings.budget.filters);
         let dispatch = Dispatch::new(&settings);
         let mut engine = Engine {
-            core: Core::new(stock, dispatch, recent, seed),
+            core: Core::new(live, dispatch, recent, seed),
             arrivals: Arrivals::new(),
             limits: Limits::default(),
             loader: Loader::new(),
             scans: Scans::new(),
-            course: Course::new(now),
+            turn_state: TurnState::new(now),
             fx: Effects::default(),
             settings,
         };
-        engine.core.stock.reopen(opened, now);
+        engine.core.live.reopen(opened, now);
         engine
     }
 
@@ -136,7 +136,7 @@ impl Engine {
         self.observe(now);
         match input {
             Input::Requests(requests) => requests.into_iter().for_each(|request| self.take_request(request)),
-            Input::Committed(token) => self.core.stock.shared.committed(token),
+            Input::Committed(token) => self.core.live.shared.committed(token),
             Input::Loaded(loaded) => self.loaded(loaded, now),
             Input::Settled(settled) => self.core.hand_in(settled),
             Input::Commands(commands) => {
@@ -145,7 +145,7 @@ impl Engine {
                 }
             }
             Input::Left(numbers) => self.scans.leave(&numbers),
-            Input::Answered(deliveries) => self.core.stock.shared.journal.answered(deliveries),
+            Input::Answered(deliveries) => self.core.live.shared.journal.answered(deliveries),
             Input::IngestReady { generation } => self.restart_ingest(generation),
             Input::IngestLost => self.restart_ingest(0),
             Input::Prefetch(prefetch) => {
@@ -157,7 +157,7 @@ impl Engine {
             Input::EgressBlocked(blocked) => self.core.dispatch.set_blocked(blocked, now),
             Input::StoreFull(full) => self.limits.set_store_full(full),
             Input::Configure(settings) => self.configure(*settings, now),
-            Input::Drain => self.course.draining = true,
+            Input::Drain => self.turn_state.draining = true,
             Input::Tick => {}
         }
         self.turn(now);
@@ -166,16 +166,16 @@ impl Engine {
 
     /// When to call [`Engine::handle`] with [`Input::Tick`] at the latest. Nothing = not before an event.
     pub fn next_deadline(&self) -> Deadline {
-        if self.course.more {
+        if self.turn_state.more {
             return Deadline { wall: Some(0), mono: Some(0) };
         }
-        let (core, stock) = (&self.core, &self.core.stock);
-        let wall = [stock.next_end(), self.loader.deadline(self.course.clocks.last())];
+        let (core, live) = (&self.core, &self.core.live);
+        let wall = [live.next_end(), self.loader.deadline(self.turn_state.clocks.last())];
         let mono = [
-            stock.customers().next_look(),
-            stock.shared.journal.deadline(),
-            stock.shared.deferred_until(),
-            core.dispatch.deadline(stock),
+            live.customers().next_look(),
+            live.shared.journal.deadline(),
+            live.shared.deferred_until(),
+            core.dispatch.deadline(live),
             self.arrivals.deadline(),
             self.scans.deadline(),
         ];
@@ -184,30 +184,30 @@ impl Engine {
 
     /// More is to be done at once than the last call did.
     pub fn is_behind(&self) -> bool {
-        self.course.more
+        self.turn_state.more
     }
 
     /// Nothing is due, in flight or waiting for the store: what a graceful shutdown waits for. What cannot be
     /// delivered at present does not count; with a durable store it is safe, and without one its request was
     /// never acked.
     pub fn is_idle(&self) -> bool {
-        !self.course.more && !self.loader.is_reading() && self.core.is_idle()
+        !self.turn_state.more && !self.loader.is_reading() && self.core.is_idle()
     }
 
     /// Totals since the start of the process.
     pub fn counters(&self) -> &Counters {
-        self.core.stock.shared.counters()
+        self.core.live.shared.counters()
     }
 
     /// Goes on from the totals of an engine that was there before this one.
     pub fn count_from(&mut self, totals: Counters) {
-        *self.core.stock.shared.counters_mut() = totals;
+        *self.core.live.shared.counters_mut() = totals;
     }
 
     /// Items that have not ended, items that are due and in memory, and open windows.
     pub fn sums(&self) -> (u64, u64, u64) {
-        let stock = &self.core.stock;
-        (stock.queues.total(), stock.queues.ready_rows(), stock.customers().open_windows())
+        let live = &self.core.live;
+        (live.queues.total(), live.queues.ready_rows(), live.customers().open_windows())
     }
 
     /// Whether something is due that nothing keeps. So it is for a moment only, unless the way out is closed,
@@ -218,7 +218,7 @@ impl Engine {
 
     /// The state at this moment. Costs time in the number of applications that have something, not of items.
     pub fn snapshot(&self, now: Now) -> Snapshot {
-        report::take(&self.core, !self.course.taking, now)
+        report::take(&self.core, !self.turn_state.taking, now)
     }
 
     // ---- what happens -------------------------------------------------------------------------------------
@@ -226,28 +226,28 @@ impl Engine {
     /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits
     /// for its time anew.
     fn observe(&mut self, now: Now) {
-        let Passed { forward, backward, less } = self.course.clocks.observe(now);
-        let stock = &mut self.core.stock;
-        stock.queues.observe(now);
-        stock.shared.counters_mut().clock_forward += u64::from(forward);
-        stock.shared.counters_mut().clock_backward += u64::from(backward);
+        let ClockStep { forward, backward, less } = self.turn_state.clocks.observe(now);
+        let live = &mut self.core.live;
+        live.queues.observe(now);
+        live.shared.counters_mut().clock_forward += u64::from(forward);
+        live.shared.counters_mut().clock_backward += u64::from(backward);
         if (forward || backward) && !mutated(Mutant::StepUnnoticed) {
-            stock.recheck(now);
+            live.recheck(now);
         }
         if less {
-            stock.shared.rebase(now);
+            live.shared.rebase(now);
         }
     }
 
     fn take_request(&mut self, request: Request) {
         let Request { delivery, redelivered, received, body } = request;
-        let stock = &mut self.core.stock;
-        if !stock.shared.journal.is_current(delivery) {
+        let live = &mut self.core.live;
+        if !live.shared.journal.is_current(delivery) {
             return;
         }
-        stock.shared.counters_mut().received += 1;
-        stock.shared.counters_mut().redelivered += u64::from(redelivered);
-        let journal = &mut stock.shared.journal;
+        live.shared.counters_mut().received += 1;
+        live.shared.counters_mut().redelivered += u64::from(redelivered);
+        let journal = &mut live.shared.journal;
         let origin = Origin { delivery, received, redelivered };
         match body {
             RequestBody::Items(items) => {
@@ -273,7 +273,7 @@ impl Engine {
         match loaded {
             Loaded::Contents(contents) => self.core.contents_loaded(contents),
             Loaded::Ranges(ranges) => {
-                let restored = self.loader.loaded(&mut self.core.stock, ranges, now);
+                let restored = self.loader.loaded(&mut self.core.live, ranges, now);
                 self.scans.note_restored(&mut self.core, &restored, now);
             }
             Loaded::Found(found) => self.arrivals.found(found),
@@ -281,27 +281,27 @@ impl Engine {
                 self.scans.scanned(&mut self.core, number, rows, next, &mut self.fx.loads, now);
             }
         }
-        line.into_iter().for_each(|line| self.core.stock.shared.reads.end(line));
+        line.into_iter().for_each(|line| self.core.live.shared.reads.end(line));
     }
 
     /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
     /// they would be there twice.
     fn restart_ingest(&mut self, generation: u32) {
-        self.core.stock.shared.journal.restart_deliveries(generation);
-        self.arrivals.forget_deliveries(&mut self.core.stock.shared.watch);
+        self.core.live.shared.journal.restart_deliveries(generation);
+        self.arrivals.forget_deliveries(&mut self.core.live.shared.watch);
         self.scans.forget_deliveries();
         self.core.orphan_pending();
-        self.course.no_room = false;
+        self.turn_state.no_room = false;
     }
 
     fn configure(&mut self, settings: Settings, now: Now) {
         self.settings = Arc::new(settings);
         self.core.recent.configure(self.settings.longest_tail(), self.settings.budget.filters);
         self.core.dispatch.configure(&self.settings);
-        self.limits.configure(&mut self.core.stock);
-        self.core.stock.queues.configure(Arc::clone(&self.settings));
+        self.limits.configure(&mut self.core.live);
+        self.core.live.queues.configure(Arc::clone(&self.settings));
         self.core.look_at_fetched();
-        self.core.stock.configure(self.settings.budget, now);
+        self.core.live.configure(self.settings.budget, now);
     }
 
     // ---- one turn -----------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ impl Engine {
     /// What one turn does after every input, in this order: what has ended, what has come in, time, the way
     /// out, memory, the store.
     fn turn(&mut self, now: Now) {
-        self.course.more = false;
+        self.turn_state.more = false;
         self.core.want_outcomes(self.arrivals.awaits_any() || self.scans.awaits_any());
         let ended = self.core.settle(self.settings.thresholds.ended, now);
         self.tell_outcomes(now);
@@ -320,27 +320,27 @@ impl Engine {
             self.advance_scans(now);
         }
         self.pass_time(now);
-        self.course.more |= !self.core.end_pauses(now);
+        self.turn_state.more |= !self.core.end_pauses(now);
         // Else what has failed without it being known would be overtaken.
         let sent = self.settings.thresholds.sent;
-        self.course.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);
+        self.turn_state.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);
         // Else one would be given up for the room that another has left without it being known.
         if ended {
-            self.fx.give_up = self.core.dispatch.give_up(&self.core.stock, now);
+            self.fx.give_up = self.core.dispatch.give_up(&self.core.live, now);
             self.trim(now);
         }
         self.tell_outcomes(now);
         self.release_waiting();
         self.advance_scans(now);
         self.notice_room(stopped_at);
-        self.core.stock.shared.tell_retold(|application, to| self.scans.go_back(application, to));
-        self.course.more |= self.core.stock.clear_out(now);
-        self.course.more |= self.loader.advance(&mut self.core.stock, now, &mut self.fx.loads);
-        self.fx.loads.extend(self.core.dispatch.take_lacking(&self.core.stock));
+        self.core.live.shared.tell_retold(|application, to| self.scans.go_back(application, to));
+        self.turn_state.more |= self.core.live.clear_out(now);
+        self.turn_state.more |= self.loader.advance(&mut self.core.live, now, &mut self.fx.loads);
+        self.fx.loads.extend(self.core.dispatch.take_lacking(&self.core.live));
         self.ask(now);
         self.commit(now);
-        self.core.stock.queues.tidy();
-        self.core.stock.tidy_reads();
+        self.core.live.queues.tidy();
+        self.core.live.tidy_reads();
         self.steer_intake();
     }
 
@@ -348,32 +348,31 @@ impl Engine {
     fn pass_time(&mut self, now: Now) {
         let turn = self.settings.thresholds;
         // Windows last: items that were due before them would leave after them.
-        let all = self.core.stock.take_due(turn.due, now) && self.core.stock.close_ripe(turn, now);
-        self.course.more |= !all;
-        let stock = &mut self.core.stock;
-        self.course.more |= self.limits.flush(stock, now);
-        stock.store_deferred(now);
+        let all = self.core.live.take_due(turn.due, now) && self.core.live.close_ripe(turn, now);
+        self.turn_state.more |= !all;
+        let live = &mut self.core.live;
+        self.turn_state.more |= self.limits.flush(live, now);
+        live.store_deferred(now);
     }
 
     /// Schedules a turn if room was freed after the queue of requests was judged: no other event may wake it.
     fn notice_room(&mut self, before: [u64; 3]) {
-        let made =
-            admission::occupied(&self.core.stock).iter().zip(before).any(|(now, before)| *now < before);
-        self.course.more |= self.course.no_room && made;
+        let made = admission::occupied(&self.core.live).iter().zip(before).any(|(now, before)| *now < before);
+        self.turn_state.more |= self.turn_state.no_room && made;
     }
 
     /// Items beyond the limit of an application that gives up its first ones.
     fn trim(&mut self, now: Now) {
-        for (id, sentence) in self.limits.trim(&mut self.core.stock) {
-            if self.core.stock.items().get(id).is_none() {
+        for (id, sentence) in self.limits.trim(&mut self.core.live) {
+            if self.core.live.items().get(id).is_none() {
                 // It had to leave memory for the dead letter of another: the next turn looks where it is.
-                self.course.more = true;
+                self.turn_state.more = true;
                 continue;
             }
-            self.core.take_off(id);
-            self.core.kill(id, types::Reason::Full, &sentence, now);
+            self.core.unlist(id);
+            self.core.dead_letter(id, types::Reason::Full, &sentence, now);
         }
-        self.course.more |= self.limits.is_trimming(&self.core.stock);
+        self.turn_state.more |= self.limits.is_trimming(&self.core.live);
     }
 
     /// Attempts have ended that something waits for: that is judged now, before anything new.
@@ -384,22 +383,22 @@ impl Engine {
         }
         self.scans.outcomes(&mut self.core, &outcomes, now);
         for (identity, ended) in &outcomes {
-            self.arrivals.outcome_known(*identity, ended.as_ref(), &mut self.core.stock.shared.watch);
+            self.arrivals.outcome_known(*identity, ended.as_ref(), &mut self.core.live.shared.watch);
         }
-        self.course.more |= self.arrivals.has_returned();
+        self.turn_state.more |= self.arrivals.has_returned();
     }
 
     fn advance_scans(&mut self, now: Now) {
         let loads = &mut self.fx.loads;
         let Advanced { done, given_up, more } = self.scans.advance(&mut self.core, loads, now);
-        self.course.more |= more;
-        self.course.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
+        self.turn_state.more |= more;
+        self.turn_state.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
         if !given_up.is_empty() && !mutated(Mutant::EndOfPatienceUntold) {
             // A request waits for them no longer than the cancel that came before it does.
             for identity in given_up {
-                self.arrivals.outcome_known(identity, None, &mut self.core.stock.shared.watch);
+                self.arrivals.outcome_known(identity, None, &mut self.core.live.shared.watch);
             }
-            self.course.more |= self.arrivals.has_returned();
+            self.turn_state.more |= self.arrivals.has_returned();
         }
         done.into_iter().for_each(|done| self.reply(done));
     }
@@ -419,18 +418,18 @@ impl Engine {
         for (command, asker) in commands {
             self.reply((asker, command, Answer::InFlight));
         }
-        self.course.more |= self.arrivals.has_returned();
+        self.turn_state.more |= self.arrivals.has_returned();
     }
 
     fn reply(&mut self, (asker, command, answer): scans::Done) {
         let command = Some(Box::new(command));
-        self.core.stock.shared.journal.reply(Reply { asker, command, answer });
+        self.core.live.shared.journal.reply(Reply { asker, command, answer });
     }
 
     /// Asks the store for what the next arrivals need.
     fn ask(&mut self, now: Now) {
         let settings = Arc::clone(&self.settings);
-        let load = self.arrivals.ask(&mut self.core, self.course.no_room, |core, arrival| {
+        let load = self.arrivals.ask(&mut self.core, self.turn_state.no_room, |core, arrival| {
             judge::questions(core, &settings, arrival, now)
         });
         self.fx.loads.extend(load);
@@ -438,34 +437,34 @@ impl Engine {
 
     /// Hands what was collected over as one commit, and lets go what waited for earlier ones.
     fn commit(&mut self, now: Now) {
-        let stock = &mut self.core.stock;
-        stock.flush_windows();
-        stock.shared.journal.observe(now);
-        let hurry = !self.fx.loads.is_empty() || self.course.draining;
-        if stock.shared.journal.is_due(hurry, now) {
-            let rows = stock.queues.take_dirty_rows();
-            self.fx.hurried = stock.shared.journal.is_answer_awaited();
-            let commit = stock.shared.journal.take(rows, now);
+        let live = &mut self.core.live;
+        live.flush_windows();
+        live.shared.journal.observe(now);
+        let hurry = !self.fx.loads.is_empty() || self.turn_state.draining;
+        if live.shared.journal.is_due(hurry, now) {
+            let rows = live.queues.take_dirty_rows();
+            self.fx.hurried = live.shared.journal.is_answer_awaited();
+            let commit = live.shared.journal.take(rows, now);
             self.fx.store = commit.ops;
             self.fx.commit = Some((commit.token, commit.marks));
         }
-        self.fx.replies = stock.shared.journal.take_replies();
-        stock.shared.journal.acks(now, &mut self.fx.acks);
+        self.fx.replies = live.shared.journal.take_replies();
+        live.shared.journal.acks(now, &mut self.fx.acks);
     }
 
     /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is
     /// returned.
     fn steer_intake(&mut self) {
         let stopped = self.limits.is_store_full()
-            || !self.core.stock.shared.journal.has_numbers()
-            || self.course.draining;
-        let blocked = self.course.no_room || self.core.stock.shared.journal.is_under_pressure();
+            || !self.core.live.shared.journal.has_numbers()
+            || self.turn_state.draining;
+        let blocked = self.turn_state.no_room || self.core.live.shared.journal.is_under_pressure();
         let clear = self.arrivals.is_clear();
         // It begins again only once the line is clear: else it would stop and go with every request.
-        let flows = if self.course.taking { !blocked || clear } else { !blocked && clear };
+        let flows = if self.turn_state.taking { !blocked || clear } else { !blocked && clear };
         let taking = flows && !stopped;
-        if taking != self.course.taking {
-            self.course.taking = taking;
+        if taking != self.turn_state.taking {
+            self.turn_state.taking = taking;
             self.fx.intake = Some(if taking { Intake::Resume } else { Intake::Pause });
         }
     }
@@ -474,14 +473,14 @@ impl Engine {
 
     /// Judges what has arrived, as far as what is known allows. What was full then.
     fn judge_arrivals(&mut self, now: Now) -> [u64; 3] {
-        self.course.no_room = false;
+        self.turn_state.no_room = false;
         self.arrivals.scans_ended(|number| self.scans.is_through(number));
         let [mut left, mut left_of_local] = [self.settings.thresholds.arrivals; 2];
-        let open = !self.limits.is_store_full() && self.core.stock.shared.journal.has_numbers();
+        let open = !self.limits.is_store_full() && self.core.live.shared.journal.has_numbers();
         if open && self.judge_line(LineName::Returned, &mut left, now) {
             self.judge_line(LineName::Requests, &mut left, now);
         }
-        let occupied = admission::occupied(&self.core.stock);
+        let occupied = admission::occupied(&self.core.live);
         self.judge_line(LineName::Local, &mut left_of_local, now);
         occupied
     }
@@ -496,9 +495,9 @@ impl Engine {
             // The entries of one message become durable in one commit.
             let same = delivery.is_some() && delivery == last;
             // Who asks within this process may want to stop what waits for the disk.
-            let held = name != LineName::Local && self.core.stock.shared.journal.is_under_pressure();
+            let held = name != LineName::Local && self.core.live.shared.journal.is_under_pressure();
             if !same && (*left == 0 || held) {
-                self.course.more |= *left == 0;
+                self.turn_state.more |= *left == 0;
                 return false;
             }
             let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
@@ -541,17 +540,17 @@ impl Engine {
                 judge::reject(&mut self.core, *rejected, origin, now);
             }
             Arrival::Item(item, origin) => {
-                let how = Hurry { draining: self.course.draining, at_once };
-                let mut bench = Bench::new(&self.settings, &mut self.limits, &mut self.scans, how);
+                let how = Hurry { draining: self.turn_state.draining, at_once };
+                let mut bench = Decider::new(&self.settings, &mut self.limits, &mut self.scans, how);
                 match bench.item(&mut self.core, item, origin, found, now) {
-                    Judged::Done => {}
-                    Judged::Await(identity, item) => {
+                    Decision::Done => {}
+                    Decision::Await(identity, item) => {
                         self.await_outcome(identity, Placed { place, arrival: Arrival::Item(item, origin) });
                     }
-                    Judged::NoRoom(item) => {
+                    Decision::NoRoom(item) => {
                         let arrival = Arrival::Item(item, origin);
                         self.arrivals.put_back(name, Placed { place, arrival }, at_once);
-                        self.course.no_room = true;
+                        self.turn_state.no_room = true;
                         return false;
                     }
                 }

@@ -11,12 +11,12 @@ use std::str::FromStr;
 const SPANS: [(&str, u64); 3] = [("s", 1_000), ("min", 60_000), ("h", 3_600_000)];
 
 /// Most items of a rate, and most at once: more is no limit on any machine, and sums stay within 64 bits.
-pub const MOST: u32 = 10_000_000;
+pub const MAX_RATE: u32 = 10_000_000;
 
 /// So many items in each stretch of time: `100/s`, `5/min`, `10/h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// 1 to [`MOST`].
+    /// 1 to [`MAX_RATE`].
     pub items: u32,
     /// Length of the stretch: 1,000, 60,000 or 3,600,000, ms.
     pub each_ms: u64,
@@ -26,13 +26,13 @@ impl Rate {
     /// `None`: one of them is none that a rate has.
     pub fn new(items: u32, each_ms: u64) -> Option<Self> {
         let known = SPANS.into_iter().any(|(_, ms)| ms == each_ms);
-        (known && (1..=MOST).contains(&items)).then_some(Rate { items, each_ms })
+        (known && (1..=MAX_RATE).contains(&items)).then_some(Rate { items, each_ms })
     }
 
     /// What leaves at once after a rest, where nothing else is said: the items of one second, at least one.
     pub fn of_a_second(self) -> u32 {
         let items = u64::from(self.items) * 1_000 / self.each_ms;
-        u32::try_from(items).unwrap_or(MOST).max(1)
+        u32::try_from(items).unwrap_or(MAX_RATE).max(1)
     }
 }
 
@@ -65,7 +65,7 @@ impl FromStr for Rate {
 pub struct Bound {
     /// So fast, over any longer time.
     pub rate: Rate,
-    /// Depth of the bucket, items, 1 to [`MOST`].
+    /// Depth of the bucket, items, 1 to [`MAX_RATE`].
     pub burst: u32,
 }
 
@@ -208,7 +208,7 @@ impl Pace {
     }
 
     /// So many that were formed do not leave after all. What has left is paid for all the same.
-    pub(super) fn give_back(&mut self, items: u64) {
+    pub(super) fn refund(&mut self, items: u64) {
         let paid = self.bound.map_or(0, |bound| items * bound.rate.each_ms);
         self.formed = self.formed.saturating_sub(paid).max(self.left);
         self.out = self.out.saturating_sub(items);

@@ -7,14 +7,14 @@
 //! on.
 //!
 //! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
-//! its [`Live`] part.
+//! its [`ActiveQueue`] part.
 
+mod active;
 mod agenda;
-mod due_line;
-mod lane;
+mod flights;
 mod later;
-mod live;
 mod passed;
+mod ready;
 mod resident;
 mod table;
 
@@ -23,13 +23,13 @@ use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
 use super::types::{AppSettings, Key, Settings};
+pub(super) use active::{ActiveQueue, Condition};
 pub(super) use agenda::{EndOf, QueueMut};
-use due_line::DueLine;
-pub(super) use due_line::Entry;
-pub(super) use lane::Lane;
-pub(super) use live::{Condition, Live};
+pub(super) use flights::QueueFlights;
 use passed::PassedOver;
 pub(super) use passed::Room;
+pub(super) use ready::Entry;
+use ready::ReadyQueue;
 use std::sync::Arc;
 pub(super) use table::Queues;
 
@@ -68,14 +68,14 @@ pub(super) struct Queue {
     /// Its row is out of date.
     dirty: bool,
     /// It stands in the list of those that the loader has to look at.
-    reviewed: bool,
+    marked: bool,
     /// Below this due, items of former lives may lack customer rows, UTC ms.
     former_unindexed: u64,
     /// The same for all lives.
     unindexed_until: u64,
     /// When the loader looks at it next, wall clock; `u64::MAX` = not at all.
     wake: u64,
-    live: Option<Box<Live>>,
+    active: Option<Box<ActiveQueue>>,
 }
 
 impl Queue {
@@ -94,7 +94,7 @@ impl Queue {
 
     /// Stored items that are in memory.
     pub(super) fn resident(&self) -> u64 {
-        self.live.as_ref().map_or(0, |live| live.resident().count())
+        self.active.as_ref().map_or(0, |active| active.resident().count())
     }
 
     /// Items in the store alone.
@@ -105,7 +105,7 @@ impl Queue {
 
     /// One of its items may be given up for another: not all of them are in flight.
     pub(super) fn has_droppable(&self) -> bool {
-        self.far() > 0 || self.live.as_ref().is_some_and(|live| live.droppable().next().is_some())
+        self.far() > 0 || self.active.as_ref().is_some_and(|active| active.droppable().next().is_some())
     }
 
     pub(super) fn is_paused(&self) -> bool {
@@ -124,7 +124,7 @@ impl Queue {
 
     /// Until when its rate holds something back that could leave otherwise, monotonic.
     pub(super) fn paced_until(&self) -> Option<u64> {
-        self.live.as_ref()?.pace().waits_until()
+        self.active.as_ref()?.pace().waits_until()
     }
 
     /// Customers of whom due items are passed over.
@@ -165,7 +165,7 @@ impl Queue {
     fn lower(&mut self, place: Key) {
         let known = self.far() > 0 || self.is_loading();
         self.near_until = if known { self.near_until.min(place) } else { place };
-        let loading = self.live.as_mut().and_then(|live| live.loading_mut().as_mut());
+        let loading = self.active.as_mut().and_then(|active| active.loading_mut().as_mut());
         if let Some(loading) = loading {
             loading.behind = Some(loading.behind.map_or(place, |behind| behind.min(place)));
         }
@@ -181,7 +181,7 @@ impl Queue {
 
     /// Its first items are to be given up, and are not in memory.
     pub(super) fn is_trimming(&self) -> bool {
-        self.live().is_some_and(|live| live.is(Condition::Trimming))
+        self.active().is_some_and(|active| active.is(Condition::Trimming))
     }
 
     pub(super) fn former_unindexed(&self) -> u64 {
@@ -190,36 +190,38 @@ impl Queue {
 
     /// The customer of this name, if anything of theirs is in memory or their window is open.
     pub(super) fn customer(&self, name: &str) -> Option<CustomerId> {
-        self.live()?.customer(name)
+        self.active()?.customer(name)
     }
 
-    pub(super) fn live(&self) -> Option<&Live> {
-        self.live.as_deref()
+    pub(super) fn active(&self) -> Option<&ActiveQueue> {
+        self.active.as_deref()
     }
 
     /// Settings of its application, whether it is at work or not.
     fn settings<'a>(&'a self, all: &'a Settings) -> &'a Arc<AppSettings> {
-        self.live().map_or_else(|| all.of(&self.name), Live::settings)
+        self.active().map_or_else(|| all.of(&self.name), ActiveQueue::settings)
     }
 
     fn is_loading(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.loading().is_some())
+        self.active.as_ref().is_some_and(|active| active.loading().is_some())
     }
 
     /// The last try failed, or its pause has not ended.
     pub(super) fn is_failing(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| live.health().is_failing())
+        self.active.as_ref().is_some_and(|active| active.health().is_failing())
     }
 
     pub(super) fn is_parked(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| matches!(live.health().state(), HealthState::Parked { .. }))
+        self.active
+            .as_ref()
+            .is_some_and(|active| matches!(active.health().state(), HealthState::Parked { .. }))
     }
 
     /// It cannot be delivered to at present, or it must not.
     pub(super) fn is_held_back(&self) -> bool {
         self.is_paused()
             || self.is_failing()
-            || self.live.as_ref().is_some_and(|live| live.is(Condition::Hindered))
+            || self.active.as_ref().is_some_and(|active| active.is(Condition::SlowProbe))
     }
 
     /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
@@ -228,7 +230,7 @@ impl Queue {
         if self.near_until().due > wall {
             return 0;
         }
-        self.far().saturating_sub(self.live.as_ref().map_or(0, |live| live.later().count(wall)))
+        self.far().saturating_sub(self.active.as_ref().map_or(0, |active| active.later().count(wall)))
     }
 
     /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
@@ -256,7 +258,7 @@ impl Queue {
 
     /// The same, without what is held back of customers.
     pub(super) fn low_of_free(&self) -> Key {
-        let near = self.live.as_ref().and_then(|live| live.resident().first_due()).map(Key::at);
+        let near = self.active.as_ref().and_then(|active| active.resident().first_due()).map(Key::at);
         let far = (self.far() > 0).then_some(self.near_until);
         [near, far].into_iter().flatten().min().unwrap_or(LAST)
     }
@@ -276,8 +278,8 @@ impl Queue {
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         let (near, far, wake) = (self.near_until, self.far(), self.wake);
-        let live = self.live.as_ref().map(|live| live.describe(self.is_paused()));
-        format!("{} stored {} far {far} near {near:?} wake {wake} {live:?}", self.name, self.stored)
+        let active = self.active.as_ref().map(|active| active.describe(self.is_paused()));
+        format!("{} stored {} far {far} near {near:?} wake {wake} {active:?}", self.name, self.stored)
     }
 
     fn is_forgettable(&self, mono: u64) -> bool {
@@ -286,6 +288,6 @@ impl Queue {
             && self.slowed.is_none()
             && self.passed.is_empty()
             && !self.dirty
-            && self.live.as_ref().is_none_or(|live| live.is_idle(true, mono))
+            && self.active.as_ref().is_none_or(|active| active.is_idle(true, mono))
     }
 }

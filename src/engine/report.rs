@@ -4,15 +4,15 @@ use super::core::Core;
 use super::event::FOR_EVER;
 use super::health::HealthState;
 use super::ids::QueueId;
-use super::queue::{Live, Queue};
+use super::queue::{ActiveQueue, Queue};
 use super::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
 use super::types::Now;
 
 /// The state at this moment. Costs time in the number of applications that have something, not of items; what
 /// takes longer, their figures with their names, only for as many as are told.
 pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
-    let stock = &core.stock;
-    let queues = &stock.queues;
+    let live = &core.live;
+    let queues = &live.queues;
     let dead = queues.dead_letters();
     let wanted = |id: &QueueId| {
         let queue = &queues[*id];
@@ -20,14 +20,14 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
             || queue.is_paused()
             || queue.slowed().is_some()
             || queue.passed().held() > 0
-            || queue.live().is_some()
+            || queue.active().is_some()
     };
     let mut names: Vec<(&str, QueueId)> = Vec::new();
     let (mut parked, mut in_flight, mut oldest) = (0, 0, None::<u64>);
     for id in queues.ids().filter(|id| *id != dead).filter(wanted) {
         let queue = &queues[id];
         parked += parked_of(queue, now);
-        in_flight += queue.live().map_or(0, |live| live.lane().items());
+        in_flight += queue.active().map_or(0, |active| active.flights().items());
         if !queue.is_held_back() && queue.paced_until().is_none() {
             oldest = [oldest, oldest_due(core, id, now)].into_iter().flatten().min();
         }
@@ -44,21 +44,21 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     Snapshot {
         items: ItemCounts {
             waiting: queues.total().saturating_sub(parked),
-            in_memory: stock.items().len() as u64,
+            in_memory: live.items().len() as u64,
             due: queues.ready_rows(),
             in_flight,
             parked,
-            windows: stock.customers().open_windows(),
-            next_due_at: stock.shared.next_due(),
+            windows: live.customers().open_windows(),
+            next_due_at: live.shared.next_due(),
             oldest_due_at: oldest,
-            loaded_until_at: now.wall.saturating_add(super::stock::HORIZON_MS),
-            payload_bytes: stock.items().content_bytes(),
+            loaded_until_at: now.wall.saturating_add(super::live::HORIZON_MS),
+            payload_bytes: live.items().content_bytes(),
         },
         in_flight_batches: core.dispatch.egress.slots() as u64,
         intake_paused,
-        uncommitted: stock.shared.journal.uncommitted(),
+        uncommitted: live.shared.journal.uncommitted(),
         longest_turn_us: 0,
-        totals: stock.shared.counters().clone(),
+        totals: live.shared.counters().clone(),
         applications,
         applications_total,
         dead_letters: (queues[dead].total() > 0).then(|| application(core, dead, now)),
@@ -69,30 +69,31 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
 /// waits for no confirm, no slot and no channel. What a turn leaves so for long has been overlooked. The dead
 /// exchange does not count. Costs time in the number of applications that have something.
 pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
-    let stock = &core.stock;
-    let queues = &stock.queues;
+    let live = &core.live;
+    let queues = &live.queues;
     if !core.dispatch.egress.has_room() {
         return false;
     }
     let dead = queues.dead_letters();
     let is_due = |id: QueueId| {
         let queue = &queues[id];
-        let live = queue.live();
-        let ready = live.is_some_and(|live| !live.line().is_empty() || live.lane().under_way() > 0);
+        let active = queue.active();
+        let ready =
+            active.is_some_and(|active| !active.ready().is_empty() || active.flights().under_way() > 0);
         // Where memory is full, what is in the store waits for what is in flight, or behind windows; and what
         // is stalled waits for that.
-        ready || (queue.far() > 0 && queue.near_until().due <= now.wall && stock.shared.free_rows() > 0)
+        ready || (queue.far() > 0 && queue.near_until().due <= now.wall && live.shared.free_rows() > 0)
     };
     let mut ids = queues.ids().filter(|id| *id != dead && queues[*id].total() > 0);
-    ids.any(|id| is_due(id) && core.dispatch.could_send(stock, id))
+    ids.any(|id| is_due(id) && core.dispatch.could_send(live, id))
 }
 
 fn application(core: &Core, id: QueueId, now: Now) -> Application {
-    let queue = &core.stock.queues[id];
+    let queue = &core.live.queues[id];
     let (name, delivery) = (queue.name().to_string(), delivery(queue, now));
     let (total, paused, oldest_due_at) = (queue.total(), queue.is_paused(), oldest_due(core, id, now));
     let slowed = queue.slowed();
-    let rate = slowed.map(|slowed| slowed.rate).or(core.stock.queues.settings_of(id).rate);
+    let rate = slowed.map(|slowed| slowed.rate).or(core.live.queues.settings_of(id).rate);
     let told = Application {
         name,
         delivery,
@@ -100,16 +101,16 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         paused,
         paused_until: queue.paused_until(),
         paused_customers: queue.passed().held(),
-        rate: rate.filter(|_| id != core.stock.queues.dead_letters()).map(|rate| rate.to_string()),
+        rate: rate.filter(|_| id != core.live.queues.dead_letters()).map(|rate| rate.to_string()),
         rate_until: slowed.map(|slowed| slowed.until).filter(|until| *until < FOR_EVER),
         oldest_due_at,
         ..Application::default()
     };
-    let Some(live) = queue.live() else { return Application { waiting: total, ..told } };
-    let (parked, in_flight) = (parked_of(queue, now), live.lane().items());
+    let Some(active) = queue.active() else { return Application { waiting: total, ..told } };
+    let (parked, in_flight) = (parked_of(queue, now), active.flights().items());
     // What is due while it cannot be delivered to is parked.
-    let due = if queue.is_failing() { 0 } else { live.line().all_items() };
-    let (held, held_until) = if paused || queue.is_failing() { (0, None) } else { held(core, live) };
+    let due = if queue.is_failing() { 0 } else { active.ready().all_items() };
+    let (held, held_until) = if paused || queue.is_failing() { (0, None) } else { held(core, active) };
     Application {
         held,
         held_until: held_until.map(|until| now.wall + until.saturating_sub(now.mono)),
@@ -117,17 +118,17 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         due,
         in_flight,
         parked,
-        windows: live.windows().len() as u64,
-        confirmed: live.sent(),
+        windows: active.windows().len() as u64,
+        confirmed: active.sent(),
         ..told
     }
 }
 
 /// Due items that a rate holds back, and when the next of them leaves, monotonic.
-fn held(core: &Core, live: &Live) -> (u64, Option<u64>) {
-    let line = live.line();
-    let of_queue = live.pace().waits_until().map(|until| (line.items(), until));
-    let aside = line.aside().iter().filter_map(|id| core.stock.customers().get(*id));
+fn held(core: &Core, active: &ActiveQueue) -> (u64, Option<u64>) {
+    let line = active.ready();
+    let of_queue = active.pace().waits_until().map(|until| (line.items(), until));
+    let aside = line.aside().iter().filter_map(|id| core.live.customers().get(*id));
     let of_customers = aside.filter_map(|customer| Some((u64::from(customer.due), customer.paced_until()?)));
     of_queue.into_iter().chain(of_customers).fold((0, None), |(held, first), (items, until)| {
         (held + items, Some(first.map_or(until, |first: u64| first.min(until))))
@@ -136,15 +137,15 @@ fn held(core: &Core, live: &Live) -> (u64, Option<u64>) {
 
 /// Items of a queue that cannot be delivered to.
 fn parked_of(queue: &Queue, now: Now) -> u64 {
-    let live = queue.live().filter(|_| queue.is_failing());
-    live.map_or(0, |live| due_behind(queue, live.line().all_items(), now))
+    let active = queue.active().filter(|_| queue.is_failing());
+    active.map_or(0, |active| due_behind(queue, active.ready().all_items(), now))
 }
 
 /// The earliest due of what is due and not confirmed.
 fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
-    let queue = &core.stock.queues[id];
-    let (ready, far) = match queue.live() {
-        Some(_) => (core.stock.first_due(id), queue.far() > 0),
+    let queue = &core.live.queues[id];
+    let (ready, far) = match queue.active() {
+        Some(_) => (core.live.first_due(id), queue.far() > 0),
         None => (None, true),
     };
     let far = far.then(|| queue.low_of_free().due);
@@ -157,7 +158,7 @@ fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
 }
 
 fn delivery(queue: &Queue, now: Now) -> Deliverability {
-    let Some(health) = queue.live().map(|live| live.health()) else { return Deliverability::Unproven };
+    let Some(health) = queue.active().map(|active| active.health()) else { return Deliverability::Unproven };
     let until = match health.state() {
         HealthState::Proven { .. } => return Deliverability::Open,
         HealthState::Unproven if !health.is_failing() => return Deliverability::Unproven,

@@ -144,7 +144,7 @@ impl Filter {
 
 /// How many items become due when: stretches of time of one length, the first of which is under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outlook {
+pub struct TimelineQuery {
     /// Of this application alone.
     pub application: Option<Arc<str>>,
     /// Length of a stretch, at least 1 ms. They begin at multiples of it.
@@ -153,7 +153,7 @@ pub struct Outlook {
     pub stretches: usize,
 }
 
-/// What an application has in an [`Outlook`].
+/// What an application has in an [`TimelineQuery`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
     /// Items that become due within it, as far as they were counted.
@@ -162,7 +162,7 @@ pub struct Ahead {
     pub next_due: Option<u64>,
 }
 
-/// What becomes due when: the answer to an [`Outlook`]. What was due before is not in it. Times are UTC ms.
+/// What becomes due when: the answer to an [`TimelineQuery`]. What was due before is not in it. Times are UTC ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
     /// From this moment on it was counted.
@@ -214,7 +214,7 @@ pub enum Command<I = Target> {
     /// One page of the items that have not ended, in order of due.
     List(Filter),
     /// How many items become due when.
-    Outlook(Outlook),
+    TimelineQuery(TimelineQuery),
     /// Hold an application's items back until then, or until [`Command::Resume`].
     Pause(Box<str>, Option<Moment>),
     /// Let a paused application go on.
@@ -245,7 +245,7 @@ impl<I> Command<I> {
             Command::Flush(of) => Command::Flush(of),
             Command::FlushAll(application) => Command::FlushAll(application),
             Command::List(filter) => Command::List(filter),
-            Command::Outlook(outlook) => Command::Outlook(outlook),
+            Command::TimelineQuery(timeline) => Command::TimelineQuery(timeline),
             Command::Pause(application, end) => Command::Pause(application, end),
             Command::Resume(application) => Command::Resume(application),
             Command::PauseCustomer(of, end) => Command::PauseCustomer(of, end),

@@ -11,12 +11,12 @@
 
 mod flushing;
 mod gather;
-mod legs;
+mod ranges;
 mod running;
 mod scope;
 mod timeline;
 
-use super::core::{Core, LiveItem, Whereabouts};
+use super::core::{Core, ItemLocation, LiveItem};
 use super::event::{Load, Stored};
 use super::ids::ItemId;
 use super::items::{Item, NumberMap};
@@ -26,7 +26,7 @@ use super::types::{Answer, Asker, Command, End, Ended, Filter, Identity, Key, Li
 use super::waits::{Waiter, Waits};
 use flushing::Flushing;
 use gather::Gathering;
-use legs::{legs, Leg};
+use ranges::{ranges, ScanRange};
 use scope::{Scope, Traits};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use timeline::Counting;
@@ -40,7 +40,7 @@ enum Kind {
     Cancel(Scope),
     Count(Scope),
     List(Filter),
-    Outlook(Box<Counting>),
+    TimelineQuery(Box<Counting>),
 }
 
 /// One command on its way.
@@ -61,7 +61,7 @@ struct Running {
     /// they lie before it once more, or behind it.
     retimed: BTreeMap<u64, bool>,
     /// What is still to be gone over, once memory has been; `None`: not known before.
-    legs: Option<VecDeque<Leg>>,
+    ranges: Option<VecDeque<ScanRange>>,
     steps: u32,
     cancelled: u64,
     /// Items in flight, whose outcome is waited for until then, monotonic.
@@ -79,7 +79,7 @@ struct Running {
     next_due: Option<u64>,
     page: Vec<Listed>,
     /// Of a list: rows of the present leg so far; and where what is known ends.
-    leg_rows: usize,
+    range_rows: usize,
     known_until: Option<Key>,
 }
 
@@ -123,7 +123,7 @@ impl Scans {
         now: Now,
     ) -> Option<Done> {
         let under_way = self.running.values().filter(|scan| !scan.waits).count() + self.flushing.len();
-        if under_way >= core.stock.thresholds().scans {
+        if under_way >= core.live.thresholds().scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         let kind = match &command {
@@ -133,7 +133,9 @@ impl Scans {
             Command::Count(of) => Kind::Count(Scope::Customer(of.clone())),
             Command::CountSelected(selection) => Kind::Count(Scope::Selected(selection.clone())),
             Command::List(filter) => Kind::List(filter.clone()),
-            Command::Outlook(outlook) => Kind::Outlook(Box::new(Counting::new(core, outlook, now))),
+            Command::TimelineQuery(timeline) => {
+                Kind::TimelineQuery(Box::new(Counting::new(core, timeline, now)))
+            }
             Command::FlushAll(application) => {
                 self.flushing.push(Flushing::new(core, &application.clone(), command, asker));
                 return None;
@@ -156,12 +158,12 @@ impl Scans {
             kind,
             asker,
             command,
-            before: core.stock.shared.journal.next_number(),
+            before: core.live.shared.journal.next_number(),
             gathering: Gathering::NotBegun,
             resident: Vec::new(),
             counted: Lookup::new(),
             retimed: BTreeMap::new(),
-            legs: None,
+            ranges: None,
             steps: 0,
             cancelled: 0,
             in_flight: BTreeSet::new(),
@@ -173,10 +175,10 @@ impl Scans {
             by_stage: [0; 3],
             next_due: None,
             page: Vec::new(),
-            leg_rows: 0,
+            range_rows: 0,
             known_until: None,
         };
-        let most = core.stock.thresholds().gathered;
+        let most = core.live.thresholds().gathered;
         let mut left = most.saturating_sub(self.gathered);
         running.gather(core, &mut left);
         self.gathered = most - left;
@@ -191,7 +193,7 @@ impl Scans {
             Kind::Cancel(Scope::Customer(of)) => {
                 *of.application == *application && *of.customer == *customer && !scan.is_through()
             }
-            Kind::Cancel(_) | Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => false,
+            Kind::Cancel(_) | Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_) => false,
         });
         found.map(|(number, _)| *number)
     }
@@ -204,7 +206,7 @@ impl Scans {
     /// A cancel of a customer has been judged and has not looked at anything.
     pub(super) fn has_cancels_to_begin(&self) -> bool {
         let of_customer = |scan: &Running| matches!(scan.kind, Kind::Cancel(Scope::Customer(_)));
-        let begins = |scan: &Running| of_customer(scan) && scan.legs.is_none();
+        let begins = |scan: &Running| of_customer(scan) && scan.ranges.is_none();
         self.running.last_key_value().is_some_and(|(_, scan)| begins(scan))
     }
 
@@ -224,10 +226,10 @@ impl Scans {
     /// A step over memory of those that are not through with it, as many as one call has time for: those that
     /// began first.
     pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
-        let most = core.stock.thresholds();
+        let most = core.live.thresholds();
         let mut gather = most.gathered.saturating_sub(std::mem::take(&mut self.gathered));
         let (step, mut look) = (most.looked_at, most.looked_at_by_all);
-        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.legs.is_none()) {
+        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.ranges.is_none()) {
             if !scan.gather(core, &mut gather) {
                 continue;
             }
@@ -235,27 +237,27 @@ impl Scans {
             let step = scan.resident.split_off(rest);
             look -= step.len();
             for seq in step {
-                match core.stock.items().by_seq(seq) {
-                    Some(id) => scan.look_at(core, id, now),
+                match core.live.items().by_seq(seq) {
+                    Some(id) => scan.visit(core, id, now),
                     // Where it has left memory since, it is met in the store.
                     None => drop(scan.counted.remove(&seq)),
                 }
             }
             if scan.resident.is_empty() && gather > 0 {
-                let (legs, looked_at) = legs(core, &scan.kind, now);
+                let (ranges, looked_at) = ranges(core, &scan.kind, now);
                 gather = gather.saturating_sub(looked_at);
-                core.stock.shared.count_work(looked_at as u64);
-                scan.legs = Some(legs);
+                core.live.shared.count_work(looked_at as u64);
+                scan.ranges = Some(ranges);
                 loads.extend(scan.step(*number, core));
             }
         }
         let (mut windows, mut items) =
-            (core.stock.thresholds().flushed_windows, core.stock.thresholds().flushed);
+            (core.live.thresholds().flushed_windows, core.live.thresholds().flushed);
         for flushing in &mut self.flushing {
             flushing.advance(core, (&mut windows, &mut items), now);
         }
         let flushed: Vec<Flushing> = self.flushing.extract_if(.., |flushing| flushing.is_through()).collect();
-        let more = !self.flushing.is_empty() || self.running.values().any(|scan| scan.legs.is_none());
+        let more = !self.flushing.is_empty() || self.running.values().any(|scan| scan.ranges.is_none());
         let mut advanced = Advanced { more, ..self.take_done(core, now) };
         advanced.done.extend(flushed.into_iter().map(Flushing::done));
         advanced
@@ -276,11 +278,11 @@ impl Scans {
         if scan.left {
             return;
         }
-        if core.stock.shared.reads.is_given_up() {
+        if core.live.shared.reads.is_given_up() {
             loads.extend(scan.step(number, core));
             return;
         }
-        scan.leg_rows += rows.len();
+        scan.range_rows += rows.len();
         let mut skip = mutated(Mutant::ListSkips);
         for mut stored in rows {
             if std::mem::take(&mut skip) {
@@ -290,13 +292,13 @@ impl Scans {
             if scan.has_passed(&stored) {
                 continue;
             }
-            if let Some(id) = core.stock.items().by_seq(seq) {
+            if let Some(id) = core.live.items().by_seq(seq) {
                 scan.meet(core, id, stored, now);
-            } else if core.stock.shared.reads.renew(&mut stored) {
+            } else if core.live.shared.reads.renew(&mut stored) {
                 scan.look_at_far(core, stored, now);
             }
         }
-        scan.go_on(next, core.stock.thresholds().page);
+        scan.advance(next, core.live.thresholds().page);
         loads.extend(scan.step(number, core));
     }
 
@@ -311,8 +313,8 @@ impl Scans {
                 {
                     continue;
                 }
-                if let Some(id) = core.stock.items().by_identity(*identity) {
-                    scan.look_at(core, id, now);
+                if let Some(id) = core.live.items().by_identity(*identity) {
+                    scan.visit(core, id, now);
                 }
             }
         }
@@ -327,7 +329,7 @@ impl Scans {
             }
         }
         let is_done = |scan: &Running| {
-            let through = scan.legs.as_ref().is_some_and(VecDeque::is_empty);
+            let through = scan.ranges.as_ref().is_some_and(VecDeque::is_empty);
             // While its step is under way it keeps its place: else who comes and goes would have no bound.
             scan.left && !scan.steps_now
                 || through
@@ -354,15 +356,15 @@ impl Scans {
     pub(super) fn deadline(&self) -> Option<u64> {
         // Before it has gone over everything it has no reason to look at the clock.
         let waits = |scan: &&Running| {
-            !scan.in_flight.is_empty() && scan.legs.as_ref().is_some_and(VecDeque::is_empty)
+            !scan.in_flight.is_empty() && scan.ranges.as_ref().is_some_and(VecDeque::is_empty)
         };
         self.running.values().filter(waits).map(|scan| scan.until).min()
     }
 
     /// Whatever of a customer arrived before a cancel of it is its own, though it may not have come to it
     /// yet.
-    pub(super) fn claim(&mut self, core: &mut Core, found: Whereabouts, now: Now) -> Whereabouts {
-        let Whereabouts::Live(live) = &found else { return found };
+    pub(super) fn claim(&mut self, core: &mut Core, found: ItemLocation, now: Now) -> ItemLocation {
+        let ItemLocation::Live(live) = &found else { return found };
         if self.running.is_empty() {
             return found;
         }
@@ -371,8 +373,8 @@ impl Scans {
                 if core.is_undecided(*id) {
                     return found;
                 }
-                let item = &core.stock.items()[*id];
-                let (application, customer) = core.stock.row(item).address();
+                let item = &core.live.items()[*id];
+                let (application, customer) = core.live.row(item).address();
                 (self.owner_of(near(item, &application, customer.as_deref()), item.key().seq), customer)
             }
             LiveItem::Far(stored) if stored.outcome_unknown && !mutated(Mutant::ClaimTakesUnknown) => {
@@ -387,7 +389,7 @@ impl Scans {
         scan.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
         let ended = match live {
             LiveItem::Resident(id) => {
-                let item = &core.stock.items()[*id];
+                let item = &core.live.items()[*id];
                 let ended = (item.due(), item.tries().attempts, item.fingerprint());
                 core.cancel(*id, end.clone(), now);
                 ended
@@ -398,20 +400,20 @@ impl Scans {
             }
         };
         let (due, attempts, fingerprint) = ended;
-        Whereabouts::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
+        ItemLocation::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
     }
 
     /// It is in flight, and a cancel of its customer takes it back if that fails: a request that came behind
     /// the cancel is not judged by it. `at_once`: that request waits for no outcome, and the cancel, for its
     /// sake, for none either.
-    pub(super) fn may_take_back(&mut self, core: &Core, found: &Whereabouts, at_once: bool) -> bool {
-        let Whereabouts::Live(LiveItem::Resident(id)) = found else { return false };
-        let item = &core.stock.items()[*id];
+    pub(super) fn may_take_back(&mut self, core: &Core, found: &ItemLocation, at_once: bool) -> bool {
+        let ItemLocation::Live(LiveItem::Resident(id)) = found else { return false };
+        let item = &core.live.items()[*id];
         // What may have been delivered before is left to itself.
         if self.running.is_empty() || !core.is_in_flight(*id) || item.tries().outcome_unknown {
             return false;
         }
-        let (application, customer) = core.stock.row(item).address();
+        let (application, customer) = core.live.row(item).address();
         let (traits, seq) = (near(item, &application, customer.as_deref()), item.key().seq);
         while let Some(scan) = self.owner_of(traits, seq) {
             if !at_once || !scan.is_through() {
@@ -428,9 +430,9 @@ impl Scans {
         if self.running.is_empty() {
             return false;
         }
-        let Some(id) = core.stock.items().by_identity(identity) else { return false };
-        let item = &core.stock.items()[id];
-        let (application, customer) = core.stock.row(item).address();
+        let Some(id) = core.live.items().by_identity(identity) else { return false };
+        let item = &core.live.items()[id];
+        let (application, customer) = core.live.row(item).address();
         let traits = near(item, &application, customer.as_deref());
         let owns = |scan: &Running| scan.owns(traits, item.key().seq);
         self.running.values().any(|scan| owns(scan) && !scan.is_through())
@@ -447,8 +449,8 @@ impl Scans {
             return;
         }
         for id in restored.iter().copied() {
-            if core.stock.items().get(id).is_some_and(|item| item.letter().is_none()) {
-                self.claim(core, Whereabouts::Live(LiveItem::Resident(id)), now);
+            if core.live.items().get(id).is_some_and(|item| item.letter().is_none()) {
+                self.claim(core, ItemLocation::Live(LiveItem::Resident(id)), now);
             }
         }
     }
@@ -460,7 +462,7 @@ impl Scans {
     /// Nobody waits for the answers to these any more. What changes something goes on to its end.
     pub(super) fn leave(&mut self, numbers: &[u64]) {
         let has_left = |scan: &Running| match (&scan.asker, &scan.kind) {
-            (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::Outlook(_)) => {
+            (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_)) => {
                 numbers.contains(number) || mutated(Mutant::LeavesWithAll)
             }
             (Asker::Local(_), Kind::Cancel(_)) | (Asker::Remote { .. }, _) => false,
@@ -488,12 +490,12 @@ impl Scans {
     /// Items in the store alone got another place, perhaps behind a scan's back: it goes back to them.
     pub(super) fn go_back(&mut self, application: &str, to: Key) {
         for scan in self.running.values_mut() {
-            if scan.legs.as_ref().is_none_or(VecDeque::is_empty) {
+            if scan.ranges.as_ref().is_none_or(VecDeque::is_empty) {
                 continue;
             }
             let concerned = match &scan.kind {
                 Kind::Cancel(scope) => scope.application() == application,
-                Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => false,
+                Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_) => false,
             };
             if concerned {
                 scan.known_until = Some(scan.known_until.map_or(to, |known| known.min(to)));

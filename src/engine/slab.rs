@@ -98,7 +98,7 @@ impl<T, S: Copy + Default> Page<T, S> {
         (self.slots.len() - 1, self.first_version)
     }
 
-    fn give_back(&mut self) {
+    fn clear(&mut self) {
         let highest = self.slots.iter().map(|slot| slot.version).max().unwrap_or(FIRST);
         *self = Page { first_version: next(highest), ..Page::with_places(0) };
     }
@@ -152,7 +152,7 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
         slot.version = next(slot.version);
         page.free.push(place as u32);
         if page.free.len() == page.slots.len() && number >= KEPT_PAGES {
-            page.give_back();
+            page.clear();
         }
         if was_full {
             self.open.insert(number);

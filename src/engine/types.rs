@@ -7,7 +7,7 @@
 pub use super::pace::Rate;
 pub use super::request::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Moment,
-    Outlook, Reply, ReplyTo, Selection, Target, Timeline,
+    Reply, ReplyTo, Selection, Target, Timeline, TimelineQuery,
 };
 pub use super::settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};
 pub use super::thresholds::Thresholds;

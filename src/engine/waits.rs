@@ -43,7 +43,7 @@ impl<'a> Waiter<'a> {
             | Command::Retry(application)
             | Command::FlushAll(application)
             | Command::DropParked(application) => application,
-            Command::List(_) | Command::Outlook(_) => "",
+            Command::List(_) | Command::TimelineQuery(_) => "",
         };
         Waiter { application, local: matches!(asker, Asker::Local(_)) }
     }

@@ -16,18 +16,18 @@ const TRAILER: &[u8; 4] = b"FJL\x03";
 pub(super) const HEAD: u64 = 13;
 
 /// Why a batch cannot be read.
-pub(super) enum Broken {
+pub(super) enum ParseError {
     Io(io::Error),
     /// Where it ends is not known.
     Shape(&'static str),
 }
 
-impl From<io::Error> for Broken {
+impl From<io::Error> for ParseError {
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::UnexpectedEof {
-            Broken::Shape("it ends within a batch")
+            ParseError::Shape("it ends within a batch")
         } else {
-            Broken::Io(error)
+            ParseError::Io(error)
         }
     }
 }
@@ -51,7 +51,7 @@ struct LoggedRows<R> {
 }
 
 impl<R: Read> LoggedRows<R> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
         let mut bytes = [0; N];
         self.inner.read_exact(&mut bytes)?;
         self.read += N as u64;
@@ -59,15 +59,15 @@ impl<R: Read> LoggedRows<R> {
     }
 
     /// Of a row: it is part of the checksum.
-    fn part<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
+    fn part<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
         let bytes = self.take()?;
         self.hasher.update(&bytes);
         Ok(bytes)
     }
 
-    fn skip(&mut self, len: u64) -> Result<(), Broken> {
+    fn skip(&mut self, len: u64) -> Result<(), ParseError> {
         if len > self.room.saturating_sub(self.read) {
-            return Err(Broken::Shape("a length points behind its end"));
+            return Err(ParseError::Shape("a length points behind its end"));
         }
         let (mut left, mut chunk) = (len, [0; 4096]);
         while let Some(part) = chunk.get_mut(..left.min(4096) as usize).filter(|part| !part.is_empty()) {
@@ -80,14 +80,14 @@ impl<R: Read> LoggedRows<R> {
     }
 
     /// A row behind its tag. Returns the commit's number, if it is the row of the marks.
-    fn row(&mut self) -> Result<Option<u64>, Broken> {
+    fn row(&mut self) -> Result<Option<u64>, ParseError> {
         let [_kind, compression] = self.part()?;
         self.part::<8>()?;
         let key = u16::from_le_bytes(self.part()?);
         let value = u32::from_le_bytes(self.part()?);
         let here = u32::from_le_bytes(self.part()?);
         if compression > 1 || (compression == 0 && value != here) {
-            return Err(Broken::Shape("a row is not of a known kind"));
+            return Err(ParseError::Shape("a row is not of a known kind"));
         }
         // No other keyspace has a key of these bytes: it would begin with the length of a name that does not
         // fit in it.
@@ -102,25 +102,25 @@ impl<R: Read> LoggedRows<R> {
 }
 
 /// Reads one batch of at most `room` bytes.
-pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, Broken> {
+pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, ParseError> {
     let mut rows = LoggedRows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
-        return Err(Broken::Shape("no batch begins here"));
+        return Err(ParseError::Shape("no batch begins here"));
     };
     let mut number = None;
     for _ in 0..count {
         match rows.part()? {
             [2] => number = rows.row()?.or(number),
             [4] => rows.skip(8)?,
-            _ => return Err(Broken::Shape("a row does not begin as one")),
+            _ => return Err(ParseError::Shape("a row does not begin as one")),
         }
     }
     if rows.take()? != [3] {
-        return Err(Broken::Shape("a batch does not end where it should"));
+        return Err(ParseError::Shape("a batch does not end where it should"));
     }
     let checksum = u64::from_le_bytes(rows.take()?);
     if rows.take()? != *TRAILER {
-        return Err(Broken::Shape("a batch does not end where it should"));
+        return Err(ParseError::Shape("a batch does not end where it should"));
     }
     let whole = rows.hasher.digest() == checksum;
     Ok(LogBatch { len: rows.read, sequence: u64::from_le_bytes(sequence), number, whole })

@@ -14,7 +14,7 @@
 //! engine's to notice: each of their blocks has a checksum.
 
 use super::directory::{Committed, Directory};
-use super::log_batch::{read_batch, Broken, LogBatch, HEAD};
+use super::log_batch::{read_batch, LogBatch, ParseError, HEAD};
 use super::OpenError;
 use rustix::fs::{seek, SeekFrom};
 use std::fmt::Display;
@@ -82,7 +82,7 @@ impl LogFinding {
 
 /// What has been seen of all logs so far.
 #[derive(Default)]
-struct Seen {
+struct ScanState {
     /// Number of the last commit.
     number: Option<u64>,
     sequence: Option<u64>,
@@ -95,7 +95,7 @@ struct Seen {
     accepted: Vec<(u64, u64)>,
 }
 
-impl Seen {
+impl ScanState {
     fn finding(&mut self, place: String, lost: Option<(u64, u64)>, error: String) {
         let (place, error) = self.broken.take().unwrap_or((place, error));
         let known = |(first, last)| self.accepted.iter().any(|(from, to)| *from <= first && last <= *to);
@@ -163,7 +163,7 @@ impl Seen {
 /// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed.
 /// [`OpenError::Io`].
 pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
-    let mut seen = Seen { accepted: read_accepted(&accepted_file(directory))?, ..Seen::default() };
+    let mut seen = ScanState { accepted: read_accepted(&accepted_file(directory))?, ..ScanState::default() };
     let mut logs = Vec::new();
     for path in list(&directory.data())? {
         let log = look_through(&path, &mut seen);
@@ -218,7 +218,7 @@ fn list(data: &Path) -> Result<Vec<PathBuf>, OpenError> {
     Ok(logs.into_iter().map(|(_, path)| path).collect())
 }
 
-fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
+fn look_through(path: &Path, seen: &mut ScanState) -> io::Result<Log> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut reader = BufReader::with_capacity(CHUNK, &file);
@@ -237,8 +237,8 @@ fn look_through(path: &Path, seen: &mut Seen) -> io::Result<Log> {
                 log.torn = true;
                 at += batch.len;
             }
-            Err(Broken::Io(error)) => return Err(error),
-            Err(Broken::Shape(error)) => {
+            Err(ParseError::Io(error)) => return Err(error),
+            Err(ParseError::Shape(error)) => {
                 if is_zero(&file, at, size)? {
                     break;
                 }

@@ -1,7 +1,7 @@
 //! Commands and applications, over the wire.
 
 use super::*;
-use crate::engine::types::{CustomerOf, Filter, ListedStage, Outlook, Selection};
+use crate::engine::types::{CustomerOf, Filter, ListedStage, Selection, TimelineQuery};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
 
@@ -70,12 +70,12 @@ fn every_path_is_a_command() {
         received_until: 5_000_000_000_001,
         ..all()
     };
-    let outlook = Outlook { application: Some("a".into()), each_ms: 1_800_000, stretches: 48 };
+    let timeline = TimelineQuery { application: Some("a".into()), each_ms: 1_800_000, stretches: 48 };
     for (method, path, want) in [
         ("GET", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Lookup(item())),
         ("DELETE", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Cancel(item())),
         ("GET", "/api/v1/items?application=a&state=parked&limit=5", CommandRequest::List(filter)),
-        ("GET", "/api/v1/timeline?span=day&application=a", CommandRequest::Outlook(outlook)),
+        ("GET", "/api/v1/timeline?span=day&application=a", CommandRequest::TimelineQuery(timeline)),
         ("GET", "/api/v1/customers/a/c%2Fd", CommandRequest::Count(of())),
         ("DELETE", "/api/v1/customers/a/c%2Fd/items", CommandRequest::CancelAll(of())),
         ("POST", "/api/v1/customers/a/c%2Fd/flush", CommandRequest::Flush(of())),

@@ -1,6 +1,6 @@
 //! A walk along the queue of dead letters, in one call or several.
 
-use super::{post::Post, raw, CLOSE_WITHIN, STEP_WITHIN};
+use super::{raw, republisher::Republisher, CLOSE_WITHIN, STEP_WITHIN};
 use crate::amqp::fault::{Fault, FaultKind};
 use crate::letters::{
     Letter, LetterFilter, LetterGroup, LetterReport, FULL_PAGE, MOST_LOOKED_AT, MOST_OF_A_CALL,
@@ -212,19 +212,19 @@ impl Walk {
         report: &mut LetterReport,
         filter: &LetterFilter,
         limit: usize,
-        post: &mut Post<'_>,
+        republisher: &mut Republisher<'_>,
     ) -> Result<(), Fault> {
         loop {
-            let room = report.count + post.len() < limit.min(MOST_OF_A_CALL);
+            let room = report.count + republisher.len() < limit.min(MOST_OF_A_CALL);
             let found = if room { self.next().await } else { Ok(None) };
             if let Ok(Some(delivery)) = &found {
-                if filter.takes(&raw(delivery).read(false)) && !post.take(delivery) {
+                if filter.takes(&raw(delivery).read(false)) && !republisher.take(delivery) {
                     report.kept += 1;
                 }
             }
             let over = !matches!(found, Ok(Some(_)));
-            if over || post.is_full() {
-                let (confirmed, outcome) = post.send().await;
+            if over || republisher.is_full() {
+                let (confirmed, outcome) = republisher.send().await;
                 failpoint!("letters-confirmed", if !confirmed.is_empty());
                 for tag in confirmed {
                     self.take_away(tag).await?;

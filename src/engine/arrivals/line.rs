@@ -2,9 +2,9 @@
 
 use super::{Knowledge, Line, LineEntry, Placed};
 use crate::engine::event::Found;
+use crate::engine::live::Origin;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::reads::Watch;
-use crate::engine::stock::Origin;
 use crate::engine::types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
 use crate::engine::waits::Waiter;
 
@@ -86,7 +86,7 @@ impl Arrival {
             | Command::Retry(_)
             | Command::DropParked(_)
             | Command::List(_)
-            | Command::Outlook(_) => false,
+            | Command::TimelineQuery(_) => false,
         }
     }
 

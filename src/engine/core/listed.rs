@@ -9,8 +9,8 @@ use crate::engine::types::{Listed, ListedStage, Now};
 
 /// What is to be told of an item in memory.
 pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
-    let item = &core.stock.items()[id];
-    let (application, customer) = core.stock.row(item).address();
+    let item = &core.live.items()[id];
+    let (application, customer) = core.live.row(item).address();
     let stage = if core.is_in_flight(id) {
         ListedStage::InFlight
     } else {
@@ -36,7 +36,7 @@ pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
 
 /// Of an item that is due and not in flight.
 fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
-    let queue = &core.stock.queues[queue];
+    let queue = &core.live.queues[queue];
     if queue.is_failing() || (queue.is_paused() && mutated(Mutant::PausedToldParked)) {
         ListedStage::Parked
     } else {
@@ -47,7 +47,7 @@ fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
 /// What is to be told of an item in the store alone.
 pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
     let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
-    let queue = core.stock.queues.find(stored.queue()).filter(|_| is_due);
+    let queue = core.live.queues.find(stored.queue()).filter(|_| is_due);
     Listed {
         stage: queue.map_or(ListedStage::Waiting, |queue| stage_of_due(core, queue)),
         key: stored.place(),
@@ -66,17 +66,17 @@ pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
 /// Items that nothing but the broker keeps, for lists.
 pub(in crate::engine) fn pending(core: &Core) -> Vec<ItemId> {
     let is_pending = |id: &ItemId| {
-        let item = &core.stock.items()[*id];
+        let item = &core.live.items()[*id];
         matches!(item.residence(), Residence::Pending(_)) && item.letter().is_none()
     };
-    if core.stock.shared.journal.is_durable() {
-        core.stock
+    if core.live.shared.journal.is_durable() {
+        core.live
             .shared
             .deferred()
-            .filter(|id| core.stock.items().get(*id).is_some())
+            .filter(|id| core.live.items().get(*id).is_some())
             .filter(is_pending)
             .collect()
     } else {
-        core.stock.items().ids().filter(is_pending).collect()
+        core.live.items().ids().filter(is_pending).collect()
     }
 }

@@ -30,40 +30,40 @@ impl Core {
             done += self.dispatch.flights.get(settled.number).map_or(0, |flight| flight.rows.len());
             if !matches!(settled.outcome, Outcome::Confirmed(_)) {
                 // What others do next finds them gone.
-                self.stock.finish(&std::mem::take(&mut delivered));
+                self.live.finish(&std::mem::take(&mut delivered));
             }
             Landing { core: self, number: settled.number, now }.judge(settled.outcome, &mut delivered);
         }
-        self.stock.finish(&delivered);
+        self.live.finish(&delivered);
         self.settled.is_empty()
     }
 
     /// As [`Core::remember_dead`] says.
     fn remember_letter(&mut self, id: ItemId, now: Now) {
-        let item = &self.stock.items()[id];
+        let item = &self.live.items()[id];
         let Some(LetterFacts { dead, former: Some(identity), .. }) = item.letter().cloned() else { return };
-        let (application, _) = self.stock.row(item).address();
+        let (application, _) = self.live.row(item).address();
         let ended = self.ended(id, End::Dead(dead), now);
-        let queue = self.stock.queues.id(&application);
+        let queue = self.live.queues.id(&application);
         self.remember(queue, identity, ended);
     }
 
     /// A member of a failed batch waits again, unless it has had its last attempt.
     pub(super) fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
-        let queue = self.stock.items()[id].queue();
-        let allowed = self.stock.queues.settings_of(queue).retry.attempts;
-        let limited = attempted && allowed > 0 && queue != self.stock.queues.dead_letters();
-        let item = &self.stock.items()[id];
+        let queue = self.live.items()[id].queue();
+        let allowed = self.live.queues.settings_of(queue).retry.attempts;
+        let limited = attempted && allowed > 0 && queue != self.live.queues.dead_letters();
+        let item = &self.live.items()[id];
         let (identity, attempts) = (item.identity(), item.tries().attempts);
         if item.is_orphaned() {
-            return self.give_back(id);
+            return self.forget(id);
         }
         let tried = attempts + u32::from(mutated(Mutant::AttemptsOneTooFew));
         if limited && tried >= allowed && !mutated(Mutant::AttemptsIgnored) {
             let error = format!("given up after {allowed} attempts (retry.attempts): {error}");
-            return self.kill(id, Reason::Attempts, &error, now);
+            return self.dead_letter(id, Reason::Attempts, &error, now);
         }
-        let mut home = self.stock.home_of(id);
+        let mut home = self.live.home_of(id);
         home.set_flying(id, None);
         home.push_ready(id);
         self.tell(identity, None);
@@ -72,30 +72,30 @@ impl Core {
     /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to
     /// its head.
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
-        let retry = self.stock.queues.settings_of(queue).retry;
-        let live = self.stock.queues.at(queue).at_work();
-        live.set(Condition::Hindered, false);
+        let retry = self.live.queues.settings_of(queue).retry;
+        let live = self.live.queues.at(queue).at_work();
+        live.set(Condition::SlowProbe, false);
         if let Some(until) = live.health_mut().failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
         }
         // What waits for its rate goes back at once.
-        self.dispatch.paced.look_at(queue);
-        for id in self.dispatch.recall(&mut self.stock, queue) {
+        self.dispatch.paced.recheck(queue);
+        for id in self.dispatch.recall(&mut self.live, queue) {
             self.return_to_queue(id, false, error, now);
         }
-        self.stock.begin_evicting(queue, now);
+        self.live.begin_evicting(queue, now);
     }
 
     /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again,
     /// alone, and those behind it go on.
     fn step_aside(&mut self, id: ItemId, text: &str, now: Now) {
-        if self.stock.items()[id].is_orphaned() {
-            return self.give_back(id);
+        if self.live.items()[id].is_orphaned() {
+            return self.forget(id);
         }
-        let doubled = FIRST_ASIDE_MS << self.stock.items()[id].tries().attempts.saturating_sub(1).min(10);
+        let doubled = FIRST_ASIDE_MS << self.live.items()[id].tries().attempts.saturating_sub(1).min(10);
         let until = now.wall + doubled.min(LAST_ASIDE_MS);
-        self.stock.shared.amend(id, |tries| tries.last_error = Some(text.into()));
-        self.stock.home_of(id).defer_letter(id, until, now);
+        self.live.shared.amend(id, |tries| tries.last_error = Some(text.into()));
+        self.live.home_of(id).defer_letter(id, until, now);
     }
 }
 
@@ -111,7 +111,7 @@ struct Landing<'c> {
 impl Landing<'_> {
     /// What has been delivered is added to `delivered`, and is to be finished.
     fn judge(mut self, outcome: Outcome, delivered: &mut Vec<ItemId>) {
-        let Some(alone) = self.core.dispatch.landed(&mut self.core.stock, self.number) else { return };
+        let Some(alone) = self.core.dispatch.landed(&mut self.core.live, self.number) else { return };
         if !matches!(outcome, Outcome::Confirmed(_)) {
             self.replace_superseded();
         }
@@ -165,7 +165,7 @@ impl Landing<'_> {
     }
 
     fn counters(&mut self) -> &mut Counters {
-        self.core.stock.shared.counters_mut()
+        self.core.live.shared.counters_mut()
     }
 
     /// Confirmed and not returned: this, and nothing else, ends an item well.
@@ -174,8 +174,8 @@ impl Landing<'_> {
         let Some(flight) = core.dispatch.flights.end(number) else { return };
         let (queue, since) = (flight.queue, flight.since);
         let count = flight.rows.len() as u64;
-        let dead_letters = queue == core.stock.queues.dead_letters();
-        let counters = core.stock.shared.counters_mut();
+        let dead_letters = queue == core.live.queues.dead_letters();
+        let counters = core.live.shared.counters_mut();
         if dead_letters {
             counters.dead_confirmed += count;
         } else {
@@ -186,7 +186,7 @@ impl Landing<'_> {
             if dead_letters {
                 core.remember_letter(id, now);
             } else {
-                let identity = core.stock.items()[id].identity();
+                let identity = core.live.items()[id].identity();
                 if identity.is_given() || core.outcomes_wanted {
                     let ended = core.ended(id, End::Sent(batch), now);
                     core.remember(queue, identity, ended);
@@ -196,15 +196,15 @@ impl Landing<'_> {
         delivered.extend(flight.rows);
         core.dispatch.heard(since, now);
         let share = core.dispatch.egress.share();
-        let live = core.stock.queues.at(queue).at_work();
+        let live = core.live.queues.at(queue).at_work();
         live.count_sent(count);
         live.health_mut().confirmed(since, now.mono, share);
-        if live.set(Condition::Hindered, false) {
-            core.stock.at(queue).unstall();
+        if live.set(Condition::SlowProbe, false) {
+            core.live.at(queue).unstall();
         }
-        let mut queue = core.stock.queues.at(queue);
+        let mut queue = core.live.queues.at(queue);
         queue.end_hold();
-        queue.look_again();
+        queue.requeue();
     }
 
     /// Could not be delivered: its members go back to the head of their queue, which is left alone for a
@@ -214,7 +214,7 @@ impl Landing<'_> {
         let Some(flight) = core.dispatch.flights.end(number) else { return };
         let text: Arc<str> = error.into();
         for id in flight.rows {
-            core.stock.shared.amend(id, |tries| {
+            core.live.shared.amend(id, |tries| {
                 tries.attempts += u32::from(attempted && !mutated(Mutant::AttemptForgotten));
                 tries.last_error = Some(Arc::clone(&text));
             });
@@ -235,16 +235,16 @@ impl Landing<'_> {
         self.note_known();
         self.tell_not_out();
         let Landing { core, number, now } = self;
-        if core.dispatch.split(&mut core.stock, number) {
+        if core.dispatch.split(&mut core.live, number) {
             return;
         }
         let Some(flight) = core.dispatch.flights.end(number) else { return };
         for id in flight.rows {
-            core.stock.shared.amend(id, |tries| tries.attempts += 1);
-            if flight.queue == core.stock.queues.dead_letters() {
+            core.live.shared.amend(id, |tries| tries.attempts += 1);
+            if flight.queue == core.live.queues.dead_letters() {
                 core.step_aside(id, text, now);
             } else {
-                core.kill(id, Reason::Refused, &format!("refused by the broker: {text}"), now);
+                core.dead_letter(id, Reason::Refused, &format!("refused by the broker: {text}"), now);
             }
         }
     }
@@ -261,7 +261,7 @@ impl Landing<'_> {
                 mutated(Mutant::OverdueCounts),
             );
         } else {
-            self.core.stock.queues.at(queue).at_work().health_mut().doubt();
+            self.core.live.queues.at(queue).at_work().health_mut().doubt();
             self.suspect();
         }
     }
@@ -270,7 +270,7 @@ impl Landing<'_> {
     fn suspect(mut self) {
         if !self.forget_lost() {
             self.tell_not_out();
-            self.core.dispatch.suspect(&mut self.core.stock, self.number, false);
+            self.core.dispatch.suspect(&mut self.core.live, self.number, false);
         }
     }
 
@@ -278,28 +278,28 @@ impl Landing<'_> {
     fn try_again(mut self, alone: bool) {
         if !self.forget_lost() {
             self.tell_not_out();
-            self.core.dispatch.try_again(&mut self.core.stock, self.number, alone);
+            self.core.dispatch.try_again(&mut self.core.live, self.number, alone);
         }
     }
 
     /// Members that others have taken the place of were not sent: they are replaced for good.
     fn replace_superseded(&mut self) {
-        let Core { stock, dispatch, .. } = &mut *self.core;
-        let is_replaced = |id| stock.items()[id].superseded().is_some();
+        let Core { live, dispatch, .. } = &mut *self.core;
+        let is_replaced = |id| live.items()[id].superseded().is_some();
         for id in dispatch.flights.split_off(self.number, is_replaced) {
-            self.core.give_back(id);
+            self.core.forget(id);
         }
     }
 
     /// The broker has these requests back and delivers them again: nothing of the flight goes again. Until
     /// its turn came, its members would count as waiting beside what has come in their place.
     fn forget_lost(&mut self) -> bool {
-        let Core { stock, dispatch, .. } = &mut *self.core;
+        let Core { live, dispatch, .. } = &mut *self.core;
         let Some(flight) = dispatch.flights.get(self.number) else { return false };
-        let lost = flight.rows.iter().all(|id| stock.items()[*id].is_orphaned());
+        let lost = flight.rows.iter().all(|id| live.items()[*id].is_orphaned());
         if lost {
             let rows = dispatch.flights.end(self.number).map(|flight| flight.rows).unwrap_or_default();
-            rows.into_iter().for_each(|id| self.core.give_back(id));
+            rows.into_iter().for_each(|id| self.core.forget(id));
         }
         lost
     }
@@ -316,7 +316,7 @@ impl Landing<'_> {
             return;
         }
         for id in self.members() {
-            self.core.tell(self.core.stock.items()[id].identity(), None);
+            self.core.tell(self.core.live.items()[id].identity(), None);
         }
     }
 
@@ -334,7 +334,7 @@ impl Landing<'_> {
 
     fn set_unknown(&mut self, unknown: bool) {
         for id in self.members() {
-            self.core.stock.shared.amend(id, |tries| tries.outcome_unknown = unknown);
+            self.core.live.shared.amend(id, |tries| tries.outcome_unknown = unknown);
         }
     }
 }

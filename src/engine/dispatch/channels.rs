@@ -132,7 +132,7 @@ impl SoloChannels {
     }
 
     /// Whether the flight had one.
-    pub(super) fn give_back(&mut self, number: u64) -> bool {
+    pub(super) fn release(&mut self, number: u64) -> bool {
         self.taken.remove(&number).is_some()
     }
 

@@ -2,9 +2,9 @@
 
 use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::items::{Item, NumberMap, Stage};
+use crate::engine::live::LiveItems;
 use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::stock::Stock;
 use crate::engine::types::Format;
 
 /// What could be sent next.
@@ -139,10 +139,10 @@ impl Flights {
     }
 
     /// So many of one that was formed do not leave after all: the rates are charged for what does.
-    pub(in crate::engine) fn give_back(&self, stock: &mut Stock, number: u64, rows: u64) {
+    pub(in crate::engine) fn refund(&self, live: &mut LiveItems, number: u64, rows: u64) {
         if let Some(flight) = self.get(number) {
-            stock.queues.at(flight.queue).at_work().pace_mut().give_back(rows);
-            stock.shared.customers.give_back(flight.customer, rows);
+            live.queues.at(flight.queue).at_work().pace_mut().refund(rows);
+            live.shared.customers.refund(flight.customer, rows);
         }
     }
 

@@ -2,20 +2,20 @@
 
 use super::Dispatch;
 use crate::engine::ids::{ItemId, QueueId};
+use crate::engine::live::LiveItems;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::stock::Stock;
 use std::collections::VecDeque;
 
 impl Dispatch {
     /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
     /// Those that wait for payloads follow when these have come: what has failed goes before them.
-    pub(in crate::engine) fn recall(&mut self, stock: &mut Stock, queue: QueueId) -> Vec<ItemId> {
-        for number in stock.queues.at(queue).at_work().lane().fetching() {
+    pub(in crate::engine) fn recall(&mut self, live: &mut LiveItems, queue: QueueId) -> Vec<ItemId> {
+        for number in live.queues.at(queue).at_work().flights().fetching() {
             if let Some(flight) = self.flights.get_mut(number) {
                 flight.recalled = true;
             }
         }
-        let lane = stock.queues.at(queue).at_work().lane_mut();
+        let lane = live.queues.at(queue).at_work().flights_mut();
         let mut numbers = lane.recall();
         if lane.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;

@@ -2,8 +2,8 @@
 
 use super::Dispatch;
 use crate::engine::ids::QueueId;
+use crate::engine::live::LiveItems;
 use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::stock::Stock;
 use crate::engine::types::Now;
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ impl PacedQueues {
     }
 
     /// What has been formed of the queue may not wait any more, or not for so long.
-    pub(in crate::engine) fn look_at(&mut self, queue: QueueId) {
+    pub(in crate::engine) fn recheck(&mut self, queue: QueueId) {
         self.0.insert((0, queue, PacedStep::Leave));
     }
 
@@ -46,20 +46,20 @@ impl PacedQueues {
 
     /// Queues whose next batch may be formed by now stand in line again; and those of which one that has
     /// been formed may leave.
-    pub(in crate::engine) fn end(&mut self, stock: &mut Stock, now: Now) -> Vec<QueueId> {
+    pub(in crate::engine) fn end(&mut self, live: &mut LiveItems, now: Now) -> Vec<QueueId> {
         let mut leave = Vec::new();
         while let Some((_, queue, step)) = self.0.first().copied().filter(|(at, ..)| *at <= now.mono) {
             if mutated(Mutant::HeldForEver) {
                 break;
             }
             self.0.pop_first();
-            if stock.queues.get(queue).is_none() {
+            if live.queues.get(queue).is_none() {
                 continue;
             }
             match step {
                 PacedStep::Form => {
-                    stock.queues.at(queue).at_work().pace_mut().wait(None);
-                    stock.queues.at(queue).look_again();
+                    live.queues.at(queue).at_work().pace_mut().wait(None);
+                    live.queues.at(queue).requeue();
                 }
                 PacedStep::Leave => leave.push(queue),
             }
@@ -70,11 +70,11 @@ impl PacedQueues {
 
 impl Dispatch {
     /// The queue's next batch waits for its rate. It is looked at again when that may leave.
-    pub(super) fn paces(&mut self, stock: &mut Stock, queue: QueueId, now: Now) -> bool {
-        let live = stock.queues.at(queue).at_work();
-        let again = live.lane().first_to_resend().and_then(|number| self.flights.get(number));
+    pub(super) fn paces(&mut self, live: &mut LiveItems, queue: QueueId, now: Now) -> bool {
+        let active = live.queues.at(queue).at_work();
+        let again = active.flights().first_to_resend().and_then(|number| self.flights.get(number));
         let again = again.map(|flight| flight.rows.len() as u64);
-        let pace = live.pace_mut();
+        let pace = active.pace_mut();
         let size = again.unwrap_or(pace.wanted());
         let until = Some(pace.ready_at(size)).filter(|at| *at > now.mono);
         let before = pace.wait(until);

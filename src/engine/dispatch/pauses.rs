@@ -3,9 +3,9 @@
 use super::channels::Shortage;
 use super::{Dispatch, LATE_PROBE_MS};
 use crate::engine::ids::QueueId;
+use crate::engine::live::LiveItems;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::queue::Condition;
-use crate::engine::stock::Stock;
 use crate::engine::types::Now;
 use std::collections::BTreeSet;
 
@@ -16,45 +16,46 @@ impl Dispatch {
     }
 
     /// Queues whose pause has ended.
-    pub(in crate::engine) fn end_backoffs(&mut self, stock: &mut Stock, now: Now) {
+    pub(in crate::engine) fn end_backoffs(&mut self, live: &mut LiveItems, now: Now) {
         if mutated(Mutant::ParkedForEver) {
             return;
         }
         while let Some((until, queue)) = self.backoffs.first().copied().filter(|(at, _)| *at <= now.mono) {
             self.backoffs.pop_first();
-            self.end_backoff(stock, queue, until);
+            self.end_backoff(live, queue, until);
         }
     }
 
-    fn end_backoff(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
-        if stock.queues.get(queue).is_some() && stock.queues.at(queue).at_work().health_mut().end_pause(until)
-        {
-            stock.queues.at(queue).look_again();
+    fn end_backoff(&mut self, live: &mut LiveItems, queue: QueueId, until: u64) {
+        if live.queues.get(queue).is_some() && live.queues.at(queue).at_work().health_mut().end_pause(until) {
+            live.queues.at(queue).requeue();
         }
     }
 
     /// A command ends the pause of a queue now.
-    pub(in crate::engine) fn retry_now(&mut self, stock: &mut Stock, queue: QueueId, until: u64) {
+    pub(in crate::engine) fn retry_now(&mut self, live: &mut LiveItems, queue: QueueId, until: u64) {
         self.backoffs.remove(&(until, queue));
-        self.end_backoff(stock, queue, until);
+        self.end_backoff(live, queue, until);
     }
 
     /// Queues whose probe has been out for long, and that were not known to be hindered.
-    pub(in crate::engine) fn late_probes(&self, stock: &Stock, now: Now) -> Vec<QueueId> {
+    pub(in crate::engine) fn late_probes(&self, live: &LiveItems, now: Now) -> Vec<QueueId> {
         let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
         let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
         queues
-            .filter(|queue| stock.queues[*queue].live().is_some_and(|live| !live.is(Condition::Hindered)))
+            .filter(|queue| {
+                live.queues[*queue].active().is_some_and(|active| !active.is(Condition::SlowProbe))
+            })
             .collect()
     }
 
     /// When something is to be done without any event, monotonic.
-    pub(in crate::engine) fn deadline(&self, stock: &Stock) -> Option<u64> {
+    pub(in crate::engine) fn deadline(&self, live: &LiveItems) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
-        let channel = self.channels.next_given_up(self.wanted(stock));
+        let channel = self.channels.next_given_up(self.wanted(live));
         let late = self.channels.taken().filter(|(number, _)| {
-            let queue = self.flights.get(*number).and_then(|flight| stock.queues.get(flight.queue));
-            queue.and_then(|queue| queue.live()).is_some_and(|live| !live.is(Condition::Hindered))
+            let queue = self.flights.get(*number).and_then(|flight| live.queues.get(flight.queue));
+            queue.and_then(|queue| queue.active()).is_some_and(|active| !active.is(Condition::SlowProbe))
         });
         let late = late.map(|(_, since)| since + LATE_PROBE_MS).min();
         [backoff, channel, late, self.paced.next()].into_iter().flatten().min()
@@ -63,18 +64,18 @@ impl Dispatch {
     // ---- who gives way ------------------------------------------------------------------------------------
 
     /// What waits for a channel, or for the slot of a batch that is alone.
-    fn wanted(&self, stock: &Stock) -> Shortage {
+    fn wanted(&self, live: &LiveItems) -> Shortage {
         if !self.egress.is_open() {
             return Shortage::default();
         }
         let (mut sound, mut failing) = self.channels.waiting();
         if !self.channels.has_room(false) || !self.channels.has_room(true) {
-            let queues: BTreeSet<QueueId> = self.waiting_suspects(stock).map(|(_, queue)| queue).collect();
-            let of_failing = queues.iter().filter(|queue| stock.queues[**queue].is_failing()).count();
+            let queues: BTreeSet<QueueId> = self.waiting_suspects(live).map(|(_, queue)| queue).collect();
+            let of_failing = queues.iter().filter(|queue| live.queues[**queue].is_failing()).count();
             sound += queues.len() - of_failing;
             failing += of_failing;
         }
-        let any = sound + failing > 0 || !self.suspects.is_empty() || stock.queues.is_anything_running();
+        let any = sound + failing > 0 || !self.suspects.is_empty() || live.queues.is_anything_running();
         let (slots, bytes) = self.channels.held();
         Shortage {
             sound,
@@ -84,8 +85,8 @@ impl Dispatch {
     }
 
     /// Flights that give their channels up, so that others can go: the publisher settles them.
-    pub(in crate::engine) fn give_up(&mut self, stock: &Stock, now: Now) -> Vec<u64> {
-        let wanted = self.wanted(stock);
+    pub(in crate::engine) fn give_up(&mut self, live: &LiveItems, now: Now) -> Vec<u64> {
+        let wanted = self.wanted(live);
         self.channels.give_up(wanted, now)
     }
 

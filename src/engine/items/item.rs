@@ -399,7 +399,7 @@ impl Item {
 
     /// It is a dead letter from now on, in their queue: in the order of its due, and due at once, for an item
     /// may be given up before its time.
-    pub(in crate::engine) fn bury(
+    pub(in crate::engine) fn become_dead_letter(
         &mut self,
         dead: Dead,
         meant_for: Address,

@@ -2,7 +2,7 @@
 //! with it at hand ([`QueueMut`]), and knows of no other queue.
 
 use super::passed::PassedOver;
-use super::{Condition, DueLine, Live, Loading, Queue, LAST};
+use super::{ActiveQueue, Condition, Loading, Queue, ReadyQueue, LAST};
 use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS, FOR_EVER};
 use crate::engine::ids::{ItemId, QueueId};
 use crate::engine::mutant::{mutated, Mutant};
@@ -28,13 +28,13 @@ pub(in crate::engine) enum EndOf {
 pub(super) struct Agenda {
     /// Queues whose row is out of date; queues that the loader has to look at.
     pub(super) dirty: Vec<QueueId>,
-    pub(super) review: Vec<QueueId>,
+    pub(super) marked: Vec<QueueId>,
     /// Queues that lacked what was to be given up, and for which something has changed since.
     pub(super) to_trim: Vec<QueueId>,
     /// Queues that may have something to send, in turn.
     pub(super) run: VecDeque<QueueId>,
-    /// Queues with a [`Live`] part, queues with items, and queues that are paused.
-    pub(super) live: usize,
+    /// Queues with a [`ActiveQueue`] part, queues with items, and queues that are paused.
+    pub(super) active: usize,
     pub(super) occupied: u64,
     pub(super) paused: u64,
     /// Queues with a rate for a while, and customers that are held back.
@@ -105,27 +105,32 @@ impl<'q> QueueMut<'q> {
         self.agenda.occupied += u64::from(row.count > 0);
         self.note_paused(row.paused);
         self.agenda.note_slowed(self.id, &mut self.queue.slowed, row.slowed);
-        self.look_at();
+        self.mark_for_loader();
     }
 
     /// What it needs at work, made where it is not there.
-    pub(in crate::engine) fn at_work(self) -> &'q mut Live {
+    pub(in crate::engine) fn at_work(self) -> &'q mut ActiveQueue {
         let QueueMut { id, queue, agenda, settings } = self;
-        let Queue { name, live, slowed, .. } = queue;
-        live.get_or_insert_with(|| {
-            agenda.live += 1;
+        let Queue { name, active, slowed, .. } = queue;
+        active.get_or_insert_with(|| {
+            agenda.active += 1;
             let settings = settings.of(name);
-            Box::new(Live::new(id, Arc::clone(name), Arc::clone(settings), bound(name, *slowed, settings)))
+            Box::new(ActiveQueue::new(
+                id,
+                Arc::clone(name),
+                Arc::clone(settings),
+                bound(name, *slowed, settings),
+            ))
         })
     }
 
     /// The same, while more is to be changed of it.
-    pub(in crate::engine) fn live_mut(&mut self) -> &mut Live {
+    pub(in crate::engine) fn active_mut(&mut self) -> &mut ActiveQueue {
         QueueMut::new(self.id, self.queue, self.agenda, self.settings).at_work()
     }
 
-    pub(in crate::engine) fn line_mut(&mut self) -> &mut DueLine {
-        self.live_mut().line_mut()
+    pub(in crate::engine) fn ready_mut(&mut self) -> &mut ReadyQueue {
+        self.active_mut().ready_mut()
     }
 
     pub(in crate::engine) fn id(&self) -> QueueId {
@@ -152,16 +157,16 @@ impl<'q> QueueMut<'q> {
 
     /// That many due items have come, or gone: of its line, or of a customer that stands aside.
     pub(in crate::engine) fn count_ready(&mut self, change: i64, aside: bool) {
-        self.live_mut().line_mut().count(change, aside);
+        self.active_mut().ready_mut().count(change, aside);
         self.agenda.ready_rows = self.agenda.ready_rows.saturating_add_signed(change);
         if change < 0 {
-            self.look_at();
+            self.mark_for_loader();
         }
     }
 
     /// An item came into memory that the broker alone keeps.
     pub(in crate::engine) fn add_pending(&mut self) {
-        self.live_mut();
+        self.active_mut();
         self.count_in();
         self.queue.pending += 1;
     }
@@ -186,7 +191,7 @@ impl<'q> QueueMut<'q> {
     /// An item is written that stays in memory, without a customer row.
     pub(in crate::engine) fn add_resident(&mut self, place: Key) {
         self.count_in();
-        self.live_mut().resident_mut().add(place);
+        self.active_mut().resident_mut().add(place);
         self.queue.stored += 1;
         self.queue.unindexed_until = self.queue.unindexed_until.max(place.due.saturating_add(1));
         self.touch_row();
@@ -200,12 +205,12 @@ impl<'q> QueueMut<'q> {
         self.queue.leave_in_store(place, passed);
         self.queue.stored += 1;
         self.touch_row();
-        self.look_at();
+        self.mark_for_loader();
     }
 
     /// A stored item has come into memory.
     pub(in crate::engine) fn add_restored(&mut self, place: Key) {
-        self.live_mut().resident_mut().add(place);
+        self.active_mut().resident_mut().add(place);
         self.count_later(place, false);
     }
 
@@ -213,8 +218,8 @@ impl<'q> QueueMut<'q> {
     pub(in crate::engine) fn evicted(&mut self, place: Key, passed: Option<&str>) {
         self.count_later(place, true);
         self.queue.leave_in_store(place, passed);
-        self.live_mut().resident_mut().remove(place);
-        self.look_at();
+        self.active_mut().resident_mut().remove(place);
+        self.mark_for_loader();
     }
 
     /// The window of an item in memory has closed: its place before, and now.
@@ -223,11 +228,11 @@ impl<'q> QueueMut<'q> {
         if before == now {
             return;
         }
-        let live = self.live_mut();
-        live.drops_as(before, now, item);
+        let active = self.active_mut();
+        active.drops_as(before, now, item);
         if stored {
-            live.resident_mut().remove(before);
-            live.resident_mut().add(now);
+            active.resident_mut().remove(before);
+            active.resident_mut().add(now);
             if !mutated(Mutant::LowNotTold) {
                 self.touch_row();
             }
@@ -238,7 +243,7 @@ impl<'q> QueueMut<'q> {
     pub(in crate::engine) fn remove_stored(&mut self, place: Key, resident: bool) {
         self.queue.stored -= 1;
         if resident {
-            self.live_mut().resident_mut().remove(place);
+            self.active_mut().resident_mut().remove(place);
         } else {
             self.count_later(place, false);
         }
@@ -248,8 +253,8 @@ impl<'q> QueueMut<'q> {
 
     /// An item that is not due yet has gone to the store alone, or come from there.
     fn count_later(&mut self, place: Key, comes: bool) {
-        if let Some(live) = self.queue.live.as_mut() {
-            live.later_mut().note(place, self.agenda.wall, comes);
+        if let Some(active) = self.queue.active.as_mut() {
+            active.later_mut().note(place, self.agenda.wall, comes);
         }
     }
 
@@ -257,13 +262,13 @@ impl<'q> QueueMut<'q> {
     pub(in crate::engine) fn closed_far(&mut self, to: Key) {
         self.queue.lower(to);
         self.touch_row();
-        self.look_at();
+        self.mark_for_loader();
     }
 
     /// That many items in the store alone, which were to be due at `end`, are due now.
     pub(in crate::engine) fn due_sooner(&mut self, end: u64, count: u64) {
-        if let Some(live) = self.queue.live.as_mut() {
-            live.later_mut().due_sooner(end, count);
+        if let Some(active) = self.queue.active.as_mut() {
+            active.later_mut().due_sooner(end, count);
         }
     }
 
@@ -271,7 +276,7 @@ impl<'q> QueueMut<'q> {
 
     /// A read of its next rows has ended, and has not looked at `next`. What it was; `None`: there was none.
     pub(in crate::engine) fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
-        let loading = self.queue.live.as_mut()?.loading_mut().take()?;
+        let loading = self.queue.active.as_mut()?.loading_mut().take()?;
         let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
         let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
         self.queue.near_until = behind.map_or(reached, |behind| behind.min(reached));
@@ -286,16 +291,16 @@ impl<'q> QueueMut<'q> {
     /// It is held back from now on, or goes on being so.
     pub(in crate::engine) fn begin_hold(&mut self, wall: u64) {
         let (far, first) = (self.queue.far(), self.queue.near_until().due);
-        if let Some(live) = self.queue.live.as_mut() {
-            live.later_mut().begin((far > 0 && first > wall).then_some((first, far)));
+        if let Some(active) = self.queue.active.as_mut() {
+            active.later_mut().begin((far > 0 && first > wall).then_some((first, far)));
         }
     }
 
     /// It is held back no more, if so.
     pub(in crate::engine) fn end_hold(&mut self) {
         let held = self.queue.is_held_back();
-        if let Some(live) = self.queue.live.as_mut().filter(|_| !held) {
-            live.later_mut().end();
+        if let Some(active) = self.queue.active.as_mut().filter(|_| !held) {
+            active.later_mut().end();
         }
     }
 
@@ -306,7 +311,7 @@ impl<'q> QueueMut<'q> {
         }
         self.note_paused(until);
         self.touch_row();
-        self.look_at();
+        self.mark_for_loader();
         true
     }
 
@@ -326,10 +331,10 @@ impl<'q> QueueMut<'q> {
         self.touch_row();
         let bound = bound(&self.queue.name, slowed, self.settings());
         let mono = self.agenda.mono;
-        if let Some(live) = self.queue.live.as_mut() {
-            live.pace_mut().set(bound, mono);
+        if let Some(active) = self.queue.active.as_mut() {
+            active.pace_mut().set(bound, mono);
         }
-        self.look_again();
+        self.requeue();
         true
     }
 
@@ -346,7 +351,7 @@ impl<'q> QueueMut<'q> {
         let Some(until) = self.queue.passed.let_go(customer) else { return false };
         self.agenda.note_end(self.id, EndOf::Customer(customer.into()), Some(until), None);
         self.agenda.held -= 1;
-        self.look_again();
+        self.requeue();
         true
     }
 
@@ -358,7 +363,7 @@ impl<'q> QueueMut<'q> {
         if self.queue.far() > 0 && low < LAST && !mutated(Mutant::PassedOverForgotten) {
             self.queue.lower(low);
         }
-        self.look_again();
+        self.requeue();
     }
 
     /// An item in the store alone, or about to be, is passed over.
@@ -368,29 +373,29 @@ impl<'q> QueueMut<'q> {
 
     /// What is passed over, to be changed; the loader looks at it.
     pub(in crate::engine) fn passed_mut(&mut self) -> &mut PassedOver {
-        self.look_at();
+        self.mark_for_loader();
         &mut self.queue.passed
     }
 
     // ---- what is to be done about it ----------------------------------------------------------------------
 
     /// Something has changed for it: it stands in line again, and the loader looks at it.
-    pub(in crate::engine) fn look_again(&mut self) {
-        self.look_at();
+    pub(in crate::engine) fn requeue(&mut self) {
+        self.mark_for_loader();
         self.run();
     }
 
     /// The loader has to look at it.
-    pub(in crate::engine) fn look_at(&mut self) {
-        if !std::mem::replace(&mut self.queue.reviewed, true) {
-            self.agenda.review.push(self.id);
+    pub(in crate::engine) fn mark_for_loader(&mut self) {
+        if !std::mem::replace(&mut self.queue.marked, true) {
+            self.agenda.marked.push(self.id);
         }
     }
 
     /// Something has changed in it: where its first items are to be given up and were not in memory, that is
     /// tried again.
     pub(in crate::engine) fn may_trim(&mut self) {
-        if self.queue.live().is_some_and(|live| live.is(Condition::Trimming)) {
+        if self.queue.active().is_some_and(|active| active.is(Condition::Trimming)) {
             self.agenda.to_trim.push(self.id);
         }
     }
@@ -398,8 +403,8 @@ impl<'q> QueueMut<'q> {
     /// Puts it into the run queue if it has something to send and is not held back.
     pub(in crate::engine) fn run(&mut self) {
         let paused = self.queue.is_paused();
-        let Some(live) = self.queue.live.as_mut() else { return };
-        if !paused && live.has_work() && !live.set(Condition::Running, true) {
+        let Some(active) = self.queue.active.as_mut() else { return };
+        if !paused && active.has_work() && !active.set(Condition::Running, true) {
             if mutated(Mutant::BacklogGoesFirst) {
                 self.agenda.run.push_front(self.id);
             } else {

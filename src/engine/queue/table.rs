@@ -64,11 +64,11 @@ impl Queues {
             slowed: None,
             passed: PassedOver::new(),
             dirty: false,
-            reviewed: false,
+            marked: false,
             former_unindexed: 0,
             unindexed_until: 0,
             wake: u64::MAX,
-            live: None,
+            active: None,
         });
         self.names.insert(name, id);
         id
@@ -139,9 +139,9 @@ impl Queues {
             let queue = &mut self.table[id];
             let settings = self.settings.of(&queue.name);
             let bound = bound(&queue.name, queue.slowed, settings);
-            if let Some(live) = &mut queue.live {
-                live.configure(Arc::clone(settings));
-                live.pace_mut().set(bound, self.agenda.mono);
+            if let Some(active) = &mut queue.active {
+                active.configure(Arc::clone(settings));
+                active.pace_mut().set(bound, self.agenda.mono);
             }
             self.at(id).run();
         }
@@ -172,14 +172,14 @@ impl Queues {
 
     // ---- who has work -------------------------------------------------------------------------------------
 
-    pub(in crate::engine) fn take_review(&mut self) -> Vec<QueueId> {
-        let review = std::mem::take(&mut self.agenda.review);
-        for id in &review {
+    pub(in crate::engine) fn take_marked(&mut self) -> Vec<QueueId> {
+        let marked = std::mem::take(&mut self.agenda.marked);
+        for id in &marked {
             if let Some(queue) = self.table.get_mut(*id) {
-                queue.reviewed = false;
+                queue.marked = false;
             }
         }
-        review
+        marked
     }
 
     pub(in crate::engine) fn take_to_trim(&mut self) -> Vec<QueueId> {
@@ -188,8 +188,8 @@ impl Queues {
 
     pub(in crate::engine) fn next_to_run(&mut self) -> Option<QueueId> {
         while let Some(id) = self.agenda.run.pop_front() {
-            if let Some(live) = self.table.get_mut(id).and_then(|queue| queue.live.as_mut()) {
-                live.set(Condition::Running, false);
+            if let Some(active) = self.table.get_mut(id).and_then(|queue| queue.active.as_mut()) {
+                active.set(Condition::Running, false);
                 return Some(id);
             }
         }
@@ -207,14 +207,14 @@ impl Queues {
     /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked
     /// through only once there are twice as many as were left the last time.
     pub(in crate::engine) fn tidy(&mut self) {
-        if self.agenda.live <= self.tidy_at && self.table.len() <= self.tidy_names_at {
+        if self.agenda.active <= self.tidy_at && self.table.len() <= self.tidy_names_at {
             return;
         }
         for id in self.table.handles().collect::<Vec<_>>() {
             self.rest(id);
         }
         let idle = self.thresholds().idle_queues;
-        self.tidy_at = idle.max(self.agenda.live * 2);
+        self.tidy_at = idle.max(self.agenda.active * 2);
         self.tidy_names_at = 2 * idle.max(self.table.len());
     }
 
@@ -222,12 +222,12 @@ impl Queues {
     fn rest(&mut self, id: QueueId) {
         let dead_letters = self.dead_letters;
         let queue = &mut self.table[id];
-        if queue.live.as_ref().is_some_and(|live| live.is_idle(queue.pending == 0, self.agenda.mono)) {
-            queue.live = None;
-            self.agenda.live -= 1;
+        if queue.active.as_ref().is_some_and(|active| active.is_idle(queue.pending == 0, self.agenda.mono)) {
+            queue.active = None;
+            self.agenda.active -= 1;
         }
         if queue.is_forgettable(self.agenda.mono)
-            && !queue.reviewed
+            && !queue.marked
             && queue.wake == u64::MAX
             && id != dead_letters
         {

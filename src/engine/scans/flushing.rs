@@ -20,10 +20,10 @@ pub(super) struct Flushing {
 
 impl Flushing {
     pub(super) fn new(core: &Core, application: &str, command: Command, asker: Asker) -> Self {
-        let queue = core.stock.queues.find(application);
-        let live = queue.and_then(|queue| core.stock.queues[queue].live());
-        let open = live.map(|live| live.windows().iter().copied()).into_iter().flatten();
-        let number = |id: CustomerId| Some((id, core.stock.customers().window(id)?.place().window));
+        let queue = core.live.queues.find(application);
+        let active = queue.and_then(|queue| core.live.queues[queue].active());
+        let open = active.map(|active| active.windows().iter().copied()).into_iter().flatten();
+        let number = |id: CustomerId| Some((id, core.live.customers().window(id)?.place().window));
         let mut left: VecDeque<_> = open.filter_map(number).collect();
         if mutated(Mutant::FlushLeavesOne) {
             left.pop_back();
@@ -36,12 +36,12 @@ impl Flushing {
         while *windows > 0 && *items > 0 {
             let Some((id, number)) = self.left.pop_front() else { return };
             *windows -= 1;
-            let window = core.stock.customers().window(id).filter(|window| window.place().window == number);
+            let window = core.live.customers().window(id).filter(|window| window.place().window == number);
             // It has closed since.
             let Some(members) = window.map(|window| window.count()) else { continue };
             *items = items.saturating_sub(members as usize);
             self.count += u64::from(members);
-            core.stock.close_window(id, ClosedBy::Flush, now);
+            core.live.close_window(id, ClosedBy::Flush, now);
         }
     }
 

@@ -35,7 +35,7 @@ impl Running {
                 break;
             }
             *left = left.saturating_sub(1);
-            let items = core.stock.items();
+            let items = core.live.items();
             let Some(item) = items.get(next) else {
                 self.resident.clear();
                 self.counted = Lookup::new();
@@ -46,12 +46,12 @@ impl Running {
             let next = items.sibling(next);
             self.gathering = next.map_or(Gathering::Done, |next| Gathering::Customer(customer, next, anew));
         }
-        core.stock.shared.count_work((before - *left) as u64);
+        core.live.shared.count_work((before - *left) as u64);
         matches!(self.gathering, Gathering::Done)
     }
 
     fn take_down(&mut self, seq: u64) {
-        let counts = matches!(self.kind, Kind::Count(_) | Kind::Outlook(_));
+        let counts = matches!(self.kind, Kind::Count(_) | Kind::TimelineQuery(_));
         if counts && self.counted.insert(seq, ()).is_some() {
             return;
         }
@@ -63,11 +63,11 @@ impl Running {
     pub(super) fn gather_restored(&mut self, core: &Core, restored: &[ItemId]) {
         // What a selection takes of the store is met there, in memory or not.
         let Kind::Count(Scope::Customer(of)) = &self.kind else { return };
-        if self.legs.is_some() || mutated(Mutant::RestoredUncounted) {
+        if self.ranges.is_some() || mutated(Mutant::RestoredUncounted) {
             return;
         }
         let Some(customer) = customer(core, of) else { return };
-        let items = core.stock.items();
+        let items = core.live.items();
         let its = restored.iter().filter_map(|id| items.get(*id)).filter(|i| i.customer() == Some(customer));
         for seq in its.map(|item| item.key().seq).collect::<Vec<u64>>() {
             self.take_down(seq);
@@ -80,8 +80,8 @@ impl Running {
     }
 
     fn begin_gathering(&mut self, core: &Core, left: &mut usize) -> Gathering {
-        let stock = &core.stock;
-        let seq = |id: ItemId| stock.items()[id].key().seq;
+        let live = &core.live;
+        let seq = |id: ItemId| live.items()[id].key().seq;
         let found: Vec<u64> = match &mut self.kind {
             Kind::Cancel(Scope::Customer(of)) | Kind::Count(Scope::Customer(of)) => {
                 return of_customer(core, customer(core, of), 0)
@@ -92,21 +92,21 @@ impl Running {
                 pending.filter(|id| scope.takes_near(core, *id)).map(seq).collect()
             }
             Kind::Cancel(Scope::Parked(application)) | Kind::Count(Scope::Parked(application)) => {
-                let queue = stock.queues.find(application);
+                let queue = live.queues.find(application);
                 let parked = queue
-                    .filter(|queue| stock.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
+                    .filter(|queue| live.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
                 parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
             }
             // What is stored is met in the store.
-            Kind::Outlook(counting) => {
+            Kind::TimelineQuery(counting) => {
                 let pending = listed::pending(core).into_iter();
-                let name = |id: &ItemId| stock.row(&stock.items()[*id]).address().0;
+                let name = |id: &ItemId| live.row(&live.items()[*id]).address().0;
                 pending.filter(|id| counting.is_about(&name(id))).map(seq).collect()
             }
             Kind::List(filter) => {
-                if filter.state == Some(ListedStage::InFlight) && stock.shared.journal.is_durable() {
+                if filter.state == Some(ListedStage::InFlight) && live.shared.journal.is_durable() {
                     narrow(core, filter);
-                    *left = left.saturating_sub(stock.items().len());
+                    *left = left.saturating_sub(live.items().len());
                 }
                 let pending = listed::pending(core).into_iter();
                 pending.filter(|id| filter.takes(&listed::near(core, *id))).map(seq).collect()
@@ -119,23 +119,23 @@ impl Running {
 }
 
 fn customer(core: &Core, of: &CustomerOf) -> Option<CustomerId> {
-    let stock = &core.stock;
-    stock.queues[stock.queues.find(&of.application)?].customer(&of.customer)
+    let live = &core.live;
+    live.queues[live.queues.find(&of.application)?].customer(&of.customer)
 }
 
 /// From the beginning of a customer's list.
 fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gathering {
-    let stock = &core.stock;
-    let known = customer.filter(|id| stock.customers().get(*id).is_some());
-    let first = known.and_then(|id| Some((id, stock.customers().items(id, stock.items()).next()?)));
+    let live = &core.live;
+    let known = customer.filter(|id| live.customers().get(*id).is_some());
+    let first = known.and_then(|id| Some((id, live.customers().items(id, live.items()).next()?)));
     first.map_or(Gathering::Done, |(id, first)| Gathering::Customer(id, first, anew))
 }
 
 /// What is in flight is in memory: its places say where in the store it can be met.
 fn narrow(core: &Core, filter: &mut Filter) {
-    let flying = core.stock.items().ids().filter(|id| core.is_in_flight(*id));
+    let flying = core.live.items().ids().filter(|id| core.is_in_flight(*id));
     let (mut first, mut end) = (LAST, 0);
-    for place in flying.map(|id| core.stock.items()[id].place()) {
+    for place in flying.map(|id| core.live.items()[id].place()) {
         first = first.min(place);
         end = end.max(place.due.saturating_add(1));
     }
@@ -144,22 +144,22 @@ fn narrow(core: &Core, filter: &mut Filter) {
 }
 
 fn due_in_memory(core: &Core, queue: QueueId) -> Vec<u64> {
-    let stock = &core.stock;
-    let Some(live) = stock.queues[queue].live() else { return Vec::new() };
+    let live = &core.live;
+    let Some(active) = live.queues[queue].active() else { return Vec::new() };
     let mut out = Vec::new();
-    let aside = live.line().aside().iter().copied().map(Entry::Customer);
-    for entry in live.line().entries().chain(aside) {
+    let aside = active.ready().aside().iter().copied().map(Entry::Customer);
+    for entry in active.ready().entries().chain(aside) {
         match entry {
             Entry::Single(id) => out.push(id),
             Entry::Customer(customer) => {
-                out.extend(stock.customers().get(customer).into_iter().flat_map(|owner| owner.ready.iter()));
+                out.extend(live.customers().get(customer).into_iter().flat_map(|owner| owner.ready.iter()));
             }
         }
     }
-    for number in live.lane().to_resend() {
+    for number in active.flights().to_resend() {
         out.extend(
             core.dispatch.flights.get(number).into_iter().flat_map(|flight| flight.rows.iter().copied()),
         );
     }
-    out.into_iter().filter_map(|id| stock.items().get(id)).map(|item| item.key().seq).collect()
+    out.into_iter().filter_map(|id| live.items().get(id)).map(|item| item.key().seq).collect()
 }

@@ -1,6 +1,6 @@
 //! One command on its way over the items.
 
-use super::legs::{most_steps, Leg};
+use super::ranges::{most_steps, ScanRange};
 use super::scope::{Scope, Traits};
 use super::{end_of_cancel, Kind, Running};
 use crate::engine::core::{listed, Core};
@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 impl Running {
     pub(super) fn is_through(&self) -> bool {
-        self.legs.as_ref().is_some_and(VecDeque::is_empty)
+        self.ranges.as_ref().is_some_and(VecDeque::is_empty)
     }
 
     /// What is in flight is not its own any more.
@@ -31,7 +31,7 @@ impl Running {
     fn takes_near(&self, core: &Core, id: ItemId) -> bool {
         match &self.kind {
             Kind::Cancel(scope) | Kind::Count(scope) => scope.takes_near(core, id),
-            Kind::List(_) | Kind::Outlook(_) => true,
+            Kind::List(_) | Kind::TimelineQuery(_) => true,
         }
     }
 
@@ -42,29 +42,30 @@ impl Running {
             Kind::Cancel(Scope::Customer(_) | Scope::Selected(_)) => false,
             Kind::Cancel(scope @ Scope::Parked(_)) | Kind::Count(scope) => scope.application() == application,
             Kind::List(filter) => filter.application.as_ref().is_none_or(|name| **name == *application),
-            Kind::Outlook(counting) => counting.is_about(application),
+            Kind::TimelineQuery(counting) => counting.is_about(application),
         };
         if !concerned {
             return;
         }
-        let is_its = |leg: &&Leg| match &leg.along {
+        let is_its = |range: &&ScanRange| match &range.along {
             Along::Queue(name) | Along::Customer(name, _) => **name == *application,
         };
         // Legs of one queue follow each other. Rows under a customer lie in the order of their keys.
-        let is_behind = |leg: &Leg| match &leg.along {
-            Along::Queue(_) => Key { due, ..key } < leg.from,
-            Along::Customer(..) => key < leg.from,
+        let is_behind = |range: &ScanRange| match &range.along {
+            Along::Queue(_) => Key { due, ..key } < range.from,
+            Along::Customer(..) => key < range.from,
         };
-        let met = self.legs.as_ref().is_some_and(|legs| legs.iter().find(is_its).is_none_or(is_behind));
+        let met = self.ranges.as_ref().is_some_and(|ranges| ranges.iter().find(is_its).is_none_or(is_behind));
         self.retimed.entry(key.seq).and_modify(|known| *known |= met).or_insert(met);
     }
 
     /// Of a count: this one's place lies among those that the leg before went along, and its key among those
     /// of this one.
     pub(super) fn has_passed(&self, stored: &Stored) -> bool {
-        let leg = self.legs.as_ref().and_then(VecDeque::front);
-        let is_below = |leg: &Leg| matches!(leg.along, Along::Customer(..)) && stored.place() < leg.low;
-        matches!(self.kind, Kind::Count(_)) && leg.is_some_and(is_below)
+        let range = self.ranges.as_ref().and_then(VecDeque::front);
+        let is_below =
+            |range: &ScanRange| matches!(range.along, Along::Customer(..)) && stored.place() < range.low;
+        matches!(self.kind, Kind::Count(_)) && range.is_some_and(is_below)
     }
 
     /// It has not met this one yet, which has been given another time meanwhile.
@@ -81,16 +82,16 @@ impl Running {
     }
 
     /// An item in memory.
-    pub(super) fn look_at(&mut self, core: &mut Core, id: ItemId, now: Now) {
-        if core.stock.items()[id].letter().is_some() && !mutated(Mutant::CancelAllTakesDead) {
+    pub(super) fn visit(&mut self, core: &mut Core, id: ItemId, now: Now) {
+        if core.live.items()[id].letter().is_some() && !mutated(Mutant::CancelAllTakesDead) {
             // It has died since the scan began.
             return;
         }
-        if let Kind::Outlook(counting) = &mut self.kind {
+        if let Kind::TimelineQuery(counting) = &mut self.kind {
             let listed = listed::near(core, id);
             return counting.count(&listed.application, listed.due);
         }
-        let seq = core.stock.items()[id].key().seq;
+        let seq = core.live.items()[id].key().seq;
         let later = seq >= self.before && !mutated(Mutant::CancelAllTakesLater);
         if !self.takes_near(core, id) {
             return;
@@ -102,7 +103,7 @@ impl Running {
             Kind::Cancel(_) => {
                 if core.is_undecided(id) {
                     core.want_outcomes(true);
-                    self.in_flight.insert(core.stock.items()[id].identity());
+                    self.in_flight.insert(core.live.items()[id].identity());
                 } else {
                     self.cancelled += 1;
                     core.cancel(id, end_of_cancel(&self.asker), now);
@@ -119,7 +120,7 @@ impl Running {
                     self.show(listed);
                 }
             }
-            Kind::Outlook(_) => {}
+            Kind::TimelineQuery(_) => {}
         }
     }
 
@@ -128,29 +129,29 @@ impl Running {
         let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
         let takes = self.takes_near(core, id);
         match &self.kind {
-            Kind::List(filter) if core.stock.items()[id].letter().is_none() => {
+            Kind::List(filter) if core.live.items()[id].letter().is_none() => {
                 let listed = Listed { properties: stored.content, ..listed::near(core, id) };
                 if filter.takes(&listed) {
                     self.show(listed);
                 }
             }
-            Kind::Count(_) | Kind::Outlook(_) if !is_new => {}
+            Kind::Count(_) | Kind::TimelineQuery(_) if !is_new => {}
             Kind::Count(_)
                 if takes && stored.key.seq < self.before && !self.counted_in_memory(stored.key.seq) =>
             {
                 let listed = listed::near(core, id);
                 self.tally(&listed);
             }
-            Kind::Outlook(_) if self.counted_in_memory(stored.key.seq) => {}
+            Kind::TimelineQuery(_) if self.counted_in_memory(stored.key.seq) => {}
             Kind::Count(_) | Kind::List(_) => {}
-            Kind::Cancel(_) | Kind::Outlook(_) => self.look_at(core, id, now),
+            Kind::Cancel(_) | Kind::TimelineQuery(_) => self.visit(core, id, now),
         }
     }
 
     pub(super) fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
         let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
         let counted = self.counted_in_memory(stored.key.seq) || !is_new;
-        if let Kind::Outlook(counting) = &mut self.kind {
+        if let Kind::TimelineQuery(counting) = &mut self.kind {
             if !counted && stored.dead.is_none() {
                 counting.count(&stored.application, stored.due);
             }
@@ -183,7 +184,7 @@ impl Running {
                     self.show(listed);
                 }
             }
-            Kind::Outlook(_) => {}
+            Kind::TimelineQuery(_) => {}
         }
     }
 
@@ -207,39 +208,39 @@ impl Running {
     }
 
     /// Where the present leg goes on, or that it is over. A page that holds `most` bytes is full.
-    pub(super) fn go_on(&mut self, next: Option<Key>, most: u64) {
+    pub(super) fn advance(&mut self, next: Option<Key>, most: u64) {
         let rewound = match self.kind {
             Kind::Cancel(_) => self.known_until.take(),
-            Kind::Count(_) | Kind::List(_) | Kind::Outlook(_) => None,
+            Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_) => None,
         };
         let next = [next, rewound].into_iter().flatten().min();
         let is_full = self.is_page_full(most);
-        let Some(legs) = &mut self.legs else { return };
-        if let (Kind::Outlook(counting), Some(leg)) = (&mut self.kind, legs.front_mut()) {
-            if !counting.goes_on(leg, next, self.leg_rows) {
-                legs.pop_front();
-                self.leg_rows = 0;
+        let Some(ranges) = &mut self.ranges else { return };
+        if let (Kind::TimelineQuery(counting), Some(range)) = (&mut self.kind, ranges.front_mut()) {
+            if !counting.goes_on(range, next, self.range_rows) {
+                ranges.pop_front();
+                self.range_rows = 0;
             }
             return;
         }
         let enough = match &self.kind {
             Kind::List(filter) => {
                 let limit = filter.limit;
-                self.page.len() >= limit && self.leg_rows >= limit || is_full
+                self.page.len() >= limit && self.range_rows >= limit || is_full
             }
-            Kind::Cancel(_) | Kind::Count(_) | Kind::Outlook(_) => false,
+            Kind::Cancel(_) | Kind::Count(_) | Kind::TimelineQuery(_) => false,
         };
-        match (next, legs.front_mut()) {
-            (Some(next), Some(leg)) if !enough && self.steps < most_steps(&self.kind) => leg.from = next,
-            (Some(next), Some(leg)) if !matches!(self.kind, Kind::List(_)) => leg.from = next,
+        match (next, ranges.front_mut()) {
+            (Some(next), Some(range)) if !enough && self.steps < most_steps(&self.kind) => range.from = next,
+            (Some(next), Some(range)) if !matches!(self.kind, Kind::List(_)) => range.from = next,
             (next, _) => {
                 if let (Some(next), Kind::List(_)) = (next, &self.kind) {
                     let known = self.known_until.map_or(next, |known| known.min(next));
                     self.known_until = Some(known);
                     self.page.retain(|item| item.key < known);
                 }
-                legs.pop_front();
-                self.leg_rows = 0;
+                ranges.pop_front();
+                self.range_rows = 0;
             }
         }
         self.skip_legs();
@@ -248,37 +249,37 @@ impl Running {
     /// Of a list: what is left has nothing on this page.
     pub(super) fn skip_legs(&mut self) {
         let Kind::List(filter) = &self.kind else { return };
-        let Some(legs) = &mut self.legs else { return };
+        let Some(ranges) = &mut self.ranges else { return };
         let last = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key);
         // Nothing behind that is on this page.
         let Some(last) = [last, self.known_until].into_iter().flatten().min() else { return };
-        if let Some(leg) = legs.front().filter(|leg| leg.low > last) {
-            let low = leg.low.max(filter.from);
+        if let Some(range) = ranges.front().filter(|range| range.low > last) {
+            let low = range.low.max(filter.from);
             self.known_until = Some(self.known_until.map_or(low, |known| known.min(low)));
-            legs.clear();
+            ranges.clear();
         }
     }
 
     /// The next step over the store.
     pub(super) fn step(&mut self, number: u64, core: &mut Core) -> Option<Load> {
-        let leg = self.legs.as_ref()?.front()?.clone();
+        let range = self.ranges.as_ref()?.front()?.clone();
         self.steps += 1;
         self.steps_now = true;
-        core.stock.shared.reads.begin(ReadLine::Scans);
-        let step = core.stock.thresholds().step;
+        core.live.shared.reads.begin(ReadLine::Scans);
+        let step = core.live.thresholds().step;
         let most = match &self.kind {
             Kind::List(filter) => filter.limit.clamp(1, step),
-            Kind::Outlook(counting) => counting.rows(&leg, self.leg_rows).min(step),
+            Kind::TimelineQuery(counting) => counting.rows(&range, self.range_rows).min(step),
             Kind::Cancel(_) | Kind::Count(_) => step,
         };
         Some(Load::Scan(Scan {
             number,
-            along: leg.along,
-            from: leg.from,
-            until: leg.until,
-            customer: leg.customer,
+            along: range.along,
+            from: range.from,
+            until: range.until,
+            customer: range.customer,
             max_rows: most,
-            max_looked_at: core.stock.thresholds().step_looked_at,
+            max_looked_at: core.live.thresholds().step_looked_at,
             properties: matches!(self.kind, Kind::List(_)),
         }))
     }
@@ -286,8 +287,8 @@ impl Running {
     /// Until when the customer that was counted is held back.
     fn paused(&self, core: &Core) -> Option<u64> {
         let Kind::Count(Scope::Customer(of)) = &self.kind else { return None };
-        let queue = core.stock.queues.find(&of.application)?;
-        core.stock.queues[queue].passed().held_until(&of.customer)
+        let queue = core.live.queues.find(&of.application)?;
+        core.live.queues[queue].passed().held_until(&of.customer)
     }
 
     pub(super) fn answer(&self, core: &Core) -> Answer {
@@ -321,7 +322,7 @@ impl Running {
                         .filter(|_| !mutated(Mutant::ListEndsTooSoon)),
                 }
             }
-            Kind::Outlook(counting) => Answer::Timeline(Box::new(counting.told())),
+            Kind::TimelineQuery(counting) => Answer::Timeline(Box::new(counting.told())),
             Kind::Cancel(_) => {
                 Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
             }

@@ -63,8 +63,8 @@ impl Scope {
     /// An item in memory, of its application and, where it names one, of its customer.
     pub(super) fn takes_near(&self, core: &Core, id: ItemId) -> bool {
         let Scope::Selected(selection) = self else { return true };
-        let item = &core.stock.items()[id];
-        let (application, customer) = core.stock.row(item).address();
+        let item = &core.live.items()[id];
+        let (application, customer) = core.live.row(item).address();
         let its = *application == *selection.application;
         let all = mutated(Mutant::SelectedInMemoryAll);
         its && (all || selection.takes(customer.as_deref(), item.due(), item.received()))

@@ -3,11 +3,11 @@
 //! Each application has its part of them, so that one with a large backlog hides no other. What is due
 //! already is not gone over: it may be any number, and is counted elsewhere.
 
-use super::legs::Leg;
+use super::ranges::ScanRange;
 use crate::engine::core::Core;
 use crate::engine::event::Along;
 use crate::engine::queue::Queue;
-use crate::engine::types::{Key, Now, Outlook, Timeline};
+use crate::engine::types::{Key, Now, Timeline, TimelineQuery};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -28,48 +28,48 @@ pub(super) struct Counting {
     told: Timeline,
     /// End of the last stretch, UTC ms.
     until: u64,
-    legs: VecDeque<Leg>,
+    ranges: VecDeque<ScanRange>,
     /// Rows that each application has.
     share: usize,
 }
 
 impl Counting {
-    pub(super) fn new(core: &Core, outlook: &Outlook, now: Now) -> Self {
-        let each_ms = outlook.each_ms.max(1);
+    pub(super) fn new(core: &Core, timeline: &TimelineQuery, now: Now) -> Self {
+        let each_ms = timeline.each_ms.max(1);
         let from = now.wall / each_ms * each_ms;
-        let until = from.saturating_add(each_ms.saturating_mul(outlook.stretches as u64));
-        let queues = &core.stock.queues;
-        let ids: Vec<_> = match &outlook.application {
+        let until = from.saturating_add(each_ms.saturating_mul(timeline.stretches as u64));
+        let queues = &core.live.queues;
+        let ids: Vec<_> = match &timeline.application {
             Some(name) => queues.find(name).into_iter().collect(),
             None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),
         };
         let stored = |queue: &&Queue| queue.stored() > 0;
-        let leg = |queue: &Queue| Leg {
+        let range = |queue: &Queue| ScanRange {
             along: Along::Queue(Arc::clone(queue.name())),
             from: Key::at(now.wall).max(queue.low()),
             until,
             customer: None,
             low: queue.low(),
         };
-        let mut legs: VecDeque<Leg> =
-            ids.into_iter().map(|id| &queues[id]).filter(stored).map(leg).take(QUEUES + 1).collect();
-        let is_too_many = legs.len() > QUEUES;
-        legs.truncate(QUEUES);
+        let mut ranges: VecDeque<ScanRange> =
+            ids.into_iter().map(|id| &queues[id]).filter(stored).map(range).take(QUEUES + 1).collect();
+        let is_too_many = ranges.len() > QUEUES;
+        ranges.truncate(QUEUES);
         Counting {
-            application: outlook.application.clone(),
+            application: timeline.application.clone(),
             told: Timeline {
                 at: now.wall,
                 from,
                 each_ms,
-                counts: vec![0; outlook.stretches],
+                counts: vec![0; timeline.stretches],
                 // Of those left out nothing is known.
                 counted_until: is_too_many.then_some(now.wall),
                 applications: BTreeMap::new(),
                 applications_truncated: is_too_many,
             },
             until,
-            share: ROWS / legs.len().max(1),
-            legs,
+            share: ROWS / ranges.len().max(1),
+            ranges,
         }
     }
 
@@ -78,8 +78,8 @@ impl Counting {
     }
 
     /// What of the store it goes over.
-    pub(super) fn legs(&self) -> VecDeque<Leg> {
-        self.legs.clone()
+    pub(super) fn ranges(&self) -> VecDeque<ScanRange> {
+        self.ranges.clone()
     }
 
     pub(super) fn count(&mut self, application: &Arc<str>, due: u64) {
@@ -104,26 +104,28 @@ impl Counting {
     }
 
     /// Most rows of the next step.
-    pub(super) fn rows(&self, leg: &Leg, leg_rows: usize) -> usize {
-        if self.is_beyond(leg) {
+    pub(super) fn rows(&self, range: &ScanRange, range_rows: usize) -> usize {
+        if self.is_beyond(range) {
             PROBE_ROWS
         } else {
-            self.share.saturating_sub(leg_rows).max(1)
+            self.share.saturating_sub(range_rows).max(1)
         }
     }
 
     /// It looks for the next due alone.
-    fn is_beyond(&self, leg: &Leg) -> bool {
-        leg.until > self.until
+    fn is_beyond(&self, range: &ScanRange) -> bool {
+        range.until > self.until
     }
 
     /// After a step: whether the leg goes on, and where.
-    pub(super) fn goes_on(&mut self, leg: &mut Leg, next: Option<Key>, leg_rows: usize) -> bool {
-        let knows_next = match &leg.along {
+    pub(super) fn goes_on(&mut self, range: &mut ScanRange, next: Option<Key>, range_rows: usize) -> bool {
+        let knows_next = match &range.along {
             Along::Queue(name) | Along::Customer(name, _) => self.told.applications.contains_key(name),
         };
         match next {
-            Some(next) if leg_rows < self.share && !(knows_next && self.is_beyond(leg)) => leg.from = next,
+            Some(next) if range_rows < self.share && !(knows_next && self.is_beyond(range)) => {
+                range.from = next
+            }
             Some(next) => {
                 if next.due < self.until {
                     let known = self.told.counted_until.unwrap_or(u64::MAX);
@@ -131,8 +133,8 @@ impl Counting {
                 }
                 return false;
             }
-            None if knows_next || self.is_beyond(leg) => return false,
-            None => (leg.from, leg.until) = (Key::at(self.until), u64::MAX),
+            None if knows_next || self.is_beyond(range) => return false,
+            None => (range.from, range.until) = (Key::at(self.until), u64::MAX),
         }
         true
     }

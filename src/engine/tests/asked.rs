@@ -170,7 +170,7 @@ impl Asking {
             10 => Command::Count(of),
             11 => {
                 let each_ms = [1_000, 1_800_000][self.pick(2)];
-                Command::Outlook(Outlook { application: None, each_ms, stretches: 60 })
+                Command::TimelineQuery(TimelineQuery { application: None, each_ms, stretches: 60 })
             }
             3 => Command::CancelAll(of),
             4 => Command::Pause(application.into(), None),

@@ -3,10 +3,10 @@
 use super::world::*;
 use crate::engine::types::*;
 
-const MINUTE: Outlook = Outlook { application: None, each_ms: 1_000, stretches: 60 };
+const MINUTE: TimelineQuery = TimelineQuery { application: None, each_ms: 1_000, stretches: 60 };
 
-fn told(w: &mut World, outlook: Outlook) -> Timeline {
-    match w.ask(Command::Outlook(outlook)) {
+fn told(w: &mut World, timeline: TimelineQuery) -> Timeline {
+    match w.ask(Command::TimelineQuery(timeline)) {
         Answer::Timeline(told) => *told,
         other => panic!("{other:?}"),
     }
@@ -45,10 +45,10 @@ fn each_item_stands_in_its_stretch() {
     assert_eq!(ahead(&told_of_all, "a"), Some((2_503, Some(T0 + 999))));
     assert_eq!(ahead(&told_of_all, "b"), Some((1, Some(T0 + 59_999))));
     assert_eq!(ahead(&told_of_all, "c"), Some((0, Some(T0 + 90_000_000))));
-    let told_of_one = told(&mut w, Outlook { application: Some("b".into()), ..MINUTE });
+    let told_of_one = told(&mut w, TimelineQuery { application: Some("b".into()), ..MINUTE });
     assert_eq!(told_of_one.counts.iter().sum::<u64>(), 1);
     assert_eq!(told_of_one.applications.len(), 1);
-    let nobody = told(&mut w, Outlook { application: Some("nobody".into()), ..MINUTE });
+    let nobody = told(&mut w, TimelineQuery { application: Some("nobody".into()), ..MINUTE });
     assert_eq!((nobody.counts, nobody.applications.len()), (vec![0; 60], 0));
     w.run(100_000_000);
     w.store.check_empty();
@@ -90,7 +90,7 @@ fn the_rows_of_one_answer_are_bounded() {
     w.send((0..100).map(|n| at(T0 + 200_000 + n, item("small", "", "x"))).collect());
     w.drain_jobs();
     let looked_at = w.store.looked_at;
-    let told_of_all = told(&mut w, Outlook { application: None, each_ms: 60_000, stretches: 60 });
+    let told_of_all = told(&mut w, TimelineQuery { application: None, each_ms: 60_000, stretches: 60 });
     let looked_at = w.store.looked_at - looked_at;
     assert!(looked_at <= 55_000, "{looked_at} rows");
     assert_eq!(ahead(&told_of_all, "small"), Some((100, Some(T0 + 200_000))));

@@ -317,7 +317,7 @@ proptest! {
                     | Command::CountSelected(_)
                     | Command::Count(_)
                     | Command::List(_)
-                    | Command::Outlook(_)
+                    | Command::TimelineQuery(_)
                     | Command::FlushAll(_)
                     | Command::Slow(..)
                     | Command::Retry(_)

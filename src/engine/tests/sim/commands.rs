@@ -270,9 +270,9 @@ impl Model {
             | Command::CountSelected(_)
             | Command::DropParked(_)
             | Command::List(_)
-            | Command::Outlook(_)
+            | Command::TimelineQuery(_)
                 if full && matches!(answer, Answer::Unavailable(_)) => {}
-            Command::Count(_) | Command::CountSelected(_) | Command::List(_) | Command::Outlook(_)
+            Command::Count(_) | Command::CountSelected(_) | Command::List(_) | Command::TimelineQuery(_)
                 if asked.left && matches!(answer, Answer::Unavailable(_)) => {}
             Command::Cancel(target) => self.judge_cancel(asked, target, answer),
             Command::Lookup(target) => self.judge_lookup(asked, target, answer),
@@ -294,7 +294,7 @@ impl Model {
             Command::FlushAll(name) => self.judge_flush_all(asked, name, answer),
             Command::List(filter) => self.judge_list(asked, filter, answer),
             Command::Reschedule(target, to) => self.judge_reschedule(asked, target, *to, answer),
-            Command::Outlook(_) => assert!(matches!(answer, Answer::Timeline(_)), "{answer:?}"),
+            Command::TimelineQuery(_) => assert!(matches!(answer, Answer::Timeline(_)), "{answer:?}"),
             Command::Pause(name, _) if matches!(answer, Answer::Unavailable(_)) => {
                 let all = std::iter::once(&self.settings).chain(&self.before);
                 let most = all.map(|whole| whole.max_applications).min().unwrap_or(0);

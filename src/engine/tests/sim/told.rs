@@ -53,9 +53,11 @@ impl Sim {
     }
 
     fn check_timeline(&mut self, there: &[(Key, u64, Stored)]) {
-        let outlook = Outlook { application: None, each_ms: EACH_MS, stretches: STRETCHES };
+        let timeline = TimelineQuery { application: None, each_ms: EACH_MS, stretches: STRETCHES };
         let now = self.world.now.wall;
-        let Answer::Timeline(told) = self.told(Command::Outlook(outlook)) else { panic!("a timeline") };
+        let Answer::Timeline(told) = self.told(Command::TimelineQuery(timeline)) else {
+            panic!("a timeline")
+        };
         let from = now / EACH_MS * EACH_MS;
         let until = from + EACH_MS * STRETCHES as u64;
         let (mut counts, mut ahead) = (vec![0; STRETCHES], BTreeMap::<Arc<str>, Ahead>::new());

@@ -17,7 +17,7 @@ const LIST_STEPS_OF_ALL: u32 = 2_000;
 
 /// A part of the store to go over.
 #[derive(Clone, Debug)]
-pub(super) struct Leg {
+pub(super) struct ScanRange {
     pub(super) along: Along,
     pub(super) from: Key,
     pub(super) until: u64,
@@ -28,19 +28,19 @@ pub(super) struct Leg {
 
 /// What of the store has to be gone over: nothing, where memory holds all. And how many queues have been
 /// looked at for it.
-pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize) {
-    let stock = &core.stock;
+pub(super) fn ranges(core: &Core, kind: &Kind, now: Now) -> (VecDeque<ScanRange>, usize) {
+    let live = &core.live;
     let mut out = VecDeque::new();
-    if !stock.shared.journal.is_durable() {
+    if !live.shared.journal.is_durable() {
         return (out, 0);
     }
     match kind {
         Kind::Cancel(Scope::Customer(of)) | Kind::Count(Scope::Customer(of)) => {
-            let Some(queue) = stock.queues.find(&of.application).filter(|id| stock.queues[*id].far() > 0)
+            let Some(queue) = live.queues.find(&of.application).filter(|id| live.queues[*id].far() > 0)
             else {
                 return (out, 1);
             };
-            let known = &stock.queues[queue];
+            let known = &live.queues[queue];
             let (name, customer): (_, Arc<str>) = (Arc::clone(known.name()), (&*of.customer).into());
             let near = known.near_until_of(&of.customer);
             let (low, former) = (known.low(), known.former_unindexed());
@@ -49,51 +49,51 @@ pub(super) fn legs(core: &Core, kind: &Kind, now: Now) -> (VecDeque<Leg>, usize)
                 // Those with a row among them would be met twice.
                 from = Key::at(former);
                 let (along, customer) = (Along::Queue(Arc::clone(&name)), Some(Arc::clone(&customer)));
-                out.push_back(Leg { along, from: near, until: former, customer, low: near });
+                out.push_back(ScanRange { along, from: near, until: former, customer, low: near });
             }
             let along = Along::Customer(name, customer);
-            out.push_back(Leg { along, from, until: u64::MAX, customer: None, low: from });
+            out.push_back(ScanRange { along, from, until: u64::MAX, customer: None, low: from });
         }
         Kind::Cancel(Scope::Selected(selection)) | Kind::Count(Scope::Selected(selection)) => {
             out.extend(selected(core, selection));
             return (out, 1);
         }
         Kind::Cancel(Scope::Parked(application)) | Kind::Count(Scope::Parked(application)) => {
-            let queue = stock.queues.find(application);
+            let queue = live.queues.find(application);
             let all = mutated(Mutant::DropParkedTakesAll);
-            let Some(queue) = queue.filter(|id| stock.queues[*id].is_failing() || all) else {
+            let Some(queue) = queue.filter(|id| live.queues[*id].is_failing() || all) else {
                 return (out, 1);
             };
-            let from = stock.queues[queue].low();
+            let from = live.queues[queue].low();
             let until = if all { u64::MAX } else { now.wall + 1 };
-            let along = Along::Queue(Arc::clone(stock.queues[queue].name()));
-            out.push_back(Leg { along, from, until, customer: None, low: from });
+            let along = Along::Queue(Arc::clone(live.queues[queue].name()));
+            out.push_back(ScanRange { along, from, until, customer: None, low: from });
         }
         Kind::List(filter) => return list_legs(core, filter, now),
-        Kind::Outlook(counting) => out = counting.legs(),
+        Kind::TimelineQuery(counting) => out = counting.ranges(),
     }
     let looked_at = out.len();
     (out, looked_at)
 }
 
 /// All of a queue that is due when the selection says. Its rows lie in the order in which they are due.
-fn selected(core: &Core, selection: &Selection) -> Option<Leg> {
-    let queues = &core.stock.queues;
+fn selected(core: &Core, selection: &Selection) -> Option<ScanRange> {
+    let queues = &core.live.queues;
     let queue = &queues[queues.find(&selection.application)?];
     let (low, until) = (queue.low(), selection.due_until);
     let from = low.max(Key::at(selection.due_from));
-    let leg = Leg {
+    let range = ScanRange {
         along: Along::Queue(Arc::clone(queue.name())),
         from,
         until,
         customer: selection.customer.as_deref().map(Arc::from),
         low,
     };
-    (queue.stored() > 0 && (until == u64::MAX || from.due < until)).then_some(leg)
+    (queue.stored() > 0 && (until == u64::MAX || from.due < until)).then_some(range)
 }
 
-fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<Leg>, usize) {
-    let queues = &core.stock.queues;
+fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<ScanRange>, usize) {
+    let queues = &core.live.queues;
     let ids: Vec<QueueId> = match &filter.application {
         Some(name) => queues.find(name).into_iter().collect(),
         None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),
@@ -111,20 +111,20 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<Leg>, usize) {
     // None is left out, however many they are: what is looked for may lie in the last. A page that fills
     // before ends there.
     lows.sort_unstable();
-    let leg = |(low, id): (Key, QueueId)| Leg {
+    let range = |(low, id): (Key, QueueId)| ScanRange {
         along: Along::Queue(Arc::clone(queues[id].name())),
         from: filter.from.max(low),
         until,
         customer: filter.customer.clone(),
         low,
     };
-    (lows.into_iter().map(leg).collect(), looked_at)
+    (lows.into_iter().map(range).collect(), looked_at)
 }
 
 /// After so many steps no leg goes on beyond its next one.
 pub(super) fn most_steps(kind: &Kind) -> u32 {
     match kind {
         Kind::List(filter) if filter.application.is_none() => LIST_STEPS_OF_ALL,
-        Kind::List(_) | Kind::Cancel(_) | Kind::Count(_) | Kind::Outlook(_) => LIST_STEPS,
+        Kind::List(_) | Kind::Cancel(_) | Kind::Count(_) | Kind::TimelineQuery(_) => LIST_STEPS,
     }
 }

@@ -1,9 +1,9 @@
 //! What a queue needs while it is at work. Each part of the engine changes of it what is its own, by the
 //! verbs here.
 
-use super::due_line::DueLine;
-use super::lane::Lane;
+use super::flights::QueueFlights;
 use super::later::Later;
+use super::ready::ReadyQueue;
 use super::resident::Resident;
 use super::Loading;
 use crate::engine::health::Health;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Condition {
     /// A probe has been out for longer than a healthy queue takes.
-    Hindered,
+    SlowProbe,
     /// Due rows are leaving memory.
     Evicting,
     /// There are more items than allowed, and the first of them have to be read to be given up.
@@ -29,15 +29,15 @@ pub(in crate::engine) enum Condition {
 
 /// See the module's page.
 #[derive(Debug)]
-pub(in crate::engine) struct Live {
+pub(in crate::engine) struct ActiveQueue {
     id: QueueId,
     name: Arc<str>,
     settings: Arc<AppSettings>,
     customers: Lookup<Arc<str>, CustomerId>,
     /// Customers with an open window.
     windows: BTreeSet<CustomerId>,
-    line: DueLine,
-    lane: Lane,
+    ready: ReadyQueue,
+    flights: QueueFlights,
     health: Health,
     pace: Pace,
     resident: Resident,
@@ -51,16 +51,16 @@ pub(in crate::engine) struct Live {
     sent: u64,
 }
 
-impl Live {
+impl ActiveQueue {
     pub(super) fn new(id: QueueId, name: Arc<str>, settings: Arc<AppSettings>, bound: Option<Bound>) -> Self {
-        Live {
+        ActiveQueue {
             id,
             name,
             settings,
             customers: Lookup::new(),
             windows: BTreeSet::new(),
-            line: DueLine::default(),
-            lane: Lane::default(),
+            ready: ReadyQueue::default(),
+            flights: QueueFlights::default(),
             health: Health::new(),
             pace: Pace::new(bound),
             resident: Resident::default(),
@@ -120,20 +120,20 @@ impl Live {
 
     // ---- the way out --------------------------------------------------------------------------------------
 
-    pub(in crate::engine) fn line(&self) -> &DueLine {
-        &self.line
+    pub(in crate::engine) fn ready(&self) -> &ReadyQueue {
+        &self.ready
     }
 
-    pub(in crate::engine) fn line_mut(&mut self) -> &mut DueLine {
-        &mut self.line
+    pub(in crate::engine) fn ready_mut(&mut self) -> &mut ReadyQueue {
+        &mut self.ready
     }
 
-    pub(in crate::engine) fn lane(&self) -> &Lane {
-        &self.lane
+    pub(in crate::engine) fn flights(&self) -> &QueueFlights {
+        &self.flights
     }
 
-    pub(in crate::engine) fn lane_mut(&mut self) -> &mut Lane {
-        &mut self.lane
+    pub(in crate::engine) fn flights_mut(&mut self) -> &mut QueueFlights {
+        &mut self.flights
     }
 
     pub(in crate::engine) fn health(&self) -> &Health {
@@ -164,7 +164,7 @@ impl Live {
 
     /// Something can be sent: batches to be sent again, or due items.
     pub(super) fn has_work(&self) -> bool {
-        self.lane.first_to_resend().is_some() || !self.line.is_empty()
+        self.flights.first_to_resend().is_some() || !self.ready.is_empty()
     }
 
     pub(in crate::engine) fn is(&self, condition: Condition) -> bool {
@@ -236,9 +236,9 @@ impl Live {
         self.resident.count() == 0
             && self.customers.is_empty()
             && self.windows.is_empty()
-            && self.line.is_empty()
-            && !self.line.has_stalled()
-            && self.lane.is_idle()
+            && self.ready.is_empty()
+            && !self.ready.has_stalled()
+            && self.flights.is_idle()
             && self.loading.is_none()
             && self.conditions == [false; 4]
             && !self.health.is_failing()
@@ -249,11 +249,17 @@ impl Live {
     /// For messages of tests.
     #[cfg(test)]
     pub(super) fn describe(&self, paused: bool) -> String {
-        let (line, lane) = (&self.line, &self.lane);
-        let counts =
-            (self.resident.count(), line.items(), line.len(), line.stalled(), lane.slots(), lane.suspects());
-        let fetching: Vec<u64> = lane.fetching().collect();
-        let resend: Vec<u64> = lane.to_resend().collect();
+        let (ready, flights) = (&self.ready, &self.flights);
+        let counts = (
+            self.resident.count(),
+            ready.items(),
+            ready.len(),
+            ready.stalled(),
+            flights.slots(),
+            flights.suspects(),
+        );
+        let fetching: Vec<u64> = flights.fetching().collect();
+        let resend: Vec<u64> = flights.to_resend().collect();
         let state = self.health.state();
         let conditions = (self.conditions, paused);
         format!(

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// A publish that waits for longer than this lets the connection be asked, and asked again after as long.
-pub(super) const ASK_AFTER: Duration = Duration::from_secs(1);
+pub(super) const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// How long a question may go unanswered before the connection is given up, ten seconds after the publish in
 /// all: a broker that pauses for a few costs no repeats.
 const PATIENCE: Duration = Duration::from_secs(9);
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(9);
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
-pub(super) struct Pulse {
+pub(super) struct LivenessProbe {
     /// For the questions alone.
     channel: Option<Channel>,
     asking: Option<BoxFuture<'static, lapin::Result<Channel>>>,
@@ -34,7 +34,7 @@ pub(super) struct Pulse {
     answered: Option<Instant>,
 }
 
-impl Pulse {
+impl LivenessProbe {
     /// The channel of the questions, to be closed.
     pub(super) fn take_channel(&mut self) -> Option<Channel> {
         self.channel.take()
@@ -53,7 +53,7 @@ impl Pulse {
         }
     }
 
-    /// Takes a look; `waits`: publishes have been waiting for longer than [`ASK_AFTER`].
+    /// Takes a look; `waits`: publishes have been waiting for longer than [`PROBE_AFTER`].
     ///
     /// # Errors
     /// No answer came: the connection stands still.
@@ -67,7 +67,7 @@ impl Pulse {
             }
             return Err(Fault::lost("the broker has stopped reading this connection"));
         }
-        if waits && self.answered.is_none_or(|at| at.elapsed() >= ASK_AFTER) {
+        if waits && self.answered.is_none_or(|at| at.elapsed() >= PROBE_AFTER) {
             self.waited = Duration::ZERO;
             self.asking = Some(ask(Arc::clone(session), self.channel.take()).boxed());
         }
@@ -75,7 +75,7 @@ impl Pulse {
     }
 }
 
-/// Its time limit is that of [`Pulse::look`].
+/// Its time limit is that of [`LivenessProbe::look`].
 async fn ask(session: Arc<Session>, channel: Option<Channel>) -> lapin::Result<Channel> {
     let channel = match channel.filter(|channel| channel.status().connected()) {
         Some(channel) => channel,

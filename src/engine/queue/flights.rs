@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// See the module's page. Flights are given by number; a lower one was formed before.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Lane {
+pub(in crate::engine) struct QueueFlights {
     /// To be sent again, oldest first; they go before anything new.
     resend: VecDeque<u64>,
     /// Formed and waiting for payloads, in order; nothing overtakes them.
@@ -20,7 +20,7 @@ pub(in crate::engine) struct Lane {
     suspects: usize,
 }
 
-impl Lane {
+impl QueueFlights {
     /// Flights that hold a slot of the publisher.
     pub(in crate::engine) fn slots(&self) -> usize {
         self.slots

@@ -1,6 +1,6 @@
 //! Letters on their way back to the ingest exchange, as requests.
 
-use super::{raw, LetterDesk, CLOSE_WITHIN, STEP_WITHIN};
+use super::{raw, DeadLetterService, CLOSE_WITHIN, STEP_WITHIN};
 use crate::amqp::blueprint::Names;
 use crate::amqp::connection::Session;
 use crate::amqp::fault::Fault;
@@ -28,17 +28,17 @@ struct ReturnedRequest {
 }
 
 /// Requests that are published to the ingest exchange, some at a time.
-pub(super) struct Post<'d> {
-    desk: &'d LetterDesk,
+pub(super) struct Republisher<'d> {
+    service: &'d DeadLetterService,
     terms: RetryTerms,
     open: Option<(Session, Channel)>,
     chunk: Vec<ReturnedRequest>,
     bytes: usize,
 }
 
-impl<'d> Post<'d> {
-    pub(super) fn new(desk: &'d LetterDesk, terms: RetryTerms) -> Self {
-        Post { desk, terms, open: None, chunk: Vec::new(), bytes: 0 }
+impl<'d> Republisher<'d> {
+    pub(super) fn new(service: &'d DeadLetterService, terms: RetryTerms) -> Self {
+        Republisher { service, terms, open: None, chunk: Vec::new(), bytes: 0 }
     }
 
     /// False: it cannot go with these terms.
@@ -69,7 +69,7 @@ impl<'d> Post<'d> {
         if chunk.is_empty() {
             return (Vec::new(), Ok(()));
         }
-        let exchange = &self.desk.ingest.exchange;
+        let exchange = &self.service.ingest.exchange;
         // Its code would say something of the queue of dead letters.
         let explained = |fault: Fault| Fault {
             code: None,
@@ -100,8 +100,8 @@ impl<'d> Post<'d> {
         if let Some((_, channel)) = &self.open {
             return Ok(channel.clone());
         }
-        let LetterDesk { amqp, ingest, egress, dead, .. } = self.desk;
-        let session = self.desk.connect(&amqp.endpoints).await?;
+        let DeadLetterService { amqp, ingest, egress, dead, .. } = self.service;
+        let session = self.service.connect(&amqp.endpoints).await?;
         // What any other queue of the exchange takes is confirmed as well: the binding of the ingest queue is
         // seen to, as at each connect.
         let names = Names::of(ingest, egress, dead);

@@ -13,15 +13,15 @@ pub(super) struct Dying {
     pub(super) removed: IndexRows,
 }
 
-impl<'s> QueueStock<'s> {
+impl<'s> QueueItems<'s> {
     /// One customer's part of it.
-    pub(in crate::engine) fn of<'q>(&'q mut self, customer: CustomerId) -> CustomerStock<'q, 's> {
-        CustomerStock { id: customer, at: self }
+    pub(in crate::engine) fn of<'q>(&'q mut self, customer: CustomerId) -> CustomerItems<'q, 's> {
+        CustomerItems { id: customer, at: self }
     }
 
     /// The customer of this name, made known if it is not.
     pub(super) fn customer_id(&mut self, name: &str) -> CustomerId {
-        self.shared.customers.id(self.queue.live_mut(), name)
+        self.shared.customers.id(self.queue.active_mut(), name)
     }
 
     /// An item of it as the store knows it.
@@ -31,7 +31,7 @@ impl<'s> QueueStock<'s> {
 
     /// A customer of this queue, to be changed.
     pub(super) fn customer(&mut self, id: CustomerId) -> CustomerMut<'_> {
-        self.shared.customers.at(id, self.queue.live_mut())
+        self.shared.customers.at(id, self.queue.active_mut())
     }
 
     /// The other half of [`Customers::pin`].
@@ -101,7 +101,7 @@ impl<'s> QueueStock<'s> {
         if far {
             let passed = passed.or_else(|| self.of(customer?).passed(key, now));
             self.queue.add_far(key, passed.as_deref());
-            let SharedStock { watch, customers, .. } = &mut *self.shared;
+            let SharedItems { watch, customers, .. } = &mut *self.shared;
             watch.put(item.identity(), || ItemRow::new(self.queue.name(), customers, &item).stored());
             if let (Some(customer), true) = (item.customer(), windowed) {
                 self.customer(customer).add_far(now.wall + HORIZON_MS);
@@ -164,7 +164,7 @@ impl<'s> QueueStock<'s> {
     /// An item that is given up leaves its queue. `None`: the broker has it, and it is forgotten here.
     pub(super) fn take_dying(&mut self, id: ItemId) -> Option<Dying> {
         if self.shared.items[id].is_orphaned() {
-            self.give_back(id);
+            self.forget(id);
             return None;
         }
         let row = self.row(&self.shared.items[id]);
@@ -188,7 +188,7 @@ impl<'s> QueueStock<'s> {
         let Some(item) = self.take_out(id) else { return };
         self.leave_as_stray(&item);
         self.shared.watch.changed(item.identity());
-        let SharedStock { journal, counters, reads, .. } = &mut *self.shared;
+        let SharedItems { journal, counters, reads, .. } = &mut *self.shared;
         match item.residence() {
             Residence::Pending(tag) => {
                 self.queue.remove_pending();
@@ -224,7 +224,7 @@ impl<'s> QueueStock<'s> {
         self.shared.journal.delete(place, stored.index_rows());
         self.queue.remove_stored(stored.place(), false);
         self.queue.may_trim();
-        let stalls = self.queue.live().is_some_and(|live| live.line().has_stalled());
+        let stalls = self.queue.active().is_some_and(|active| active.ready().has_stalled());
         if stalls && self.queue.far() == 0 && !mutated(Mutant::StalledForEver) {
             // Nothing is left that what is stalled could wait for, and nothing will be loaded.
             self.unstall();
@@ -237,7 +237,7 @@ impl<'s> QueueStock<'s> {
 
     /// Forgets an item that the broker delivers again, or that another has replaced while it was in flight.
     /// It is on no list.
-    pub(in crate::engine) fn give_back(&mut self, id: ItemId) {
+    pub(in crate::engine) fn forget(&mut self, id: ItemId) {
         debug_assert!(!self.shared.items[id].is_stored(), "what is stored is not given back to the broker");
         let Some(item) = self.remove(id) else { return };
         self.shared.watch.changed(item.identity());
@@ -262,7 +262,7 @@ impl<'s> QueueStock<'s> {
         let item = &self.shared.items[id];
         let (place, rows) = (self.row(item).place(), self.row(item).index());
         let (residence, due_place) = (item.residence(), item.place());
-        let SharedStock { items, journal, watch, reads, .. } = &mut *self.shared;
+        let SharedItems { items, journal, watch, reads, .. } = &mut *self.shared;
         watch.changed(items.lose_identity(id));
         match residence {
             // Its own request comes again, and is the other, or comes before it.

@@ -1,14 +1,14 @@
 //! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between
 //! memory and store.
 //!
-//! In: [`Stock::admit`]. Across, to the dead letters: [`Stock::bury`]; to another time:
-//! [`Stock::reschedule`] and [`Stock::reschedule_far`]. Out: [`Stock::finish`] and
-//! [`Stock::finish_far`]. Into memory: [`Stock::restore`]; out of it: [`QueueStock::evict`]. Each keeps all
+//! In: [`LiveItems::admit`]. Across, to the dead letters: [`LiveItems::move_to_dead_letters`]; to another time:
+//! [`LiveItems::reschedule`] and [`LiveItems::reschedule_far`]. Out: [`LiveItems::finish`] and
+//! [`LiveItems::finish_far`]. Into memory: [`LiveItems::restore`]; out of it: [`QueueItems::evict`]. Each keeps all
 //! that belongs together: the item, the counts of its queue, its customer, its window, its index rows, and
 //! what reads and questions under way must not believe any more. Nothing else adds or removes an item.
 //!
-//! What happens to an item happens in its queue, [`QueueStock`], which names no other and has at hand what
-//! all queues share, [`SharedStock`]; what happens to a customer's window, in [`CustomerStock`]. Here is what
+//! What happens to an item happens in its queue, [`QueueItems`], which names no other and has at hand what
+//! all queues share, [`SharedItems`]; what happens to a customer's window, in [`CustomerItems`]. Here is what
 //! goes over several queues: who gives way when memory is short, what is due next, and the step to the dead
 //! letters.
 
@@ -41,8 +41,8 @@ use std::sync::Arc;
 
 use aside::count_due;
 pub(super) use aside::fill_of;
-use members::{CustomerStock, Formed};
-use shared::{rewritten, standing, ItemRow, SharedStock};
+use members::{CustomerItems, Formed};
+use shared::{rewritten, standing, ItemRow, SharedItems};
 use ways::Dying;
 
 /// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
@@ -97,21 +97,21 @@ pub(super) enum Behind {
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Stock {
+pub(super) struct LiveItems {
     pub(super) queues: Queues,
-    pub(super) shared: SharedStock,
+    pub(super) shared: SharedItems,
 }
 
 /// What of the stock is one queue's, and is changed: it names no other queue.
 #[derive(Debug)]
-pub(super) struct QueueStock<'s> {
+pub(super) struct QueueItems<'s> {
     queue: QueueMut<'s>,
-    shared: &'s mut SharedStock,
+    shared: &'s mut SharedItems,
 }
 
-impl Stock {
+impl LiveItems {
     pub(super) fn new(queues: Queues, journal: Journal, budget: Budget, now: Now) -> Self {
-        Stock { queues, shared: SharedStock::new(journal, budget, now) }
+        LiveItems { queues, shared: SharedItems::new(journal, budget, now) }
     }
 
     /// At how much the engine does otherwise.
@@ -130,12 +130,12 @@ impl Stock {
     }
 
     /// What is this queue's.
-    pub(super) fn at(&mut self, queue: QueueId) -> QueueStock<'_> {
-        QueueStock { queue: self.queues.at(queue), shared: &mut self.shared }
+    pub(super) fn at(&mut self, queue: QueueId) -> QueueItems<'_> {
+        QueueItems { queue: self.queues.at(queue), shared: &mut self.shared }
     }
 
     /// What is that of this item's queue.
-    pub(super) fn home_of(&mut self, id: ItemId) -> QueueStock<'_> {
+    pub(super) fn home_of(&mut self, id: ItemId) -> QueueItems<'_> {
         self.at(self.shared.items[id].queue())
     }
 
@@ -146,8 +146,8 @@ impl Stock {
 
     /// The due of the item that has waited longest in the queue's line, as far as that is cheap to know.
     pub(super) fn first_due(&self, queue: QueueId) -> Option<u64> {
-        let live = self.queues[queue].live()?;
-        let id = match live.line().first()? {
+        let active = self.queues[queue].active()?;
+        let id = match active.ready().first()? {
             Entry::Single(id) => id,
             Entry::Customer(customer) => self.customers().get(customer)?.ready.first()?,
         };
@@ -184,12 +184,18 @@ impl Stock {
 
     /// Gives an item up: from now on it is a dead letter. It is on no list. `former`: the identity it lived
     /// under, where that is to be remembered with the confirm of the dead letter.
-    pub(super) fn bury(&mut self, id: ItemId, dead: Dead, former: Option<Identity>, now: Now) {
+    pub(super) fn move_to_dead_letters(
+        &mut self,
+        id: ItemId,
+        dead: Dead,
+        former: Option<Identity>,
+        now: Now,
+    ) {
         let letters = self.queues.dead_letters();
         let Some(Dying { mut item, meant_for, from, removed }) = self.home_of(id).take_dying(id) else {
             return;
         };
-        item.bury(dead, meant_for, former, letters, now.wall);
+        item.become_dead_letter(dead, meant_for, former, letters, now.wall);
         if item.is_stored() {
             self.at(letters).place_letter(item, from, removed, now);
         } else {
@@ -274,7 +280,7 @@ impl Stock {
             return 0;
         }
         let most = self.thresholds().evicted;
-        let SharedStock { items, schedule, .. } = &mut self.shared;
+        let SharedItems { items, schedule, .. } = &mut self.shared;
         let key_of = |place| items.at(place).map_or(Key::default(), |id| items[id].place());
         let places = schedule.take_furthest(count.min(most), after, key_of);
         let ids: Vec<ItemId> = places.into_iter().filter_map(|place| items.at(place)).collect();
@@ -307,13 +313,13 @@ impl Stock {
         while *left > 0 {
             let Some(queue) = self.shared.evicting.front().copied() else { break };
             if self.queues.get(queue).is_none_or(|queue| !queue.is_held_back())
-                || !self.at(queue).clear_out(left, now).line()
+                || !self.at(queue).clear_out(left, now).ready()
             {
                 self.shared.evicting.pop_front();
                 if self.queues.get(queue).is_some() {
                     let mut queue = self.queues.at(queue);
-                    queue.live_mut().set(Condition::Evicting, false);
-                    queue.look_again();
+                    queue.active_mut().set(Condition::Evicting, false);
+                    queue.requeue();
                 }
             }
         }
@@ -335,14 +341,14 @@ impl Stock {
         if !self.shared.journal.is_durable() {
             return 0;
         }
-        let waits_for = |stock: &Stock, id: QueueId| (stock.queues[id].near_until().due, id);
+        let waits_for = |live: &LiveItems, id: QueueId| (live.queues[id].near_until().due, id);
         let others = self.shared.stalled.iter().copied().filter(|id| *id != queue);
         let others = others.take(self.thresholds().ranges * 4);
         let ids: Vec<QueueId> = std::iter::once(queue).chain(others).collect();
         let mut left = most;
         for id in ids {
-            let line = |stock: &Stock| {
-                let line = stock.queues.get(id)?.live()?.line();
+            let line = |live: &LiveItems| {
+                let line = live.queues.get(id)?.active()?.ready();
                 line.has_stalled().then_some(line.is_empty())
             };
             if left > 0 && line(self) == Some(true) {
@@ -365,12 +371,12 @@ impl Stock {
         if !self.shared.journal.is_durable() || mutated(Mutant::ParkedStaysInMemory) {
             return;
         }
-        let live = known.live_mut();
-        let holds = !live.line().is_empty() || live.line().has_stalled();
-        if holds && !live.set(Condition::Evicting, true) {
+        let active = known.active_mut();
+        let holds = !active.ready().is_empty() || active.ready().has_stalled();
+        if holds && !active.set(Condition::Evicting, true) {
             self.shared.evicting.push_back(queue);
         }
-        known.look_at();
+        known.mark_for_loader();
     }
 
     // ---- time ---------------------------------------------------------------------------------------------
@@ -386,7 +392,7 @@ impl Stock {
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
         // All rows are looked at in one go, and no other work between: they lie anywhere in memory, and the
         // processor fetches several at a time.
-        let SharedStock { items, schedule, .. } = &mut self.shared;
+        let SharedItems { items, schedule, .. } = &mut self.shared;
         let mut due = Vec::new();
         let taken = schedule.take_due(now.wall + early, limit, |place| {
             due.extend(items.at(place).map(|id| (items[id].place(), id, items[id].stage())));
@@ -439,10 +445,10 @@ impl Stock {
     /// that of all queues and windows.
     pub(super) fn recheck(&mut self, now: Now) {
         for queue in self.queues.ids().collect::<Vec<_>>() {
-            if let Some(live) = self.queues[queue].live() {
-                self.shared.customers.recheck(live, now);
+            if let Some(active) = self.queues[queue].active() {
+                self.shared.customers.recheck(active, now);
             }
-            self.queues.at(queue).look_at();
+            self.queues.at(queue).mark_for_loader();
         }
     }
 
@@ -542,11 +548,12 @@ impl Stock {
             let known = &self.queues[queue];
             assert_eq!(known.resident(), stored, "resident items of queue {}", known.name());
             let due = seconds.remove(&queue).unwrap_or_default();
-            let counted = known.live().map(|live| live.resident().seconds().clone()).unwrap_or_default();
+            let counted =
+                known.active().map(|active| active.resident().seconds().clone()).unwrap_or_default();
             assert_eq!(counted, due, "when those are due of queue {}", known.name());
             assert_eq!(known.total() - known.stored(), pending, "pending items of queue {}", known.name());
         }
-        let loading = self.queues.ids().filter_map(|id| self.queues[id].live()?.loading());
+        let loading = self.queues.ids().filter_map(|id| self.queues[id].active()?.loading());
         let back = self.queues.ids().filter_map(|id| self.queues[id].passed().reading());
         let reserved: usize =
             loading.map(|loading| loading.rows).chain(back.map(|reading| reading.rows)).sum();

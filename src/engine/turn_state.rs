@@ -7,7 +7,7 @@ const STEP_MS: u64 = 1_000;
 
 /// What the wall clock has done since the last call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(super) struct ClockStep {
     /// It has stepped, seen from the monotonic clock.
     pub(super) forward: bool,
     pub(super) backward: bool,
@@ -23,7 +23,7 @@ pub(super) struct Clocks {
 
 /// See the module's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Course {
+pub(super) struct TurnState {
     pub(super) clocks: Clocks,
     /// Set once a shutdown has begun.
     pub(super) draining: bool,
@@ -35,10 +35,10 @@ pub(super) struct Course {
     pub(super) more: bool,
 }
 
-impl Course {
+impl TurnState {
     /// At its beginning.
     pub(super) fn new(now: Now) -> Self {
-        Course { clocks: Clocks::new(now), draining: false, taking: false, no_room: false, more: true }
+        TurnState { clocks: Clocks::new(now), draining: false, taking: false, no_room: false, more: true }
     }
 }
 
@@ -53,11 +53,11 @@ impl Clocks {
     }
 
     /// Notes the time of a call.
-    pub(super) fn observe(&mut self, now: Now) -> Passed {
+    pub(super) fn observe(&mut self, now: Now) -> ClockStep {
         let last = std::mem::replace(&mut self.last, now);
         debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
         let expected = last.wall + now.mono.saturating_sub(last.mono);
-        Passed {
+        ClockStep {
             forward: now.wall > expected + STEP_MS,
             backward: now.wall + STEP_MS < expected,
             less: now.wall < last.wall,

@@ -5,7 +5,7 @@ use super::*;
 use crate::engine::event::HeldRow;
 use crate::engine::queue::{Room, LAST};
 
-impl Stock {
+impl LiveItems {
     /// What is due of customers that are held back leaves memory, and of others what is more than their fill.
     pub(super) fn evict_leaving(&mut self, left: &mut usize, now: Now) -> bool {
         let mut stays = Vec::new();
@@ -57,7 +57,7 @@ impl Stock {
 
     /// All customers that stand aside are in line again: what they wait for is another.
     pub(in crate::engine) fn call_all(&mut self, queue: QueueId) {
-        let aside = self.queues[queue].live().map(|live| live.line().aside().clone());
+        let aside = self.queues[queue].active().map(|active| active.ready().aside().clone());
         aside.into_iter().flatten().for_each(|id| self.at(queue).of(id).call());
     }
 
@@ -72,12 +72,12 @@ impl Stock {
 }
 
 #[cfg(test)]
-impl Stock {
+impl LiveItems {
     /// Whoever waits for what was passed over of them gets it.
     pub(super) fn check_behind(&self) {
         for queue in self.queues.ids() {
-            let (passed, live) = (self.queues[queue].passed(), self.queues[queue].live());
-            let aside = live.into_iter().flat_map(|live| live.line().aside());
+            let (passed, active) = (self.queues[queue].passed(), self.queues[queue].active());
+            let aside = active.into_iter().flat_map(|active| active.ready().aside());
             for customer in
                 aside.map(|id| &self.customers()[*id]).filter(|of| of.turn == CustomerTurn::Behind)
             {
@@ -89,13 +89,13 @@ impl Stock {
 }
 
 /// Customers whose rate lets something go by now are in line again, as many as a call has time for.
-pub(super) fn call_paced(stock: &mut Stock, now: Now) {
-    for _ in 0..stock.thresholds().due {
-        let Some(id) = stock.shared.customers.take_paced(now) else { break };
-        let queue = stock.customers()[id].queue;
-        match stock.customers()[id].turn {
-            CustomerTurn::Paced => stock.at(queue).of(id).call(),
-            CustomerTurn::None => stock.at(queue).customer(id).release(),
+pub(super) fn call_paced(live: &mut LiveItems, now: Now) {
+    for _ in 0..live.thresholds().due {
+        let Some(id) = live.shared.customers.take_paced(now) else { break };
+        let queue = live.customers()[id].queue;
+        match live.customers()[id].turn {
+            CustomerTurn::Paced => live.at(queue).of(id).call(),
+            CustomerTurn::None => live.at(queue).customer(id).release(),
             CustomerTurn::InLine | CustomerTurn::Stalled | CustomerTurn::Leaving | CustomerTurn::Behind => {}
         }
     }
@@ -103,27 +103,33 @@ pub(super) fn call_paced(stock: &mut Stock, now: Now) {
 
 /// A stored item that has been read is passed over, where it is due: its customer is held back, memory has
 /// its fill of it, or others come before it that were passed over. `back`: these are being read.
-pub(super) fn passes_over(stock: &mut Stock, queue: QueueId, stored: &Stored, back: bool, now: Now) -> bool {
-    let (known, place) = (&stock.queues[queue], stored.place());
+pub(super) fn passes_over(
+    live: &mut LiveItems,
+    queue: QueueId,
+    stored: &Stored,
+    back: bool,
+    now: Now,
+) -> bool {
+    let (known, place) = (&live.queues[queue], stored.place());
     let name = stored.customer.as_deref().filter(|_| known.may_pass_over(place, back, now.wall));
     let Some(name) = name.filter(|_| stored.dead.is_none()) else { return false };
     let passed = known.passed();
     let is_held = passed.held_until(name).is_some() && !mutated(Mutant::HeldIsPublished);
     let is_behind = if back { passed.is_behind(name, place) } else { place >= passed.first(name) };
     let id = known.customer(name).filter(|_| !is_held && !is_behind);
-    let filled = id.is_some_and(|id| stock.at(queue).of(id).is_filled_before(place));
+    let filled = id.is_some_and(|id| live.at(queue).of(id).is_filled_before(place));
     if is_held || is_behind || filled {
-        stock.queues.at(queue).pass_over(name, place);
+        live.queues.at(queue).pass_over(name, place);
     }
     // What waits for more is to be read first where it was passed over.
     if filled && back {
-        stock.queues.at(queue).passed_mut().set_room(name, Room::None);
+        live.queues.at(queue).passed_mut().set_room(name, Room::None);
     }
     is_held || is_behind || filled
 }
 
 /// That many items of a customer, or of nobody, are due, or not any more.
-pub(super) fn count_due(at: &mut QueueStock<'_>, customer: Option<CustomerId>, change: i32) {
+pub(super) fn count_due(at: &mut QueueItems<'_>, customer: Option<CustomerId>, change: i32) {
     let aside = customer.is_some_and(|id| {
         let customer = &mut at.shared.customers[id];
         customer.due = customer.due.saturating_add_signed(change);
@@ -134,11 +140,11 @@ pub(super) fn count_due(at: &mut QueueStock<'_>, customer: Option<CustomerId>, c
 
 /// How many due items memory holds of each customer of this application of whom something is passed over:
 /// what comes behind is read back once half of these have left.
-pub(in crate::engine) fn fill_of(stock: &Stock, queue: QueueId) -> u64 {
-    fill(stock.queues.settings_of(queue), stock.thresholds(), &stock.shared)
+pub(in crate::engine) fn fill_of(live: &LiveItems, queue: QueueId) -> u64 {
+    fill(live.queues.settings_of(queue), live.thresholds(), &live.shared)
 }
 
-fn fill(settings: &AppSettings, turn: &Thresholds, shared: &SharedStock) -> u64 {
+fn fill(settings: &AppSettings, turn: &Thresholds, shared: &SharedItems) -> u64 {
     let share = shared.budget.rows as u64 / 4;
     let fill = match settings.customer_bound() {
         Some(_) => batch_of(settings, turn).min(share / shared.customers.waiting().max(1)),
@@ -152,7 +158,7 @@ fn batch_of(settings: &AppSettings, turn: &Thresholds) -> u64 {
     turn.few.max(settings.most_of_batch().0) as u64
 }
 
-impl CustomerStock<'_, '_> {
+impl CustomerItems<'_, '_> {
     fn known(&self) -> &Customer {
         &self.at.shared.customers[self.id]
     }
@@ -162,7 +168,7 @@ impl CustomerStock<'_, '_> {
         let customer = &mut self.at.shared.customers[self.id];
         let before = std::mem::replace(&mut customer.turn, turn);
         if before.is_aside() != turn.is_aside() {
-            self.at.queue.line_mut().set_aside(self.id, i64::from(customer.due), turn.is_aside());
+            self.at.queue.ready_mut().set_aside(self.id, i64::from(customer.due), turn.is_aside());
         }
         self.at.shared.customers.count_waiting(before, turn);
         if turn == CustomerTurn::Paced {
@@ -174,7 +180,7 @@ impl CustomerStock<'_, '_> {
     pub(super) fn call(&mut self) {
         if self.at.shared.customers.get(self.id).is_some_and(|customer| customer.turn.is_aside()) {
             self.turn_to(CustomerTurn::InLine);
-            self.at.queue.line_mut().push(Entry::Customer(self.id));
+            self.at.queue.ready_mut().push(Entry::Customer(self.id));
             self.at.queue.run();
         }
     }
@@ -209,7 +215,7 @@ impl CustomerStock<'_, '_> {
     }
 
     fn list_leaving(&mut self) {
-        let SharedStock { customers, leaving, journal, .. } = &mut *self.at.shared;
+        let SharedItems { customers, leaving, journal, .. } = &mut *self.at.shared;
         let listed = std::mem::replace(&mut customers[self.id].is_leaving, true);
         if !listed && journal.is_durable() {
             leaving.push_back((self.at.queue.id(), self.id));
@@ -223,7 +229,7 @@ impl CustomerStock<'_, '_> {
         let is_held = self.known().turn == CustomerTurn::Leaving;
         let fill = if is_held { Some(0) } else { self.fill() };
         let excess = fill.map_or(0, |fill| (self.known().due as usize).saturating_sub(fill as usize));
-        let SharedStock { items, customers, .. } = &mut *self.at.shared;
+        let SharedItems { items, customers, .. } = &mut *self.at.shared;
         customers.pin(Some(id));
         let name = Arc::clone(&customers[id].name);
         let place_of =
@@ -249,7 +255,7 @@ impl CustomerStock<'_, '_> {
     /// How many due items of it memory holds at most, where something bounds them. As long as it waits for
     /// nothing, what may leave at once does.
     pub(super) fn fill(&self) -> Option<u64> {
-        let QueueStock { queue, shared } = &*self.at;
+        let QueueItems { queue, shared } = &*self.at;
         let (settings, turn) = (queue.settings(), queue.thresholds());
         let bound = settings.customer_bound();
         let fill = if self.known().turn == CustomerTurn::Paced || self.is_passed() {

@@ -7,9 +7,9 @@ use crate::engine::queue::LAST;
 /// memory, ms.
 const REST_MS: u64 = 5_000;
 
-impl QueueStock<'_> {
+impl QueueItems<'_> {
     pub(super) fn is_crowded(&self) -> bool {
-        let ready = self.queue.live().map_or(0, |live| live.line().items());
+        let ready = self.queue.active().map_or(0, |active| active.ready().items());
         let turn = self.queue.thresholds();
         // What waits for a rate needs no more than its head there.
         let paced = self.queue.paced_until().is_some();
@@ -50,7 +50,7 @@ impl QueueStock<'_> {
             // What else its customer has may wait for a load; this one need not.
             self.unstall();
         }
-        entry.into_iter().for_each(|entry| self.queue.line_mut().push(entry));
+        entry.into_iter().for_each(|entry| self.queue.ready_mut().push(entry));
         self.queue.run();
     }
 
@@ -65,7 +65,7 @@ impl QueueStock<'_> {
         };
         let bound = near.min(scheduled);
         let held = loop {
-            let Some(entry) = self.queue.line_mut().take() else { return Vec::new() };
+            let Some(entry) = self.queue.ready_mut().take() else { return Vec::new() };
             let taken = match entry {
                 Entry::Single(id) => {
                     let item = self.shared.items.get(id);
@@ -92,8 +92,8 @@ impl QueueStock<'_> {
                         None | Some(Formed::Aside) => continue,
                         Some(Formed::Batch(taken)) => taken,
                         Some(Formed::TooLarge(items)) => {
-                            self.queue.live_mut().pace_mut().want(items);
-                            self.queue.line_mut().put_back(entry);
+                            self.queue.active_mut().pace_mut().want(items);
+                            self.queue.ready_mut().put_back(entry);
                             return Vec::new();
                         }
                     }
@@ -103,7 +103,7 @@ impl QueueStock<'_> {
                 let customer = self.shared.items[taken[0]].customer();
                 count_due(self, customer, -(taken.len() as i32));
                 customer.into_iter().for_each(|customer| self.of(customer).want_passed());
-                self.queue.line_mut().has_left();
+                self.queue.ready_mut().has_left();
                 self.shared.work += taken.len() as u64;
                 return taken;
             }
@@ -113,12 +113,12 @@ impl QueueStock<'_> {
             if let Entry::Customer(customer) = entry {
                 self.of(customer).turn_to(CustomerTurn::Stalled);
             }
-            self.queue.line_mut().stall(entry);
+            self.queue.ready_mut().stall(entry);
             self.shared.stalled.insert(self.queue.id());
-            self.queue.look_at();
+            self.queue.mark_for_loader();
         };
         // What is due has not all been taken from the schedule: the queue waits for the next turn.
-        self.queue.line_mut().put_back(held);
+        self.queue.ready_mut().put_back(held);
         self.shared.held.insert(self.queue.id());
         Vec::new()
     }
@@ -126,7 +126,7 @@ impl QueueStock<'_> {
     /// More of the queue has been loaded: what waited for that stands in line again, before the others.
     pub(in crate::engine) fn unstall(&mut self) {
         self.shared.stalled.remove(&self.queue.id());
-        let again = self.queue.line_mut().unstall();
+        let again = self.queue.ready_mut().unstall();
         self.shared.work += again.len() as u64;
         for entry in again {
             if let Entry::Customer(customer) = entry {
@@ -141,7 +141,7 @@ impl QueueStock<'_> {
     /// long it waits still, ms; `None`: it does not wait for that.
     pub(in crate::engine) fn leave_in_parts(&mut self, now: Now) -> Option<u64> {
         let half = self.shared.budget.rows as u64 / 2;
-        let line = self.queue.line_mut();
+        let line = self.queue.ready_mut();
         if !line.has_stalled() || !line.is_empty() {
             return None;
         }
@@ -149,7 +149,7 @@ impl QueueStock<'_> {
         let left = if fills { 0 } else { REST_MS.saturating_sub(line.lacks_room(now.mono)) };
         if left == 0 {
             self.unstall();
-            self.queue.line_mut().leave_in_parts();
+            self.queue.ready_mut().leave_in_parts();
         }
         Some(left)
     }
@@ -158,11 +158,11 @@ impl QueueStock<'_> {
     pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
         let key = self.shared.items[id].place();
         self.shared.set_stage(id, flight.map_or(Stage::Ready, Stage::Flying));
-        let live = self.queue.live_mut();
+        let active = self.queue.active_mut();
         match flight {
-            Some(_) => live.may_not_drop(key, id),
+            Some(_) => active.may_not_drop(key, id),
             None => {
-                live.may_drop(key, id);
+                active.may_drop(key, id);
                 self.queue.may_trim();
             }
         }

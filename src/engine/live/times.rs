@@ -4,7 +4,7 @@
 use super::*;
 use crate::engine::event::{Rewritten, Standing};
 
-impl QueueStock<'_> {
+impl QueueItems<'_> {
     /// An item in memory is due then, at a time of its own. It is on no list, and in no flight. One that is
     /// not written yet is written first: the broker would bring it back with its old time.
     pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {

@@ -2,7 +2,7 @@
 //! but for what only looks, which ends with who asked for it.
 
 use crate::admin::Query;
-use crate::amqp::LetterDesk;
+use crate::amqp::DeadLetterService;
 use crate::letters::{LetterReport, LetterTask, LetterTrouble};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -13,24 +13,24 @@ use tokio::sync::oneshot;
 /// Passes on to the loop what is the loop's.
 pub(super) fn beside(
     runtime: Handle,
-    desk: Arc<LetterDesk>,
+    dead_letters: Arc<DeadLetterService>,
     to_the_loop: impl Fn(Query) + Send + Sync + 'static,
 ) -> impl Fn(Query) + Send + Sync {
     move |query| match query {
         Query::Letters(task, reply) => {
-            runtime.spawn(carried_out(Arc::clone(&desk), task, reply));
+            runtime.spawn(carried_out(Arc::clone(&dead_letters), task, reply));
         }
         query @ (Query::State(_) | Query::Command(..) | Query::Export(_)) => to_the_loop(query),
     }
 }
 
 async fn carried_out(
-    desk: Arc<LetterDesk>,
+    dead_letters: Arc<DeadLetterService>,
     task: LetterTask,
     mut reply: oneshot::Sender<Result<LetterReport, LetterTrouble>>,
 ) {
     let gone = Arc::default();
-    let mut carrying = pin!(desk.carry_out(&task, &gone));
+    let mut carrying = pin!(dead_letters.carry_out(&task, &gone));
     let done = tokio::select! {
         done = &mut carrying => done,
         () = reply.closed() => {

@@ -6,12 +6,12 @@ use crate::engine::queue::{Room, LAST};
 
 /// What of a queue's stock is one customer's.
 #[derive(Debug)]
-pub(in crate::engine) struct CustomerStock<'q, 's> {
+pub(in crate::engine) struct CustomerItems<'q, 's> {
     pub(super) id: CustomerId,
-    pub(super) at: &'q mut QueueStock<'s>,
+    pub(super) at: &'q mut QueueItems<'s>,
 }
 
-impl QueueStock<'_> {
+impl QueueItems<'_> {
     /// Members of a window in the store alone are due when it closed.
     pub(super) fn close_far(&mut self, closed: &ClosingRow) {
         let to = Key { due: closed.due, window: closed.window, seq: 0 };
@@ -35,7 +35,7 @@ impl QueueStock<'_> {
     }
 }
 
-impl CustomerStock<'_, '_> {
+impl CustomerItems<'_, '_> {
     fn customer(&mut self) -> CustomerMut<'_> {
         self.at.customer(self.id)
     }
@@ -89,7 +89,7 @@ impl CustomerStock<'_, '_> {
 
     /// A member of the open window that stays in memory.
     pub(super) fn add_member(&mut self, id: ItemId, now: Now) {
-        let SharedStock { items, customers, schedule, .. } = &mut *self.at.shared;
+        let SharedItems { items, customers, schedule, .. } = &mut *self.at.shared;
         let key = items[id].key();
         let scheduled = key.due > now.wall;
         if scheduled {
@@ -115,8 +115,8 @@ impl CustomerStock<'_, '_> {
 
     /// A member ended while the window was open.
     pub(super) fn leave_window(&mut self, weight: u32, was_far: bool) {
-        let SharedStock { customers, journal, .. } = &mut *self.at.shared;
-        customers.at(self.id, self.at.queue.live_mut()).leave(weight, was_far, journal.ops());
+        let SharedItems { customers, journal, .. } = &mut *self.at.shared;
+        customers.at(self.id, self.at.queue.active_mut()).leave(weight, was_far, journal.ops());
     }
 
     /// What lies in the store under this key leaves the window, if it is a member of that.
@@ -141,8 +141,8 @@ impl CustomerStock<'_, '_> {
     /// Ends the window: its members are due, for good.
     pub(in crate::engine) fn close_window(&mut self, cause: ClosedBy, now: Now) {
         self.at.shared.customers.pin(Some(self.id));
-        let SharedStock { customers, journal, counters, .. } = &mut *self.at.shared;
-        let ended = customers.at(self.id, self.at.queue.live_mut()).end(journal.ops());
+        let SharedItems { customers, journal, counters, .. } = &mut *self.at.shared;
+        let ended = customers.at(self.id, self.at.queue.active_mut()).end(journal.ops());
         if let Some(window) = ended {
             counters.windows_closed[cause as usize] += 1;
             self.release_members(window, cause, now);
@@ -151,7 +151,7 @@ impl CustomerStock<'_, '_> {
     }
 
     fn release_members(&mut self, mut window: Window, cause: ClosedBy, now: Now) {
-        let QueueStock { queue, shared } = &mut *self.at;
+        let QueueItems { queue, shared } = &mut *self.at;
         let due = window.due_at_close(cause, now);
         let early = due < window.end() && shared.journal.is_durable();
         let mut members = window.take_members();
@@ -174,7 +174,7 @@ impl CustomerStock<'_, '_> {
         self.at.shared.work += (members.len() + others.len()) as u64;
         let any_other = !others.is_empty();
         for member in others.into_iter().chain(members) {
-            let SharedStock { items, schedule, .. } = &mut *self.at.shared;
+            let SharedItems { items, schedule, .. } = &mut *self.at.shared;
             let item = &mut items[member];
             let (planned, stage) = (item.place(), item.stage());
             if matches!(stage, Stage::Scheduled | Stage::Windowed { scheduled: true, .. }) {
@@ -187,7 +187,7 @@ impl CustomerStock<'_, '_> {
             }
         }
         if any_other {
-            let SharedStock { items, customers, .. } = &mut *self.at.shared;
+            let SharedItems { items, customers, .. } = &mut *self.at.shared;
             customers[self.id].ready.put_in_order(|item| items.get(item).map(Item::place));
         }
     }
@@ -195,7 +195,7 @@ impl CustomerStock<'_, '_> {
     /// Items in memory that lie among the members of a window that has ended and are none of them: strays,
     /// and those that came into memory while another window was open.
     fn others(&self, window: &Window, may_be: bool) -> Vec<ItemId> {
-        let SharedStock { items, customers, .. } = &*self.at.shared;
+        let SharedItems { items, customers, .. } = &*self.at.shared;
         let is_other = |id: &ItemId| {
             let item = &items[*id];
             window.holds(item.key())
@@ -238,10 +238,10 @@ impl CustomerStock<'_, '_> {
     /// is due any more.
     fn form(&mut self, bound: Key, most: usize, now: Now) -> Option<Formed> {
         let filled = bound < LAST && bound == self.passed_from() && self.lacks_room();
-        let QueueStock { queue, shared } = &mut *self.at;
-        let SharedStock { items, customers, counters, .. } = &mut **shared;
+        let QueueItems { queue, shared } = &mut *self.at;
+        let SharedItems { items, customers, counters, .. } = &mut **shared;
         let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
-        let in_parts = filled || queue.live().is_some_and(|live| live.line().is_in_parts());
+        let in_parts = filled || queue.active().is_some_and(|active| active.ready().is_in_parts());
         // Where the clock was set back its rest waits for it, and what is here was due.
         let waits = !in_parts && bound.due <= now.wall && !mutated(Mutant::WindowInParts);
         let settings = queue.settings();
@@ -290,7 +290,7 @@ impl CustomerStock<'_, '_> {
             return Some(Formed::Aside);
         }
         let owner = &mut customers[self.id];
-        if queue.live().is_some_and(|live| live.pace().room(now.mono) < size) {
+        if queue.active().is_some_and(|active| active.pace().room(now.mono) < size) {
             owner.ready.put_back(taken, |id| items[id].place());
             return Some(Formed::TooLarge(size));
         }
@@ -302,7 +302,7 @@ impl CustomerStock<'_, '_> {
                 return None;
             }
         } else if !taken.is_empty() {
-            self.at.queue.line_mut().push(Entry::Customer(self.id));
+            self.at.queue.ready_mut().push(Entry::Customer(self.id));
         }
         Some(Formed::Batch(taken))
     }

@@ -12,7 +12,7 @@ pub(in crate::engine) enum Entry {
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct DueLine {
+pub(in crate::engine) struct ReadyQueue {
     /// In order of arrival in this line.
     line: VecDeque<Entry>,
     /// Entries whose first item lies at or above the bound, or whose window does with its rest.
@@ -28,7 +28,7 @@ pub(in crate::engine) struct DueLine {
     items_aside: u64,
 }
 
-impl DueLine {
+impl ReadyQueue {
     /// Nothing may leave.
     pub(in crate::engine) fn is_empty(&self) -> bool {
         self.line.is_empty()

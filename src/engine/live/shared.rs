@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// See the module's page.
 #[derive(Debug)]
-pub(in crate::engine) struct SharedStock {
+pub(in crate::engine) struct SharedItems {
     pub(in crate::engine) journal: Journal,
     /// What reads of rows under way cannot know.
     pub(in crate::engine) reads: Reads,
@@ -52,9 +52,9 @@ pub(in crate::engine) struct SharedStock {
     pub(super) work: u64,
 }
 
-impl SharedStock {
+impl SharedItems {
     pub(super) fn new(journal: Journal, budget: Budget, now: Now) -> Self {
-        SharedStock {
+        SharedItems {
             journal,
             reads: Reads::new(),
             watch: Watch::new(),

@@ -14,63 +14,66 @@ use tokio::time::Instant;
 /// A channel, and what was found about what it publishes to.
 pub(super) type Opening = BoxFuture<'static, Result<(Channel, Vec<Note>), Fault>>;
 
-enum OutletState {
+enum ReopeningState {
     Closed,
     Opening(Opening),
     Open(Box<PublishChannel>),
 }
 
-pub(super) struct Outlet {
-    state: OutletState,
-    /// What [`OutletState::Opening`] came to.
+pub(super) struct ReopeningChannel {
+    state: ReopeningState,
+    /// What [`ReopeningState::Opening`] came to.
     opened: Option<Result<(Channel, Vec<Note>), Fault>>,
     /// Not published so far.
     pub(super) waiting: VecDeque<Batch>,
 }
 
-impl Outlet {
+impl ReopeningChannel {
     pub(super) fn closed() -> Self {
-        Outlet { state: OutletState::Closed, opened: None, waiting: VecDeque::new() }
+        ReopeningChannel { state: ReopeningState::Closed, opened: None, waiting: VecDeque::new() }
     }
 
     pub(super) fn of(channel: Channel) -> Self {
-        Outlet { state: OutletState::Open(Box::new(PublishChannel::new(channel))), ..Outlet::closed() }
+        ReopeningChannel {
+            state: ReopeningState::Open(Box::new(PublishChannel::new(channel))),
+            ..ReopeningChannel::closed()
+        }
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        matches!(self.state, OutletState::Closed)
+        matches!(self.state, ReopeningState::Closed)
     }
 
     /// Nothing is unconfirmed.
     pub(super) fn is_quiet(&self) -> bool {
         match &self.state {
-            OutletState::Open(channel) => channel.is_idle(),
-            OutletState::Closed | OutletState::Opening(_) => true,
+            ReopeningState::Open(channel) => channel.is_idle(),
+            ReopeningState::Closed | ReopeningState::Opening(_) => true,
         }
     }
 
     /// The channel, where it can be published on.
     pub(super) fn channel(&mut self) -> Option<&mut PublishChannel> {
         match &mut self.state {
-            OutletState::Open(channel) if channel.is_open() => Some(channel),
-            OutletState::Open(_) | OutletState::Closed | OutletState::Opening(_) => None,
+            ReopeningState::Open(channel) if channel.is_open() => Some(channel),
+            ReopeningState::Open(_) | ReopeningState::Closed | ReopeningState::Opening(_) => None,
         }
     }
 
     pub(super) fn open(&mut self, opening: Opening) {
-        self.state = OutletState::Opening(opening);
+        self.state = ReopeningState::Opening(opening);
     }
 
-    /// Waits until there is something to [`Outlet::collect`] or [`Outlet::take_opened`]. Safe to cancel.
+    /// Waits until there is something to [`ReopeningChannel::collect`] or [`ReopeningChannel::take_opened`]. Safe to cancel.
     pub(super) async fn woken(&mut self) {
         match &mut self.state {
-            OutletState::Closed => std::future::pending().await,
-            OutletState::Opening(opening) => {
+            ReopeningState::Closed => std::future::pending().await,
+            ReopeningState::Opening(opening) => {
                 let done = opening.await;
                 self.opened = Some(done);
-                self.state = OutletState::Closed;
+                self.state = ReopeningState::Closed;
             }
-            OutletState::Open(channel) => channel.woken().await,
+            ReopeningState::Open(channel) => channel.woken().await,
         }
     }
 
@@ -81,40 +84,40 @@ impl Outlet {
     pub(super) fn take_opened(&mut self) -> Result<Option<Vec<Note>>, Fault> {
         let Some(opened) = self.opened.take() else { return Ok(None) };
         let (channel, notes) = opened?;
-        self.state = OutletState::Open(Box::new(PublishChannel::new(channel)));
+        self.state = ReopeningState::Open(Box::new(PublishChannel::new(channel)));
         Ok(Some(notes))
     }
 
     /// Same as [`PublishChannel::collect`].
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match &mut self.state {
-            OutletState::Open(channel) => channel.collect(output),
-            OutletState::Closed | OutletState::Opening(_) => Ok(()),
+            ReopeningState::Open(channel) => channel.collect(output),
+            ReopeningState::Closed | ReopeningState::Opening(_) => Ok(()),
         }
     }
 
     /// Ids of what is unconfirmed, in no order.
     pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
         match &self.state {
-            OutletState::Open(channel) => channel.unconfirmed(),
-            OutletState::Closed | OutletState::Opening(_) => Vec::new(),
+            ReopeningState::Open(channel) => channel.unconfirmed(),
+            ReopeningState::Closed | ReopeningState::Opening(_) => Vec::new(),
         }
     }
 
     /// The moment of the oldest unconfirmed publish.
     pub(super) fn oldest(&mut self) -> Option<Instant> {
         match &mut self.state {
-            OutletState::Open(channel) => channel.oldest(),
-            OutletState::Closed | OutletState::Opening(_) => None,
+            ReopeningState::Open(channel) => channel.oldest(),
+            ReopeningState::Closed | ReopeningState::Opening(_) => None,
         }
     }
 
     /// Leaves the channel, if there is one: everything unconfirmed on it is settled with `outcome`. What
     /// waits stays.
     pub(super) fn leave(&mut self, outcome: &Outcome, output: &mut TurnOutput) -> Option<Arc<Channel>> {
-        match std::mem::replace(&mut self.state, OutletState::Closed) {
-            OutletState::Open(channel) => Some(channel.end(outcome, output)),
-            OutletState::Closed | OutletState::Opening(_) => None,
+        match std::mem::replace(&mut self.state, ReopeningState::Closed) {
+            ReopeningState::Open(channel) => Some(channel.end(outcome, output)),
+            ReopeningState::Closed | ReopeningState::Opening(_) => None,
         }
     }
 }

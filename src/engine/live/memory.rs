@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl<'s> QueueStock<'s> {
+impl<'s> QueueItems<'s> {
     /// Takes a stored item into memory.
     pub(super) fn restore(&mut self, stored: Stored, now: Now) -> ItemId {
         let windowed = stored.is_windowed();
@@ -35,7 +35,7 @@ impl<'s> QueueStock<'s> {
     pub(super) fn evict(&mut self, id: ItemId, now: Now) {
         let item = &self.shared.items[id];
         if item.is_orphaned() {
-            return self.give_back(id);
+            return self.forget(id);
         }
         let (customer, place, stage) = (item.customer(), item.place(), item.stage());
         let customer_row = self.row(item).customer();
@@ -92,7 +92,7 @@ impl<'s> QueueStock<'s> {
     pub(super) fn insert(&mut self, item: Item) -> ItemId {
         let key = item.place();
         let id = self.shared.insert(item);
-        self.queue.live_mut().may_drop(key, id);
+        self.queue.active_mut().may_drop(key, id);
         self.queue.may_trim();
         id
     }
@@ -102,20 +102,20 @@ impl<'s> QueueStock<'s> {
         self.take_out(id)
     }
 
-    /// The rest of a removal, after [`SharedStock::detach`].
+    /// The rest of a removal, after [`SharedItems::detach`].
     pub(super) fn take_out(&mut self, id: ItemId) -> Option<Item> {
         let item = self.shared.take_out(id)?;
         if let Some(customer) = item.customer() {
             self.customer(customer).remove_row();
         }
-        self.queue.live_mut().may_not_drop(item.place(), id);
+        self.queue.active_mut().may_not_drop(item.place(), id);
         self.queue.may_trim();
         Some(item)
     }
 
     /// Takes an item off its list, whatever that is; what is in flight stays there.
     pub(in crate::engine) fn unlist(&mut self, id: ItemId) {
-        let SharedStock { items, schedule, .. } = &mut *self.shared;
+        let SharedItems { items, schedule, .. } = &mut *self.shared;
         let item = &items[id];
         let (key, customer, weight) = (item.place(), item.customer(), item.weight());
         match item.stage() {
@@ -160,7 +160,7 @@ impl<'s> QueueStock<'s> {
 /// What is due in a queue leaves memory, as much of it as is left to do.
 #[derive(Debug)]
 pub(super) struct Clearance<'q, 's> {
-    at: &'q mut QueueStock<'s>,
+    at: &'q mut QueueItems<'s>,
     left: &'q mut usize,
     now: Now,
 }
@@ -168,7 +168,7 @@ pub(super) struct Clearance<'q, 's> {
 impl Clearance<'_, '_> {
     /// What is stalled, the last first, from this bound on.
     pub(super) fn stalled(&mut self, bound: Key) {
-        let mut entries = self.at.queue.line_mut().take_stalled();
+        let mut entries = self.at.queue.ready_mut().take_stalled();
         let mut stays = Vec::new();
         while *self.left > 0 {
             let Some(entry) = entries.pop() else { break };
@@ -186,13 +186,13 @@ impl Clearance<'_, '_> {
             }
         }
         entries.extend(stays.into_iter().rev());
-        self.at.queue.line_mut().put_stalled(entries);
+        self.at.queue.ready_mut().put_stalled(entries);
     }
 
     /// What is in the line, the last first. Whether anything of the line is left.
-    pub(super) fn line(&mut self) -> bool {
+    pub(super) fn ready(&mut self) -> bool {
         while *self.left > 0 {
-            let Some(entry) = self.at.queue.line_mut().take_last() else {
+            let Some(entry) = self.at.queue.ready_mut().take_last() else {
                 self.at.shared.stalled.remove(&self.at.queue.id());
                 return false;
             };
@@ -207,14 +207,14 @@ impl Clearance<'_, '_> {
         if let Entry::Customer(id) = entry {
             self.at.of(id).turn_to(CustomerTurn::InLine);
         }
-        self.at.queue.line_mut().push(entry);
+        self.at.queue.ready_mut().push(entry);
     }
 
     /// What is due of an entry that has been taken from its line, the last first, from this bound on: where
     /// the order in the store is not that of arrival the first may lie there, too. Whether anything of it is
     /// left.
     fn entry(&mut self, entry: Entry, bound: Key) -> bool {
-        let SharedStock { items, customers, .. } = &mut *self.at.shared;
+        let SharedItems { items, customers, .. } = &mut *self.at.shared;
         let mut ids = Vec::new();
         let all = mutated(Mutant::LeavingMakesRoom);
         let is_behind = |id: ItemId| all || items.get(id).is_none_or(|item| item.place() >= bound);
