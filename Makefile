@@ -1,5 +1,5 @@
-# Everything a person or a CI runs. `make help` lists it. Nothing here starts, stops or asks the system's own
-# RabbitMQ service: tests, demo and bench start private nodes with their own ports and directories.
+# The commands for people and CI; `make help` lists them. Nothing here starts, stops or contacts the system's RabbitMQ
+# service: tests, demo and bench start private nodes with their own ports and directories.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -9,8 +9,9 @@ CARGO ?= cargo
 BIN := $(CURDIR)/target/release/tidegate
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-# Packages come only when they are missing; without network but with everything installed all targets work.
-# What is given is a tool, or tool=package. While apt installs, /usr/sbin/policy-rc.d keeps it from starting the broker's service (unless one is there).
+# Installs missing packages only; with everything installed, all targets work without network. An argument is a tool, or
+# tool=package. While apt installs, /usr/sbin/policy-rc.d (unless there is one) keeps it from starting the broker's
+# service.
 define install
 missing=; \
 [ -n "$$TIDEGATE_TEST_AMQP" ] || ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server >/dev/null 2>&1 \
@@ -29,7 +30,8 @@ if [ -n "$$missing" ]; then \
 fi
 endef
 
-# A module of Debian's python3, where it is missing: as a tool that is never there, with its package.
+# A module of Debian's python3: expands to nothing if it is installed, otherwise to its package's name, which `install`
+# takes for a missing tool.
 python = $(shell /usr/bin/python3 -c 'import $(1)' 2>/dev/null || echo python3-$(1))
 
 .PHONY: help
@@ -44,11 +46,11 @@ fetch:
 build: fetch ## the release binary, target/release/tidegate
 	$(CARGO) build --release --locked --offline
 
-# cargo-deb, where it is missing, is built below target; nothing else of the machine is touched.
+# If cargo-deb is missing, it is built below target and not installed.
 CARGO_DEB := $(CURDIR)/target/tools/bin/cargo-deb
 
 .PHONY: deb
-deb: build ## a Debian package in target/debian, looked at by tests: binary, unit, sample configuration, man pages
+deb: build ## a Debian package in target/debian (binary, unit, sample configuration, man pages), checked by tests
 	@[ -x $(CARGO_DEB) ] || $(CARGO) install cargo-deb --locked --quiet --root $(CURDIR)/target/tools
 	@rm -rf target/deb && mkdir -p target/deb/man target/deb/completions
 	@$(BIN) man --directory target/deb/man
@@ -62,7 +64,7 @@ deb: build ## a Debian package in target/debian, looked at by tests: binary, uni
 
 MUSL := x86_64-unknown-linux-musl
 .PHONY: static
-static: fetch ## a binary that needs no library: target/x86_64-unknown-linux-musl/release/tidegate
+static: fetch ## a static binary: target/x86_64-unknown-linux-musl/release/tidegate
 	@$(call install,musl-gcc=musl-tools)
 	@rustup target list --installed | grep -qx $(MUSL) || rustup target add $(MUSL)
 	$(CARGO) build --release --locked --offline --target $(MUSL) || \
@@ -73,7 +75,7 @@ lint: fetch ## formatting and lints
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked --offline -- -D warnings
 
-# PostgreSQL for the tests of its store; its package makes no cluster of its own while this is there.
+# PostgreSQL for the tests of its store. While this file exists, the package creates no cluster.
 CLUSTERS := /etc/postgresql-common/createcluster.d/tidegate.conf
 
 .PHONY: setup
@@ -88,38 +90,38 @@ setup:
 		|| echo "no amqplib to be had: the examples for node say that they are skipped"
 	@($(call install,chromedriver=chromium-driver chromium)) || echo "no browser to be had: tests of the page say that they are skipped"
 
-# Last resort against worlds that do not end. Building does not count.
+# The last resort against worlds that do not end. The time of the build does not count.
 bounded = --config 'target."cfg(unix)".runner = ["timeout", "--foreground", "-k", "10", "$(1)"]'
 
-# Worlds of the simulator: the seed of one that fails is printed, and SEED=... SEEDS=1 repeats it.
+# Worlds of the simulator. A failed world prints its seed; SEED=... SEEDS=1 repeats it.
 SEEDS ?= 400
 
 .PHONY: sim
-sim: fetch ## the simulator: SEEDS worlds from SEED on, and every planted bug found
+sim: fetch ## the simulator: SEEDS worlds from SEED on; it must find every planted bug
 	$(if $(SEED),SEED=$(SEED)) SEEDS=$(SEEDS) $(CARGO) test --lib --locked --offline \
 		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) engine::tests::sim -- --nocapture
 
-# What tests say of themselves that cannot run here is counted as skipped; in a CI (TIDEGATE_CI=1) they fail instead, unless
-# TIDEGATE_LACKS names the tools that this machine is known not to have.
+# A test that cannot run here is reported and counted as skipped. In a CI (TIDEGATE_CI=1) it fails, unless
+# TIDEGATE_LACKS names the missing tool.
 .PHONY: test
 test: ## lints, unit and property tests, the simulator, and the black-box tests against a private broker
 	@SEEDS=$(SEEDS) CARGO=$(CARGO) integration/all.sh
 
 .PHONY: test-release
-test-release: build ## the black-box tests against the release binary, the million with them
+test-release: build ## the black-box tests against the release binary, with a million items
 	@TIDEGATE_BIN=$(BIN) CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: test-long
-test-long: test-release faults ## what is long: the release binary, every fault, ten thousand worlds
+test-long: test-release faults ## the long tests: the release binary, every fault, ten thousand worlds
 	@$(MAKE) sim SEEDS=10000
 
 RUNS ?= 10
 BUSY ?= 6
 .PHONY: test-steady
-test-steady: ## the black-box tests RUNS (10) times beside BUSY (6) busy processes; nothing is run once more
+test-steady: ## the black-box tests RUNS (10) times beside BUSY (6) busy processes, without repeating failures
 	@integration/steady.sh $(RUNS) $(BUSY)
 
-# Those suites that are not about the files of a store on the disk.
+# The suites that do not test the files of a disk store.
 POSTGRES := admin:: commands:: delivery:: dropin:: hostile:: identity:: letters:: limits:: list:: operate:: requests::
 
 .PHONY: test-postgres
@@ -127,17 +129,17 @@ test-postgres: ## the black-box suites with all stores in a private PostgreSQL
 	@TIDEGATE_TEST_STORE=postgres SUITES="$(POSTGRES)" CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: test-rabbitmq
-test-rabbitmq: ## the black-box tests against the RabbitMQ of another release of Debian (RELEASE=sid), as root
+test-rabbitmq: ## the black-box tests against the RabbitMQ of another Debian release (RELEASE=sid), as root
 	@integration/rabbitmq.sh $(or $(RELEASE),$(error RELEASE is missing: trixie, sid))
 	@TIDEGATE_TEST_SBIN=$(CURDIR)/target/rabbitmq/$(RELEASE).sbin CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: demo
-demo: fetch ## half a minute to watch: batches, delays, a dead letter, a kill -9 with nothing lost
+demo: fetch ## a demonstration of half a minute: batches, delays, a dead letter, a kill -9 with nothing lost
 	@$(call install,)
 	$(CARGO) build --release --locked --offline --bin tidegate --example demo
 	@target/release/examples/demo
 
-# What a run writes lies in target/bench. BENCH="windowed ttl" measures these rows alone.
+# A run writes to target/bench. BENCH="windowed ttl" measures only these rows.
 define bench
 @$(call install,)
 $(CARGO) build --release --locked --offline --bin tidegate
@@ -146,19 +148,19 @@ $(CARGO) build --profile measured --locked --offline --example bench
 endef
 
 .PHONY: bench
-bench: fetch ## some half an hour: tidegate beside what it can be compared with; tables, JSON and plots
+bench: fetch ## about half an hour: tidegate compared with its alternatives; tables, JSON and plots
 	$(call bench,)
 
 .PHONY: bench-short
-bench-short: fetch ## the same within three minutes, one round
+bench-short: fetch ## the same within three minutes, with one round
 	$(call bench,--short)
 
 .PHONY: bench-long
-bench-long: fetch ## the same for hours: a million messages a row, five rounds, ten million waiting
+bench-long: fetch ## the same for hours: a million messages a row, five rounds, ten million waiting items
 	$(call bench,--long)
 
 .PHONY: measure
-measure: fetch ## the engine and the store alone: nanoseconds an item, up to ten million waiting
+measure: fetch ## the engine and the store alone: nanoseconds per item, up to ten million waiting
 	$(CARGO) test --release --lib --locked --offline measure -- --ignored --nocapture --test-threads 1
 
 .PHONY: deny
@@ -171,11 +173,11 @@ audit: ## known vulnerabilities (needs cargo-audit)
 
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
-fuzz: fetch ## every decoder against made-up input, FUZZ_SECONDS (60) each
+fuzz: fetch ## every decoder against generated input, FUZZ_SECONDS (60) each
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --locked --offline --test fuzz -- --nocapture --test-threads 2
 
 .PHONY: faults
-faults: fetch ## some ten minutes: every fault that can be produced here, judged by what was sent and what came (LONG=1, SEED=n, ROWS="7 13")
+faults: fetch ## about ten minutes: every fault that can be produced here, checked by what was sent and received (LONG=1, SEED=n, ROWS="7 13")
 	@$(call install,faketime)
 	$(CARGO) build --release --locked --offline --bin tidegate
 	$(CARGO) build --release --locked --offline --bin tidegate --features failpoints --target-dir target/faults

@@ -1,4 +1,4 @@
-//! The admin port and the commands that ask it, as operators and supervisors meet them.
+//! The admin port and its client commands, as operators and supervisors use them.
 
 mod audit;
 mod client;

@@ -1,24 +1,27 @@
 #!/bin/sh
-# Everything that `make test` runs, in the order that takes the least time: all.sh [lint] [blackbox] [lib], or all three.
+# The programs of `make test`, in the order that takes the least time: all.sh [lint] [blackbox] [lib]; by default all
+# three.
 #
-#   lint      formatting, and what no test is built from; clippy's lints come with every build (integration/rustc.sh)
-#   blackbox  the built daemon against private brokers: the suites, and beside them the table of faults
-#   lib       unit and property tests, the simulator, decoders against made-up input, the rules of the source; they run
-#             beside the black-box tests, which mostly wait, and give way to them
+#   lint      formatting, and the examples, which no test builds; clippy's lints come with every build
+#             (integration/rustc.sh)
+#   blackbox  the built daemon against private brokers: the suites and, beside them, the table of faults
+#   lib       unit and property tests, the simulator, decoders against generated input, the rules of the source; they
+#             run beside the black-box tests, which mostly wait, with a lower priority
 #
-# A black-box test that fails is run once more, alone, at the end. If it holds then it is named as UNSTEADY, and the run is
-# good all the same; at most three of them. Nothing else is repeated: no unit test, no world of the simulator, and nothing
-# that the oracle has called lost or early (a line that begins with VERDICT:). AGAIN=no repeats nothing.
+# A failed black-box test is run once more, alone, at the end. If it passes then, it is reported as UNSTEADY and does
+# not fail the run; this applies to at most three tests. Nothing else is repeated: no unit test, no world of the
+# simulator, and no test with an item that the oracle has found lost or early (a line that begins with VERDICT:).
+# AGAIN=no repeats nothing.
 #
-# Black-box tests that measure by the clock stand in modules `alone`. They run one after the other when all else has ended:
-# so nothing disturbs them, and nobody waits until one of them is alone.
+# Black-box tests that measure times are in modules named `alone`. They run one after the other when all others have
+# ended, so that nothing disturbs them and no test waits for its turn.
 #
-# TEST_MINUTES (36): what runs then is ended and has failed. TEST_THREADS: black-box tests at a time. TIDEGATE_BIN: another
-# daemon than the one that is built with the tests. SUITES: modules of the suites instead of all of them, which leaves out
-# the table of faults. What each program has said stays in target/checks.
+# TEST_MINUTES (36): programs that still run after this time are ended and have failed. TEST_THREADS: number of
+# concurrent black-box tests. TIDEGATE_BIN: another daemon binary. SUITES: modules of the suites to run instead of all,
+# without the table of faults. The output of each program is kept in target/checks.
 #
-# The data of the brokers, and what the unit tests write, lie in memory where there is room (TIDEGATE_TEST_NODES names the
-# directory; empty: nowhere). The disk is left to the daemons, whose syncs are what is tested.
+# Brokers' data and files of unit tests are kept in memory if there is enough (TIDEGATE_TEST_NODES names the directory;
+# empty: never). The disk is left to the daemons, whose syncs are tested.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 cargo=${CARGO:-cargo}
@@ -31,14 +34,14 @@ mkdir -p "$out" || exit 1
 begun=$(date +%s)
 deadline=$((begun + ${TEST_MINUTES:-36} * 60))
 
-# As cargo would set them.
+# The variables that cargo would set.
 RUST_MIN_STACK=$(sed -n 's/^RUST_MIN_STACK = "\(.*\)"$/\1/p' .cargo/config.toml)
 CARGO_MANIFEST_DIR=$PWD
 TIDEGATE_SKIPPED=$out/skipped
 RUSTC_WORKSPACE_WRAPPER=$PWD/integration/rustc.sh
 export RUST_MIN_STACK CARGO_MANIFEST_DIR TIDEGATE_SKIPPED RUSTC_WORKSPACE_WRAPPER
 
-# GiB of a directory in memory, and of memory, that may be used; 0 where it is none.
+# Free GiB of a directory in memory (0 if it is not in memory), and of memory.
 free_gib() { df -Pk -t tmpfs "$1" 2>/dev/null | awk 'END { print int($4 / 1048576) }'; }
 memory_gib() { awk '/^MemAvailable:/ { print int($2 / 1048576) }' /proc/meminfo; }
 if [ -z "${TIDEGATE_TEST_NODES+set}" ] && [ "$(free_gib /dev/shm)" -ge 4 ] && [ "$(memory_gib)" -ge 8 ]; then
@@ -46,7 +49,7 @@ if [ -z "${TIDEGATE_TEST_NODES+set}" ] && [ "$(free_gib /dev/shm)" -ge 4 ] && [ 
 	export TIDEGATE_TEST_NODES
 fi
 
-# What the compiler keeps for the next change costs the first build half of what it writes. Cargo makes the directory anyhow.
+# Incremental data is half of what a first build writes. Cargo creates the directory in any case.
 [ -n "$(ls target/debug/incremental 2>/dev/null)" ] || export CARGO_INCREMENTAL=0
 : >"$TIDEGATE_SKIPPED"
 : >"$out/phases"
@@ -62,7 +65,7 @@ left() {
 	echo "$seconds"
 }
 
-# run NAME COMMAND...: to its end or the deadline; leaves its log, its exit code and its time.
+# run NAME COMMAND...: runs it until its end or the deadline, and writes its log, exit code and time.
 run() {
 	run_name=$1
 	shift
@@ -87,13 +90,13 @@ interrupted() {
 }
 trap interrupted INT TERM HUP
 
-# Programs that cargo has built, by the kind and name of their target.
+# The path of a test program that cargo has built, by kind and name of its target.
 program() { sed -n '/"profile":{[^}]*"test":true/s/.*"kind":\["'"$2"'"\].*"name":"'"$3"'".*"executable":"\([^"]*\)".*/\1/p' "$out/$1.log" | tail -1; }
 
-# What a program has said, without cargo's messages.
+# The output of a program without cargo's messages.
 tell() { grep -v '^{"reason":' "$out/$1.log"; }
 
-# The panics (and a row's faults) of one failed test, without stack traces.
+# The panics (or the failed checks of a row) of one failed test, without stack traces.
 said() {
 	title=$2 awk '
 		$0 == "---- " ENVIRON["title"] " stdout ----" { on = 1; next }
@@ -105,7 +108,7 @@ said() {
 	' "$out/$1.log" | head -12
 }
 
-# Names of failed tests: the last list of a program.
+# Names of failed tests: the last list in a program's output.
 failed_of() {
 	awk '
 		/^failures:$/ { list = ""; on = 1; next }
@@ -123,7 +126,7 @@ apart=0
 unsteady=0
 named=0
 
-# Counts a program that has ended, and notes what has failed in it.
+# Counts the tests of a program that has ended, and records its failures.
 count() {
 	[ -e "$out/$1.code" ] || return 0
 	result=$(sed -n 's/^test result: [^.]*\. \([0-9]*\) passed; \([0-9]*\) failed; \([0-9]*\) ignored.*/\1 \2 \3/p' "$out/$1.log" | tail -1)
@@ -149,14 +152,14 @@ count() {
 	: >"$out/$1.held"
 }
 
-# May what failed in this program be tried once more?
+# Whether the failed tests of this program may be repeated.
 excusable() {
 	number=$(wc -l <"$out/$1.failed")
 	[ "$again" = yes ] && [ "$number" -gt 0 ] && [ "$number" -le $((3 - unsteady)) ] || return 1
 	! grep -q '^ *VERDICT:' "$out/$1.log"
 }
 
-# Once more, alone: those that hold now are no failures, and are named.
+# Repeats the failed tests alone: those that pass now are reported as unsteady, not as failed.
 once_more() {
 	[ -s "$out/$1.failed" ] && excusable "$1" || return 0
 	set -- "$1" "$2" --exact
@@ -173,7 +176,7 @@ once_more() {
 	failed=$((failed - number))
 }
 
-# Names each test that failed, with what it said.
+# Names each failed test with its output.
 name_failed() {
 	[ -e "$out/$1.failed" ] || return 0
 	while IFS= read -r title; do
@@ -182,13 +185,13 @@ name_failed() {
 		else
 			detail "FAILED: $title"
 		fi
-		# All names; what they have said only of the first: then it is one reason.
+		# All names, but the output only of the first ones: so many failures usually have one cause.
 		named=$((named + 1))
 		[ "$named" -gt 20 ] || detail "$(said "$1" "$title")"
 	done <"$out/$1.failed"
 }
 
-# A whole log; where something was repeated the last `test result:` is that of both runs.
+# Shows a whole log. After a repetition the last `test result:` line covers both runs.
 show() {
 	[ -e "$out/$1.log" ] || return 0
 	echo "==> $1"
@@ -208,7 +211,7 @@ show() {
 		done
 }
 
-# The last screen: the counts, and below them what is to be mended.
+# The last screen: the counts, followed by the failures.
 finish() {
 	took=$(($(date +%s) - begun))
 	skipped=$(wc -l <"$TIDEGATE_SKIPPED")
@@ -223,7 +226,7 @@ finish() {
 	exit
 }
 
-# A phase without which there is nothing to go on with.
+# A phase that all later ones need.
 must() {
 	echo "==> $1"
 	"$1" && return 0
@@ -244,14 +247,14 @@ build() {
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 
-# Beside the black-box tests. With a little less weight and not with none: on a machine that others use it would
-# not come to its end.
+# Runs beside the black-box tests, with slightly lower priority. With the lowest it might never finish on a machine with
+# other work.
 in_the_shadow() {
 	nice=${BESIDE:-nice -n 4}
 	run tidy $nice "$(program build test tidy)"
 	run fuzz $nice "$(program build test fuzz)"
 	SEEDS=${SEEDS:-400} TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}} run lib $nice "$(program build lib tidegate)"
-	# Last, when little is left beside it.
+	# Last, because little else runs then.
 	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
 
@@ -269,7 +272,7 @@ must setup
 echo "==> tests"
 jobs=
 if has blackbox; then
-	# They mostly wait: for times to come, and for what does not answer.
+	# These tests mostly wait, for due times and for peers that do not answer.
 	(RUST_TEST_THREADS=${TEST_THREADS:-$((3 * $(nproc)))} run integration "$(program build test integration)" \
 		${suites:---skip ::alone::}) &
 	jobs="$jobs $!"

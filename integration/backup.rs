@@ -1,5 +1,5 @@
-//! The store taken elsewhere: saved from a daemon that runs and from one that does not, looked through, brought back,
-//! and lived on by another daemon as if nothing had been.
+//! Backup and restore: the store of a running and of a stopped daemon is exported, verified and imported, and
+//! another daemon continues with it.
 
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -13,18 +13,18 @@ use tidegate_harness::{
     binary, bounded, now_ms, wait_until, Config, Daemon, Disk, Inbox, Ledger, Received, Site, Told,
 };
 
-/// Time that own-time items wait: longer than it takes to move the store.
+/// Delay of own-time items, ms: longer than it takes to move the store.
 const AHEAD_MS: u64 = 15_000;
 
 fn config(site: &Site<'_>) -> Config {
     site.config()
         .set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
         .text("applications.raw.format", "passthrough")
-        // Beyond the horizon of what is held in memory: this window has a row of its own.
+        // Beyond the horizon, so the window is stored in a separate row.
         .text("applications.long.window", "30s")
 }
 
-/// `tidegate store` with these arguments and this standard input.
+/// Runs `tidegate store` with these arguments and this file as standard input.
 fn store(arguments: &[&str], input: &Path) -> Told {
     let input = fs::File::open(input).expect("the input");
     let mut command = Command::new(binary());
@@ -38,14 +38,14 @@ fn state_of(daemon: &Daemon, application: &str, id: &str) -> String {
     told["state"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Items of every kind, each of which has got where it is to wait. The moment before which none of `raw` and `shop` may
-/// leave, UTC ms.
+/// Publishes items of every kind and waits until each has reached its waiting place. Returns the moment (UTC
+/// ms) before which no item of `raw` and `shop` may leave.
 fn fill(site: &Site<'_>, daemon: &Daemon, shop: &Inbox) -> u64 {
     site.client.publish(&site.push("shop", "1").id("gone"));
     assert_eq!(shop.batch().ids(), ["gone"]);
     let (status, _) = daemon.ask("POST", "/api/v1/applications/held/pause");
     assert_eq!(status, 200);
-    // Without its exchange a dead letter stays in the store.
+    // Without the dead-letter exchange a dead letter stays in the store.
     site.client.delete_exchange(&site.dead());
     let at = now_ms() + AHEAD_MS;
     let due = i64::try_from(at).expect("a date");
@@ -73,7 +73,7 @@ fn fill(site: &Site<'_>, daemon: &Daemon, shop: &Inbox) -> u64 {
     at
 }
 
-/// The lines behind the first one, which names the export.
+/// The lines of an export without its header line.
 fn body(export: &str) -> Vec<Value> {
     export.lines().skip(1).map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
@@ -127,14 +127,14 @@ fn a_store_that_is_moved_is_lived_on() {
     lived_on(&site, &config(&site).text("store.path", &path), (at, &shop), &lines);
 }
 
-/// Another daemon over the moved store: every item leaves once, when it is due and as it was.
+/// Starts another daemon on the moved store: every item must leave once, when it is due, and unchanged.
 fn lived_on(site: &Site<'_>, config: &Config, (at, shop): (u64, &Inbox), lines: &[Value]) {
     assert!(now_ms() < at, "moving took too long for this test to mean anything");
     let (raw, long) = (site.inbox("raw"), site.inbox("long"));
     let daemon = site.start(config);
     assert_eq!(state_of(&daemon, "shop", "gone"), "sent", "the end of an id is remembered");
     assert_eq!(state_of(&daemon, "shop", "far"), "waiting");
-    // Known ids, and one that has been sent: none of them comes again.
+    // One id that waits and one that has been sent: both must be dropped as duplicates.
     site.client.publish_all(["s0", "gone"].map(|id| site.push("shop", "again").id(id)));
     wait_until("both are dropped", Duration::from_secs(10), || {
         daemon.state()["totals"]["duplicates"]["keep"]["dropped"] == 2
@@ -181,8 +181,8 @@ fn lived_on(site: &Site<'_>, config: &Config, (at, shop): (u64, &Inbox), lines: 
     shop.quiet(Duration::from_millis(300));
 }
 
-/// While requests come and go, windows close early and leave memory, each export is one moment: whoever brings it back
-/// finds every row in order. So does whoever looks at what a kill has left.
+/// Under load, while windows close early and are evicted from memory, each export is a consistent snapshot:
+/// an import finds every row in order. The store that a kill leaves behind is consistent too.
 #[test]
 fn an_export_under_load_is_sound_and_so_is_what_a_kill_leaves() {
     let site = Site::new("backup-load");
@@ -210,7 +210,7 @@ fn an_export_under_load_is_sound_and_so_is_what_a_kill_leaves() {
     };
     let mut most = 0;
     for round in 0..4 {
-        // No queue of theirs is there: windows that are full are tried, fail, and wait among the others.
+        // `long` has no queue: full windows are published, returned, and wait with the others.
         let long = |n: u32| {
             let push = site.push("long", "1").id(&format!("l{round}-{n}"));
             push.customer(&format!("c{}", n % 30))
@@ -228,7 +228,7 @@ fn an_export_under_load_is_sound_and_so_is_what_a_kill_leaves() {
     brought_back("killed", &daemon.cli(&["store", "export"]));
     daemon.start_again();
     daemon.wait_ready();
-    // A reader that goes away leaves its place to the next.
+    // A reader that disconnects frees the place for the next one.
     drop(daemon.ask_whole("HEAD", "/api/v1/export"));
     wait_until("another export may begin", Duration::from_secs(10), || {
         daemon.cli(&["store", "export", "--running"]).code == 0
@@ -242,7 +242,7 @@ fn a_reader_that_stands_still_holds_nothing_up() {
     let site = Site::new("backup-still");
     let shop = site.inbox("shop");
     let mut daemon = site.start(&config(&site));
-    // More than the system keeps for a connection.
+    // More than the kernel buffers for one connection.
     let large = "x".repeat(20_000);
     let push = |n: u32| site.push("shop", large.as_str()).id(&n.to_string()).delay(3_600_000);
     site.client.publish_all((0..1_500).map(push));
@@ -262,13 +262,13 @@ fn a_reader_that_stands_still_holds_nothing_up() {
     assert_eq!(shop.batch().ids(), ["now"]);
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(20)).success(), "{}", daemon.log_tail());
-    assert!(daemon.log().contains("an export was broken off"), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("an export was ended early"), "{}", daemon.log_tail());
     let sound = daemon.cli(&["store", "verify", "--output", "json"]);
     assert_eq!((sound.code, &sound.json()["items"]), (0, &json!(1_500)), "{sound:?}");
     drop(reader);
 }
 
-/// So many own-time items with bodies that do not shrink, as lines.
+/// The lines of an export with this many own-time items, whose bodies do not compress.
 fn written(items: u64) -> String {
     let first = json!({
         "kind": "store", "format": "tidegate-store", "version": 1, "export": format!("{:032x}", 7),

@@ -1,8 +1,8 @@
-//! `make bench`: tidegate beside what it can be compared with, in one run on one machine.
+//! `make bench`: measures tidegate and its peers in one run on one machine.
 //!
-//! Absolute figures drift from machine to machine; the ratios count. What stands beside each other is measured in turn,
-//! several rounds long, and the median of each figure is told with its smallest and its largest. `--help` names the
-//! options; `docs/PERFORMANCE.md` says what the figures mean.
+//! Absolute figures differ between machines; the ratios count. A case and its peer are measured alternately
+//! over several rounds; the report gives the median of each figure with its minimum and maximum. `--help`
+//! lists the options; `docs/PERFORMANCE.md` explains the figures.
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 #![expect(clippy::print_stdout, reason = "a program for people to read")]
 #![expect(clippy::print_stderr, reason = "a program for people to read")]
@@ -89,7 +89,7 @@ fn measure(options: &Options) -> Result<Report, String> {
     let mut book = Book::new(bench.plan.limit());
     for group in [throughput::run, sizes::run, steady::run, bursts::run, kills::run, backlog::run] {
         group(&bench, &mut book);
-        // Whatever becomes of the next group: what was measured is kept.
+        // Saved after each group, so a failure of the next one loses no results.
         report.cases = book.cases().to_vec();
         report.seconds = begun.elapsed().as_secs();
         report.write(&options.json)?;

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs a command beside processes that do nothing but use the processor: busy.sh COUNT COMMAND...
-# A test that holds here holds on a machine that others use, too. Gives the command's exit code.
+# Runs a command beside busy processes: busy.sh COUNT COMMAND... A test that passes here also passes on a machine with
+# other work. Exits with the command's code.
 [ $# -ge 2 ] || { echo "usage: busy.sh COUNT COMMAND..." >&2; exit 2; }
 count=$1
 shift
 busy=
-# Each looks now and then whether this one still lives.
+# Each busy process checks now and then that this script still runs.
 trap '[ -z "$busy" ] || kill $busy 2>/dev/null' EXIT
 trap 'exit 130' INT TERM HUP
 while [ "$count" -gt 0 ]; do

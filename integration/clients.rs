@@ -1,4 +1,4 @@
-//! The examples of `docs/clients`, as they stand there, but for the names of the test's own corner of the broker.
+//! The examples of `docs/clients`, verbatim except for the names of the test's own queues and exchanges.
 
 mod examples;
 mod push_http;
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use tidegate_harness::{Daemon, Site};
 
-/// Code with the names of this broker and daemon in the place of the defaults, and these.
+/// Replaces the default names in the code by those of this broker and daemon, and by `others`.
 fn example_of(site: &Site<'_>, daemon: &Daemon, text: &str, others: &[(&str, String)]) -> String {
     let own = [
         ("amqp://guest:guest@127.0.0.1:5672/%2f", site.node.uri().to_owned()),
@@ -29,7 +29,7 @@ fn example_of(site: &Site<'_>, daemon: &Daemon, text: &str, others: &[(&str, Str
     text
 }
 
-/// Puts an example into the test's directory and gives its file name.
+/// Writes an example into the test's directory and returns its file name.
 fn example(site: &Site<'_>, daemon: &Daemon, path: &str, others: &[(&str, String)]) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/clients").join(path);
     let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));

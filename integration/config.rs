@@ -1,4 +1,4 @@
-//! The configuration as an operator meets it: files, environment, faults with their lines, and the shipped example.
+//! The configuration as an operator uses it: files, environment, faults with their lines, and the shipped example.
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
 
 mod copies;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use tidegate::config::{keys, Config, Faults, LoadedConfig, Location, StoreKind, Topology};
 use tidegate::engine::types::{AppSettings, Budget, Format, OnFull, Retry};
 
-/// A directory with a `config.toml` only its owner may read.
+/// A directory with a `config.toml` that only its owner may read.
 struct Dir(TempDir);
 
 impl Dir {
@@ -39,7 +39,7 @@ impl Dir {
         Config::load(Some(&self.path("config.toml")), pairs(env).into_iter())
     }
 
-    /// Faults or warnings, one a line, with the directory taken out.
+    /// Faults or warnings, one per line, without the directory in their paths.
     fn clean(&self, text: impl ToString) -> String {
         text.to_string().replace(&format!("{}/", self.0.path().display()), "")
     }
@@ -60,7 +60,7 @@ fn good(config: &str) -> Config {
     loaded.config
 }
 
-/// The faults of a file, one a line, as an operator reads them.
+/// The faults of a file, one per line, as an operator reads them.
 #[track_caller]
 fn faults(config: &str) -> String {
     let dir = Dir::new(config);
@@ -76,7 +76,7 @@ fn warnings(dir: &Dir, env: &[(&str, &str)]) -> String {
     dir.clean(loaded.warnings.iter().map(|w| format!("{w}\n")).collect::<String>())
 }
 
-/// Everything in a configuration, secrets included.
+/// The whole configuration as text, secrets included.
 fn whole(c: &Config) -> String {
     let ends = c.amqp.endpoints.iter().chain(&c.egress.endpoints);
     let secrets: Vec<&str> = ends.map(|e| e.password.expose_secret()).collect();
@@ -282,7 +282,7 @@ fn a_database_is_named_whole_or_not_at_all() {
     for (rest, fault) in [
         ("", "store.uri: is empty: write postgres://user@host/database?sslmode=require"),
         ("uri = \"postgres://u@db/t\"\n", "store.uri: does not say whether the connection is encrypted"),
-        ("uri = \"postgres://u@localhost/t\"\nschema = \"My\"\n", "store.schema: is no plain name"),
+        ("uri = \"postgres://u@localhost/t\"\nschema = \"My\"\n", "store.schema: is not a plain name"),
         ("uri = \"postgres://u@localhost/t\"\nlease = \"1s\"\n", "store.lease: "),
         ("uri = \"postgres://u@localhost/t\"\npath = \"var\"\n", "store.path: is not absolute"),
     ] {
@@ -429,7 +429,7 @@ fn each_bound_is_kept() {
 
 #[test]
 fn a_fault_is_not_followed_by_false_ones() {
-    // Each of these would contradict another key if the default took its place.
+    // With the default in place of the faulty value, each of these would contradict another key.
     for config in [
         "[defaults]\nwindow = 60\nquiet = \"10s\"",
         "[defaults]\nwindow = 60\n[applications.x]\nquiet = \"10s\"",
@@ -496,7 +496,7 @@ fn variables_go_before_the_file() {
     assert_eq!(c.amqp.endpoints.len(), 2);
     assert_eq!((c.amqp.endpoints[1].host.as_str(), c.amqp.endpoints[1].vhost.as_str()), ("::1", "v"));
 
-    // The other of two exclusive keys is replaced too, because a variable goes before the file.
+    // A variable overrides the file, so it also replaces the other key of an exclusive pair.
     let dir = Dir::new("[amqp]\nuris = [\"amqp://file-1.example\", \"amqp://file-2.example\"]\n");
     let c = dir.load(&[("TIDEGATE__AMQP__URI", "amqp://u:p@localhost")]).unwrap().config;
     assert_eq!((c.amqp.endpoints.len(), c.amqp.endpoints[0].host.as_str()), (1, "localhost"));
@@ -510,7 +510,7 @@ fn a_variable_is_text_where_text_is_wanted() {
         assert_eq!(text(name), name);
     }
     assert_eq!(text("\"in quotes\""), "in quotes");
-    // In the file the quotes are asked for, as ever.
+    // In the file, text still needs quotes.
     assert!(load("[ingest]\nqueue = 123\n").is_err());
 }
 
@@ -534,7 +534,7 @@ fn what_asks_the_daemon_reads_its_section_alone() {
 
 #[test]
 fn loopback_has_one_meaning() {
-    // Bound as well: the server judges as the configuration does.
+    // Bind these addresses too: the server must classify them as the configuration does.
     for listen in ["127.0.0.1:0", "[::1]:0", "[::ffff:127.0.0.1]:0"] {
         let config = good(&format!("admin.listen = {listen:?}")).admin;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -560,10 +560,10 @@ fn a_token_for_reading_stands_beside_one_for_everything() {
     };
     let admin = good(&keys("127.0.0.1:1", full, read)).admin;
     assert_eq!(admin.read_token.unwrap().expose_secret(), "a-token-for-reading");
-    // Alone it would keep nobody from anything, wherever is listened.
+    // A read token alone would protect nothing, on any address.
     for listen in ["127.0.0.1:1", "unix:/run/admin.sock"] {
         let found = faults(&keys(listen, "", read));
-        assert!(found.contains("admin.read_token_file: needs token_file beside it"), "{found}");
+        assert!(found.contains("admin.read_token_file: needs token_file, too"), "{found}");
         assert_eq!(found.lines().count(), 1, "{found}");
     }
     let found = faults(&keys("127.0.0.1:1", full, full));
@@ -649,7 +649,7 @@ fn warnings_say_what_is_doubtful() {
     assert_eq!(
         warnings(&dir, &[]),
         "config.toml:2: amqp.uri: ends in a bare /, which is taken as the vhost /: write /%2f, or leave the slash out
-config.toml:2: amqp.uri: names no user for rabbit.example: guest is taken, whom RabbitMQ lets in only from its own machine
+config.toml:2: amqp.uri: names no user for rabbit.example: tidegate uses guest, which RabbitMQ accepts only from its own machine
 config.toml:2: amqp.uri: sends password and payloads to rabbit.example unencrypted: use amqps:// unless the network is trusted
 "
     );
@@ -661,7 +661,7 @@ config.toml:2: amqp.uri: sends password and payloads to rabbit.example unencrypt
             "{found}"
         );
     }
-    // The well-known one is no secret, and a variable is in no file.
+    // The well-known password is no secret, and a variable is not part of the file.
     dir.file("config.toml", "[amqp]\nuri = \"amqp://guest:guest@localhost\"", 0o644);
     assert_eq!(warnings(&dir, &[]), "");
     assert_eq!(warnings(&dir, &[("TIDEGATE__AMQP__URI", "amqps://u:secret@h")]), "");

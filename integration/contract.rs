@@ -1,4 +1,4 @@
-//! What is written down for machines to read, held against what a running daemon says.
+//! The machine-readable documents, checked against the answers of a running daemon.
 
 mod http;
 mod messages;

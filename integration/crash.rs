@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 use tidegate_harness::{wait_until, Raw, RawProperties, Site};
 
+/// Judges promise 3.
 #[test]
 fn kill_9_right_after_the_start_does_not_lose_the_backlog() {
     let site = Site::new("kill-start");
@@ -54,7 +55,7 @@ fn after_quick_deaths_what_came_back_is_taken_with_care_and_ends_the_suspicion()
     for _ in 0..3 {
         daemon.start_again();
         daemon.wait_ready();
-        // So that some are out, whatever it does with them.
+        // Some requests must have been taken when it is killed.
         wait_until("some are taken", Duration::from_secs(20), || accepted(&daemon) > Some(0));
         daemon.kill9();
     }
@@ -65,12 +66,12 @@ fn after_quick_deaths_what_came_back_is_taken_with_care_and_ends_the_suspicion()
         state["items"]["waiting"] == REQUESTS && state["uncommitted"] == 0
     });
     let starts = site.dir.join("store/STARTS");
-    // It is the only start that counts since all of that has passed.
+    // Afterwards only this start counts.
     wait_until("the suspicion is over", Duration::from_secs(20), || {
         fs::read_to_string(&starts).is_ok_and(|text| text == "1\n")
     });
     let log = daemon.log();
-    for said in ["taken one at a time at first", "taken with few others", "the ordinary prefetch again"] {
+    for said in ["taken one at a time at first", "taken in quarantine", "the ordinary prefetch again"] {
         assert!(log.contains(said), "{said}: {}", daemon.log_tail());
     }
 }

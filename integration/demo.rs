@@ -1,7 +1,7 @@
 //! `make demo`: a private broker, the daemon, two applications, and what arrives, with how late it is.
 //!
-//! Ends by itself with a table; the exit code is 0 only when nothing was lost and nothing came early. Whatever it
-//! started is gone when it ends, also when it is interrupted.
+//! Ends with a table; the exit code is 0 only if nothing was lost and nothing came early. Everything it
+//! started is gone when it ends, also after an interrupt.
 #![expect(clippy::print_stdout, reason = "a program for people to watch")]
 
 use std::process::ExitCode;
@@ -64,7 +64,7 @@ impl<'s> Demo<'s> {
         summary(&report)
     }
 
-    /// Prints what has arrived for so long.
+    /// Prints what arrives within this time.
     fn listen(&self, time: Duration) {
         let end = Instant::now() + time;
         while let Some(left) = end.checked_duration_since(Instant::now()) {
@@ -168,7 +168,8 @@ impl<'s> Demo<'s> {
     }
 }
 
-/// Consumes an application's queue for the rest of the process: to the ledger, and a line to the screen.
+/// Consumes an application's queue until the process ends: records each batch in the ledger and prints a
+/// line.
 fn watch(inbox: Inbox, application: &str, ledger: &Arc<Ledger>, screen: &Sender<String>) {
     let (application, ledger, screen) = (application.to_owned(), Arc::clone(ledger), screen.clone());
     std::thread::spawn(move || {

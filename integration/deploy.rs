@@ -1,5 +1,5 @@
-//! What the project is installed from: the Debian package, and the files for containers. Neither containers nor clusters
-//! are started here; what stands in the files is held against the binary and the repository.
+//! Installation material: the Debian package and the container files. These tests start no containers and no
+//! clusters; they check the files against the binary and the repository.
 
 mod containers;
 mod package;

@@ -1,9 +1,10 @@
-//! In the place of a delayed exchange: producers of RabbitMQ's delayed-message-exchange plugin publish as they did, to
-//! another exchange name, and consumers find what they found.
+//! Drop-in replacement for a delayed exchange: producers of RabbitMQ's delayed-message-exchange plugin only
+//! change the exchange name, and consumers receive the same messages.
 //!
-//! The cases are the examples of the plugin's documentation and of its own test suite (original and fork), with
-//! shorter delays; each says which. `format = "passthrough"` everywhere. Where tidegate differs on purpose, the test
-//! says so: the routing key names the application, `x-delay` stays as it came, nothing is dropped.
+//! The cases are the examples of the plugin's documentation and of its test suite (original and fork), with
+//! shorter delays; each test names its source. All use `format = "passthrough"`. Deliberate differences are
+//! stated in the test: the routing key names the application, `x-delay` is passed on unchanged, nothing is
+//! dropped.
 
 mod copies;
 mod delays;

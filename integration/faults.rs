@@ -1,9 +1,9 @@
 //! The table of faults, against the built binary and a real broker.
 //!
-//! Without arguments the quick rows run. `--all` runs every row, `--long` with a million items where it matters,
-//! `--seed N` with the random moments of an earlier run; numbers choose rows, or their titles with `--exact`. Ends with
-//! a table and, as libtest does, with the titles of those that are wrong; the exit code is 0 only when every row is as it
-//! must be.
+//! Without arguments the quick rows run. `--all` runs every row, `--long` uses a million items where the
+//! number matters, `--seed N` repeats the random moments of an earlier run. Numbers select rows; so do titles
+//! with `--exact`. The program ends with a table and, as libtest does, with the titles of the failed rows;
+//! the exit code is 0 only if every row passes.
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 #![expect(clippy::print_stdout, reason = "a program whose result is a table")]
 
@@ -86,10 +86,10 @@ struct Asked {
     long: bool,
     seed: Option<u64>,
     numbers: Vec<u32>,
-    /// The words are titles.
+    /// The arguments are titles.
     exact: bool,
     titles: Vec<String>,
-    /// Of other tests: `cargo test NAME` passes its filter to every test binary.
+    /// Arguments for other tests: `cargo test NAME` passes its filter to every test binary.
     foreign: bool,
 }
 
@@ -148,7 +148,7 @@ fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
         let begun = Instant::now();
         let mut row = fault.judge(&context);
         let lacking = row.lacking.as_ref().map(|what| format!("needs {what}"));
-        // Whoever asks for all of it wants none left out.
+        // With `--all`, a row that cannot run is a failure.
         row.wrong.extend(lacking.clone().filter(|_| asked.all));
         let verdict = match (&row.wrong[..], &lacking) {
             ([], None) => "ok",
@@ -172,7 +172,7 @@ fn run(asked: &Asked, chosen: &[&Fault]) -> ExitCode {
     }
 }
 
-/// In the words of libtest, so that whoever reads those of the other programs reads these.
+/// Same output as libtest, so that one parser reads all test programs.
 fn tell_as_libtest(rows: &[(&&Fault, Row)]) {
     let wrong: Vec<_> = rows.iter().filter(|(_, row)| !row.wrong.is_empty()).collect();
     let ignored = rows.iter().filter(|(_, row)| row.wrong.is_empty() && row.lacking.is_some()).count();

@@ -1,8 +1,9 @@
-//! Decoders against made-up input: each target is one function that must return, whatever it is given.
+//! Decoders against generated input: each target is a function that must return for any input.
 //!
-//! Inputs are mutated from a corpus (`integration/fuzz/corpus/TARGET`, small files) without looking at coverage. A run
-//! as a test takes about two seconds a target; `FUZZ_SECONDS` makes it longer (`make fuzz`), `FUZZ_SEED` repeats one.
-//! What makes a target panic is written to a file, named, and best added to the corpus.
+//! Inputs are mutated from a corpus (`integration/fuzz/corpus/TARGET`, small files) without coverage
+//! feedback. As a test, a target runs for about two seconds; `FUZZ_SECONDS` sets another time (`make fuzz`),
+//! `FUZZ_SEED` repeats a run. An input that makes a target panic is written to a file, which the panic names;
+//! add it to the corpus.
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 #![expect(clippy::unwrap_used, reason = "a finding is a panic")]
 #![expect(clippy::print_stdout, reason = "seeds, figures and findings are to be seen")]

@@ -1,4 +1,4 @@
-//! The harness itself, without the daemon: a node that starts, dies and comes back; clients; the oracle's judgement.
+//! The harness without the daemon: a node that starts, dies and restarts; clients; the oracle's verdicts.
 
 use std::time::Duration;
 use tidegate_harness::{
@@ -45,7 +45,7 @@ fn the_raw_publisher_speaks_amqp() {
     assert_eq!((first.id().as_str(), first.body.len()), ("p\u{e4}", 300_000));
     inbox.take(19, Duration::from_secs(20));
     drop(inbox);
-    // Never consumed: lapin in this process would need the daemon's precautions to survive it.
+    // Do not consume it: lapin in this process would need the daemon's precautions to survive it.
     site.client.queue("raw-nested", lapin_table());
     let nested = RawProperties::default().headers(&nested_arrays("n", 26_000)).persistent();
     raw.publish("", b"raw-nested", &nested, b"deep");
@@ -74,7 +74,7 @@ fn a_count_is_awaited_and_its_last_value_is_told() {
     assert!(told.ends_with("but: Some(1)"), "{told}");
 }
 
-/// Each runs by itself, when all others have ended.
+/// These tests run one at a time, after all others.
 mod alone {
     use super::*;
 
@@ -93,7 +93,7 @@ mod alone {
         assert!(told.contains(r#"["late 0", "late 1", "late 2"]"#), "{told}");
     }
 
-    /// Beside it: runs on and is heard.
+    /// Runs beside the other test and can still be heard.
     #[test]
     #[ignore = "a part of the test of what becomes of one that hangs"]
     fn a_test_that_measures() {
@@ -136,7 +136,7 @@ fn the_oracle_sees_what_is_wrong() {
     assert_eq!((report.confirmed, report.batches, report.items_out), (4, 3, 5));
 }
 
-/// A part of the test below, which runs it as a process of its own.
+/// Run by the test below as a separate process.
 #[test]
 #[ignore = "it hangs, so that another test sees what becomes of that"]
 fn a_test_that_never_ends() {

@@ -1,5 +1,5 @@
-//! Hostile input against a running daemon: whatever is published, it lives on, the others flow, and each message is
-//! delivered or dead with a reason; and nothing secret is ever told.
+//! Hostile input against a running daemon: it survives every message, other messages flow, and each message
+//! is delivered or dead-lettered with a reason. No secret appears in any output.
 
 mod messages;
 mod secrets;

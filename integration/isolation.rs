@@ -1,15 +1,16 @@
-//! Trouble stays where it is: a lost connection, frames that shrink, a dead exchange, a letter too large, a second daemon,
-//! daemons that stand by, large bodies at the start, a pause with a backlog, answers to another virtual host, many queues
-//! that keep silent, what waits for such a queue.
+//! Fault isolation: a lost connection, a smaller frame size, a missing dead-letter exchange, a dead letter
+//! that is too large, a second daemon, standby daemons, large bodies at the start, a pause with a backlog,
+//! replies to another virtual host, many queues that never confirm, and requests that concern such a queue.
 
 use std::time::Duration;
 
-/// Nobody is later than this. That is measured by tests that run alone, each the best of three whole stories.
+/// Upper bound of lateness for an unaffected application. Tests that measure it run alone and take the best
+/// of three runs.
 const LATE: Duration = Duration::from_secs(1);
-/// Who waits for what hangs is later than this: it is given up after 30 s.
+/// An item that waits for a queue that never confirms is later than this: its publish is given up after 30 s.
 const HELD_UP: Duration = Duration::from_secs(20);
 
-/// Judges a story by how late its latest item was.
+/// Judges one run by the lateness of its latest item.
 fn in_time(latest: Duration) -> Result<(), String> {
     (latest < LATE).then_some(()).ok_or_else(|| format!("late by {latest:?}"))
 }

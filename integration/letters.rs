@@ -1,4 +1,6 @@
-//! What lies in the queue of dead letters: looked at, sent back, dropped, saved, and never lost by it.
+//! Dead letters in their queue: listed, sent back, dropped and exported, and never lost by any of it.
+//!
+//! Judges promise 8.
 
 mod back;
 mod edges;
@@ -10,7 +12,7 @@ use serde_json::Value;
 use std::time::Duration;
 use tidegate_harness::{wait_until, Daemon, Push, Site};
 
-/// A request that dies as `invalid`.
+/// A request that is dead-lettered as `invalid`.
 fn invalid(site: &Site<'_>, application: &str, id: &str) -> Push {
     site.push(application, format!("{{\"of\":\"{id}\"}}"))
         .content_type("application/json")
@@ -18,13 +20,13 @@ fn invalid(site: &Site<'_>, application: &str, id: &str) -> Push {
         .id(id)
 }
 
-/// Publishes them, and waits until so many letters lie in the queue.
+/// Publishes them, and waits until `count` dead letters are in the queue.
 fn died(site: &Site<'_>, pushes: impl IntoIterator<Item = Push>, count: u32) {
     site.client.publish_all(pushes);
     lie_there(site, count);
 }
 
-/// A letter as tidegate puts it.
+/// A dead letter as tidegate publishes it.
 fn letter(site: &Site<'_>, reason: &str, id: &str) -> Push {
     Push::new(&site.dead(), "shop", "{}")
         .with("x-tidegate-reason", reason)
@@ -38,7 +40,7 @@ fn lie_there(site: &Site<'_>, count: u32) {
     });
 }
 
-/// The answer to what must be done.
+/// The reply to a request that must succeed.
 fn done(daemon: &Daemon, method: &str, path: &str) -> Value {
     let (status, answer) = daemon.ask(method, path);
     assert_eq!(status, 200, "{method} {path}: {answer}\n{}", daemon.log_tail());

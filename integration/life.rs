@@ -1,4 +1,4 @@
-//! The start of the process: without a broker, with a bad configuration. Locks, signals and reloads are rows of the
+//! Process start: without a broker, with an invalid configuration. Locks, signals and reloads are rows of the
 //! table of faults (`faults/life.rs`), which run in each `make test`.
 
 use std::fs;
@@ -36,7 +36,8 @@ fn a_bad_configuration_is_exit_code_78_with_every_fault() {
     assert!(log.contains("prefech") && log.contains("window"), "all faults at once: {log}");
 }
 
-/// A reload from a pipe that nobody writes to holds up nothing; what is there in time counts, and what comes late does not.
+/// A reload from a pipe without a writer blocks nothing: what is read in time counts, and what arrives later
+/// does not.
 #[test]
 fn a_reload_that_does_not_come_to_an_end_holds_up_nothing() {
     let site = Site::new("reload-pipe");
@@ -55,10 +56,10 @@ fn a_reload_that_does_not_come_to_an_end_holds_up_nothing() {
         assert_eq!(daemon.ask("GET", "/livez").0, 200);
     }
     let says = |text: &str| daemon.log().contains(text);
-    wait_until("it is given up", Duration::from_secs(30), || says("reading it does not come to an end"));
+    wait_until("it is given up", Duration::from_secs(30), || says("reading it does not end"));
     daemon.hup();
     wait_until("the next is refused", Duration::from_secs(10), || {
-        says("the read before has still not come back")
+        says("an earlier read has not returned yet")
     });
     fs::write(&file, &text).expect("somebody writes to the pipe");
     wait_until("it came too late", Duration::from_secs(10), || says("was read too late"));

@@ -1,5 +1,5 @@
-//! Bounds and hostile input: memory, messages that break parsers, a blocked broker, what the disk has seen before
-//! an ack.
+//! Bounds and hostile input: memory, messages that break parsers, a blocked broker, and what is synced to
+//! disk before an ack.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ fn ids_of(inbox: &Inbox, wanted: &[String], limit: Duration) {
     }
 }
 
-/// Whether this item comes now.
+/// Whether a message with this item arrives within 50 ms.
 fn delivered(inbox: &Inbox, id: &str) -> bool {
     inbox.poll(Duration::from_millis(50)).is_some_and(|m| m.batch().items.iter().any(|i| i.id == id))
 }
@@ -75,7 +75,7 @@ fn a_hundred_thousand_headers_and_odd_bodies() {
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config());
     let mut raw = Raw::connect(site.node);
-    // 18,000 entries fill a frame: the name in three bytes, a void value.
+    // 18,000 entries fill a frame: three bytes for the name, a void value.
     let mut entries = Vec::new();
     for n in 0..18_000u32 {
         let name = [b'!' + (n % 90) as u8, b'!' + (n / 90 % 90) as u8, b'!' + (n / 8100) as u8];
@@ -106,8 +106,8 @@ fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
     let site = Site::on(&node, "blocked");
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config().text("defaults.format", "json"));
-    // The alarm holds up whoever publishes, so it comes after them, and before they leave: they are paused until it is
-    // there, which takes the tool of a busy machine some time.
+    // The alarm also blocks the test's producer, so it is raised after the publishes and before the items
+    // leave. They are paused until the alarm is on, which takes the tool some time on a busy machine.
     let some = |daemon: &Daemon, name: &str| {
         let order = |verb: &str| daemon.ask("POST", &format!("/api/v1/applications/shop/{verb}")).0;
         assert_eq!(order("pause"), 200);
@@ -136,22 +136,23 @@ fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
     ids_of(&inbox, &wanted, Duration::from_secs(30));
 }
 
-/// What a trace of the daemon's calls tells of its acks.
+/// Acks found in a trace of the daemon's system calls.
 #[derive(Debug, Default)]
 struct Acked {
-    /// Requests that have been acked: their tags count from 1, and one ack may cover several.
+    /// Acked requests: their tags count from 1, and one ack may cover several.
     requests: u64,
     /// The line of the first ack that covers more requests than finished syncs do.
     unsynced: Option<usize>,
 }
 
 impl Acked {
-    /// Each request is published once the one before is acked: what a sync can have made durable is one more than is
-    /// acked, however many there are meanwhile. An ack counts from its beginning on, and a sync from its end on.
+    /// Each request is published after the ack of the one before, so a sync can have made at most one more
+    /// durable than is acked, however many syncs run in between. An ack counts from its start, a sync from
+    /// its end.
     fn read(trace: &str) -> Acked {
         // Frame type 1, any channel, a payload of 13 bytes: class 60, method 80. The tag follows.
         let ack = r"\x00\x00\x00\x0d\x00\x3c\x00\x50";
-        // Class 60, method 20. What the start has synced, before it consumes, is no request's.
+        // Class 60, method 20. Syncs of the start, before the daemon consumes, belong to no request.
         let consume = r"\x00\x3c\x00\x14\x00\x00";
         let (mut acked, mut synced) = (Acked::default(), 0);
         for (number, line) in trace.lines().enumerate().skip_while(|(_, line)| !line.contains(consume)) {
@@ -170,13 +171,13 @@ impl Acked {
     }
 }
 
-/// A delivery tag: eight bytes, each as `\x` and two digits. None where the line is not written to its end.
+/// A delivery tag: eight bytes, each as `\x` and two digits. None if the line is cut off.
 fn tag(bytes: &str) -> Option<u64> {
     let digits = bytes.get(..32)?.split(r"\x").collect::<String>();
     u64::from_str_radix(&digits, 16).ok()
 }
 
-/// A trace that outlives a test which fails.
+/// A trace that is kept if the test fails.
 struct Trace(PathBuf);
 
 impl Trace {
@@ -198,10 +199,11 @@ impl Drop for Trace {
     }
 }
 
-/// There is one way from a commit to its ack: the store's thread reports the commit once the sync has returned, only
-/// then does the engine hold its deliveries for safe, and acks are made of what is safe. That order is what a trace
-/// can show: it does not show which ack belongs to which sync. Two syncs may end before either of their acks is on its
-/// way, and one ack may cover both; so requests are counted, one is under way at a time, and none leaves meanwhile.
+/// A commit leads to its ack in one way: the store's thread reports the commit after the sync has returned,
+/// only then does the engine regard the deliveries as safe, and only safe deliveries are acked. A trace shows
+/// this order, but not which ack belongs to which sync: two syncs may end before either ack is sent, and one
+/// ack may cover both. Therefore the test counts requests, has one under way at a time, and lets none leave.
+/// Judges promise 1.
 #[test]
 fn a_sync_of_the_disk_precedes_every_ack() {
     if !require("strace") || !has_disk_store() {
@@ -226,7 +228,7 @@ fn a_sync_of_the_disk_precedes_every_ack() {
     }
 }
 
-/// The counting finds what it is to find, and nothing else.
+/// The counting finds an early ack, and nothing else.
 #[test]
 fn an_ack_that_overtakes_its_sync_is_found_in_a_trace() {
     let ack = |tag: u8| {
@@ -252,10 +254,11 @@ fn an_ack_that_overtakes_its_sync_is_found_in_a_trace() {
     assert_eq!(read(&[begin, sync, &one[..one.len() - 30]]), (0, None), "a line that is being written");
 }
 
-/// Each runs by itself, when all others have ended.
+/// These tests run one at a time, after all others.
 mod alone {
     use super::*;
 
+    /// Judges promise 7.
     #[test]
     fn a_million_waiting_items_in_32_mib() {
         alone();
@@ -288,13 +291,13 @@ mod alone {
         let start = Instant::now();
         daemon.start_again();
         daemon.wait_ready();
-        // By its own work: how long it takes is the machine's matter, too.
+        // Measured by processor time: the wall time also depends on the machine.
         let (ready, work_ms) = (start.elapsed(), daemon.cpu_us() / 1000);
         assert!(
             work_ms < 5_000,
             "{work_ms} ms of work to be ready: the start must not grow with the backlog"
         );
-        // What was not acked comes again; what of it was durable has no id of its own, and so waits twice.
+        // Unacked messages are delivered again. Those already durable have no id, so they are stored twice.
         wait_until("what was not acked has come again", Duration::from_secs(60), || {
             node.messages(&site.ingest_queue()) == Some(0)
         });
@@ -311,14 +314,14 @@ mod alone {
     }
 }
 
-/// Goes through all that waits page by page, cancels one and counts some, while another application's items leave on
-/// time. `known` wait for `shop`. Says how long it took.
+/// Pages through everything that waits, cancels one item and counts some, while another application's items
+/// leave on time. `known` items of `shop` wait. Returns a summary with the time taken.
 fn paged(site: &Site<'_>, daemon: &Daemon, known: u64) -> String {
     let mail = site.inbox("mail");
     let own = |n: u32| site.push("shop", "1").id(&format!("own-{n}")).customer("one").delay(7_200_000);
     site.client.publish_all((0..500).map(own));
     wait_until("they wait", Duration::from_secs(30), || daemon.items("waiting") == known + 500);
-    // On a thread of its own: it publishes and compares the times, while this one turns the pages.
+    // A separate thread publishes and compares the times while this one pages.
     let (stop, stopping) = std::sync::mpsc::channel::<()>();
     let (took, some, late_us) = std::thread::scope(|scope| {
         let others = scope.spawn(move || {
@@ -335,14 +338,14 @@ fn paged(site: &Site<'_>, daemon: &Daemon, known: u64) -> String {
             percentile(&late, 90.0)
         });
         let start = Instant::now();
-        // Dropped when that fails as well: the other thread ends.
+        // Dropped on a panic too, so that the other thread ends.
         let running = stop;
         let some = all_pages(daemon, known);
         let took = start.elapsed();
         drop(running);
         (took, some, others.join().expect("the others' items on time"))
     });
-    // Each page would hold up the next one of the others; a few may be late for the machine's reasons.
+    // Each page would delay the next item of the other application; the machine may delay a few.
     assert!(late_us < 2_000_000, "a list held another application up for {late_us} us");
     let (status, answer) = daemon.ask("DELETE", &format!("/api/v1/items/shop/{some}"));
     assert_eq!((status, &answer["count"]), (200, &1.into()), "one far item: {answer}");
@@ -353,7 +356,8 @@ fn paged(site: &Site<'_>, daemon: &Daemon, known: u64) -> String {
     format!("all paged in {took:?}, nine in ten of the others late by less than {late_us} us")
 }
 
-/// Each of `known` items without an id of its own exactly once, and 500 with one; gives the id of one in the middle.
+/// Expects each of `known` items without a `message_id` exactly once, and 500 with one. Returns the id of one
+/// in the middle.
 fn all_pages(daemon: &Daemon, known: u64) -> String {
     let (mut cursor, mut last) = (String::new(), 0);
     let mut assigned: Vec<u64> = Vec::new();
@@ -369,7 +373,7 @@ fn all_pages(daemon: &Daemon, known: u64) -> String {
             let id = row["id"].as_str().expect("an id");
             match id.split('-').collect::<Vec<_>>()[..] {
                 ["own", _] => assert!(own.insert(id.to_owned()), "{id} twice"),
-                // Store, arrival number, due; and how far it is from the first of its window.
+                // Store, arrival number, due, and optionally the distance from the first item of the window.
                 [_, number, _] | [_, number, _, _] => {
                     assigned.push(u64::from_str_radix(number, 16).expect("a number"))
                 }

@@ -9,17 +9,17 @@ mod pages;
 use serde_json::Value;
 use tidegate_harness::{wait_until, Config, Daemon, Site};
 
-/// Three hours, ms: such an item is in the store alone.
+/// Three hours, ms: such an item is held in the store only.
 pub(super) const FAR: i64 = 3 * 3_600_000;
-/// Long enough for every test here, ms.
+/// Longer than every test here, ms.
 pub(super) const NEAR: i64 = 15_000;
 
-/// Windows stay open, and what cannot be delivered stays parked.
+/// Windows stay open, and undeliverable items stay parked.
 pub(super) fn config(site: &Site<'_>) -> Config {
     site.config().text("defaults.window", "60s").set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
 }
 
-/// The rows of one page, which must be all.
+/// The rows of a listing that fits in one page.
 pub(super) fn list(daemon: &Daemon, query: &str) -> Vec<Value> {
     let (status, page) = daemon.ask("GET", &format!("/api/v1/items?{query}"));
     assert_eq!((status, &page["next"]), (200, &Value::Null), "{query}: {page}");
@@ -32,7 +32,7 @@ pub(super) fn ids(daemon: &Daemon, query: &str) -> Vec<String> {
     list(daemon, query).iter().map(id).collect()
 }
 
-/// One of each: five of `shop`, one of `mail`, three of `nobody`, which has no queue.
+/// An item in every state: five of `shop`, one of `mail`, three of `nobody`, which has no queue.
 pub(super) fn one_of_each(site: &Site<'_>, daemon: &Daemon) {
     for application in ["shop", "mail"] {
         site.application(application);

@@ -1,9 +1,9 @@
-//! All tests that see tidegate from outside, as one program: the suites against the built binary and a RabbitMQ node of
-//! their own (see `integration/harness`), and those of single parts through their public side.
+//! All black-box tests as one program: the suites against the built binary and a private RabbitMQ node (see
+//! `integration/harness`), and tests of single parts through their public interface.
 //!
-//! One program is linked once, and starts one node for all. A suite is a module: `cargo test --test integration
-//! delivery::` runs one. Apart from this stand `tidy` (reads the source), `fuzz` (has its own length) and `faults` (a
-//! table, not a list).
+//! One program links once and starts one node for all. A suite is a module: `cargo test --test integration
+//! delivery::` runs one. Separate programs are `tidy` (reads the source), `fuzz` (runs for a configurable
+//! time) and `faults` (prints a table).
 #![expect(unreachable_pub, reason = "modules of a program: `pub` says what the others use")]
 
 mod admin;

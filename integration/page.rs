@@ -1,4 +1,4 @@
-//! The page of the admin port, as a person meets it in a browser.
+//! The page of the admin port, in a real browser.
 
 mod acts;
 mod dead;
@@ -11,17 +11,17 @@ mod tokens;
 use serde_json::Value;
 use tidegate_harness::{Browser, Config, Daemon, Site};
 
-/// Three hours, ms: such an item is in the store alone.
+/// Three hours, ms: such an item is held in the store only.
 const FAR: i64 = 3 * 3_600_000;
-/// Long enough for every test here, ms.
+/// Longer than every test here, ms.
 const SOON: i64 = 1_800_000;
 
-/// Windows stay open, and what cannot be delivered stays parked.
+/// Windows stay open, and undeliverable items stay parked.
 fn config(site: &Site<'_>) -> Config {
     site.config().text("defaults.window", "600s").set("defaults.retry", r#"{ min = "600s", max = "600s" }"#)
 }
 
-/// Some of each: twelve of `shop`, one of `mail`, two of `nobody`, which has no queue.
+/// Twelve items of `shop`, one of `mail`, two of `nobody`, which has no queue.
 fn some_of_each(site: &Site<'_>, daemon: &Daemon) {
     for application in ["shop", "mail"] {
         site.application(application);
@@ -42,14 +42,14 @@ fn some_of_each(site: &Site<'_>, daemon: &Daemon) {
     });
 }
 
-/// A browser that shows the page of this daemon; `None` where there is none.
+/// A browser that shows the page of this daemon; `None` if there is no browser.
 fn opened(site: &Site<'_>, daemon: &Daemon) -> Option<Browser> {
     let browser = Browser::start(&site.dir)?;
     browser.open(&format!("http://{}/", daemon.admin()));
     Some(browser)
 }
 
-/// A daemon that holds some of each, and a browser that shows its page.
+/// A daemon with the items of `some_of_each`, and a browser that shows its page.
 fn shown(site: &Site<'_>) -> Option<(Daemon, Browser)> {
     let daemon = site.start(&config(site));
     some_of_each(site, &daemon);
@@ -57,13 +57,13 @@ fn shown(site: &Site<'_>) -> Option<(Daemon, Browser)> {
     Some((daemon, browser))
 }
 
-/// An expression: this element says this.
+/// A JavaScript expression: the element's text contains this.
 fn says(selector: &str, text: &str) -> String {
     let [selector, text] = [selector, text].map(Value::from);
     format!("document.querySelector({selector})?.innerText.includes({text})")
 }
 
-/// An expression: a row of this table has each of these texts in a cell of its own.
+/// A JavaScript expression: one row of this table has each of these texts in a separate cell.
 fn row_has(body: &str, texts: &[&str]) -> String {
     let texts = Value::from(texts.to_vec());
     format!(
@@ -73,7 +73,7 @@ fn row_has(body: &str, texts: &[&str]) -> String {
     )
 }
 
-/// Clicks the button of this text in the row of a table that begins with a name.
+/// In the table row that begins with a name, clicks the button with this text.
 fn press_in_row(browser: &Browser, body: &str, name: &str, text: &str) {
     let [name, text] = [name, text].map(Value::from);
     browser.wait(&format!(
@@ -84,7 +84,7 @@ fn press_in_row(browser: &Browser, body: &str, name: &str, text: &str) {
     ));
 }
 
-/// Clicks the button of this text below an element.
+/// Clicks the button with this text below an element.
 fn press(browser: &Browser, within: &str, text: &str) {
     let [within, text] = [within, text].map(Value::from);
     browser.wait(&format!(
@@ -93,7 +93,7 @@ fn press(browser: &Browser, within: &str, text: &str) {
     ));
 }
 
-/// Nothing was asked of another host, nothing was kept from running by the policy, and nothing went wrong.
+/// The page asked no other host, its content security policy blocked nothing, and the console has no errors.
 fn was_well_behaved(browser: &Browser, daemon: &Daemon) {
     let own = format!("http://{}/", daemon.admin());
     for entry in browser.log("performance") {
@@ -104,11 +104,11 @@ fn was_well_behaved(browser: &Browser, daemon: &Daemon) {
         }
         let url = message["params"]["request"]["url"].as_str().unwrap_or_default();
         let is_own = url.starts_with(&own) || url.starts_with("data:");
-        // What it shows before it is sent anywhere.
+        // Pages the browser shows before the first navigation.
         assert!(is_own || url.starts_with("about:") || url.starts_with("chrome"), "it asked for {url}");
     }
     for entry in browser.log("browser") {
-        // The browser notes each answer that is no 200 as an error: those are the daemon's to give.
+        // The browser logs each status other than 200 as a `network` error; these come from the daemon.
         assert_eq!(entry["source"], "network", "the console says {entry}");
     }
 }

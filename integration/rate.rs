@@ -1,18 +1,20 @@
-//! How fast the items of an application leave: never faster than was said, in order, and nobody else slower.
+//! Rates: an application's items leave in order and never faster than its rate, and other applications are
+//! not slowed down.
 
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tidegate_harness::{now_ms, wait_until, Daemon, Inbox, Received, Site};
 
-/// Long enough on any machine.
+/// Longer than anything here takes, on any machine.
 const LONG: Duration = Duration::from_secs(60);
 
 fn application(daemon: &Daemon, name: &str) -> Value {
     daemon.ask("GET", &format!("/api/v1/applications/{name}")).1
 }
 
-/// So many arrive, in order, and none sooner than a bucket of this depth allows that was full at `from`, ms.
+/// Takes `items` messages. Panics if one arrives sooner than a token bucket allows: `per_second`, depth
+/// `burst`, full at `from` (UTC ms).
 fn arrive(inbox: &Inbox, from: u64, items: usize, per_second: u64, burst: u64) -> Vec<Received> {
     let all = inbox.take(items, LONG);
     for (n, message) in (1..).zip(&all) {
@@ -47,7 +49,7 @@ fn items_leave_in_order_at_the_rate_and_others_in_their_time() {
     if let Some(until) = app["held_until"].as_u64() {
         assert!(until < now_ms() + 10_000, "{app}");
     }
-    // While the one is held back the other has what it is due.
+    // While `slow` is held back, `fast` gets its items on time.
     fast.take(20, LONG);
     assert!(told()["total"].as_u64().is_some_and(|left| left > 0), "the others came first: {}", told());
     let all = arrive(&slow, begun, ITEMS, 40, 20);
@@ -64,7 +66,7 @@ fn items_leave_in_order_at_the_rate_and_others_in_their_time() {
     assert!(figure("tidegate_held_back_seconds_sum") > 30.0, "that is no lateness");
 }
 
-/// Batches stay whole, and count their items.
+/// Batches stay whole, and the rate counts their items.
 #[test]
 fn windows_leave_whole_at_the_rate() {
     let site = Site::new("ratewindows");
@@ -86,7 +88,7 @@ fn windows_leave_whole_at_the_rate() {
     }
 }
 
-/// A receiver says "slow down"; that is remembered over a kill, and ends by itself or by a command.
+/// A receiver asks for a lower rate: the rate survives a kill, and ends at its time or by a command.
 #[test]
 fn a_rate_for_a_while_outlives_a_kill() {
     let site = Site::new("rateslow");
@@ -105,7 +107,7 @@ fn a_rate_for_a_while_outlives_a_kill() {
     let app = application(&daemon, "shop");
     assert_eq!(app["rate"], "2/s", "{app}");
     assert!(app["rate_until"].as_u64().is_some_and(|until| until > now_ms() + 300_000), "{app}");
-    // A burst for the start; and one that was on its way when it was killed.
+    // The start allows one burst; one message more may have been in flight at the kill.
     seen.extend(arrive(&inbox, killed, 6, 2, 3).iter().map(Received::id));
     assert_eq!(
         daemon.ask("DELETE", "/api/v1/applications/shop/rate"),
@@ -134,7 +136,7 @@ fn a_rate_for_a_while_outlives_a_kill() {
     );
 }
 
-/// A long backlog in the store, in little memory: what is held back costs none beyond its head.
+/// A long backlog with little memory: beyond its head, a held application uses none.
 #[test]
 fn a_backlog_that_is_held_back_leaves_memory_to_others() {
     const ITEMS: u64 = 12_000;
@@ -158,8 +160,8 @@ fn a_backlog_that_is_held_back_leaves_memory_to_others() {
     slow.take(ITEMS as usize - 200, Duration::from_secs(300));
 }
 
-/// Of one customer by itself, far more than memory has room for: in order at its rate, over a kill, and another's in their
-/// time.
+/// One customer has far more items than fit into memory: they leave in order at its rate, also across a kill,
+/// and another customer's items leave on time.
 #[test]
 fn each_customer_has_a_rate_of_its_own_and_nobody_waits_for_another() {
     const ITEMS: u64 = 12_000;
@@ -171,7 +173,7 @@ fn each_customer_has_a_rate_of_its_own_and_nobody_waits_for_another() {
         let id = format!("{customer}{n}");
         site.push("shop", "1").id(&id).customer(customer)
     };
-    // Whose it is, and which.
+    // Customer (`ann` 0, `bob` 1) and item number.
     let number = |message: &Received| {
         let id = message.id();
         let (customer, n) = id.split_at(3);
@@ -186,7 +188,7 @@ fn each_customer_has_a_rate_of_its_own_and_nobody_waits_for_another() {
             && told["held"].as_u64().is_some_and(|held| (1..200).contains(&held))
             && told["held_until"].as_u64().is_some()
     });
-    // Those of the other come at less than their rate.
+    // `bob` publishes more slowly than the rate.
     let bob = now_ms();
     site.client.publish_all((0..60).map(|n| of("bob", n).delay(n as i64 * 100)));
     let mut seen = [Vec::new(), Vec::new()];

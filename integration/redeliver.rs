@@ -1,4 +1,4 @@
-//! Another try, later: consumers that reject what they have had, or publish it again, with `redeliver` set.
+//! Redelivery: consumers reject a message or publish it again, with `redeliver` set.
 
 use serde_json::json;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tidegate_harness::{
 };
 
 const MIN_MS: i64 = 300;
-/// Before the first try again, the second and so on.
+/// Pause before the first retry, the second, and so on.
 const PAUSES_MS: [i64; 4] = [500, 1_000, 2_000, 2_000];
 
 fn config(site: &Site<'_>, format: &str) -> Config {
@@ -16,7 +16,8 @@ fn config(site: &Site<'_>, format: &str) -> Config {
     site.config().text("defaults.format", format).set("defaults.redeliver", redeliver)
 }
 
-/// The queue of an application whose consumer rejects all that it gets, so that it goes back to the ingest exchange.
+/// The queue of an application whose consumer rejects every message, so that each goes back to the ingest
+/// exchange.
 fn rejecting(site: &Site<'_>, application: &str) -> Inbox {
     let mut arguments = FieldTable::default();
     arguments.insert("x-dead-letter-exchange".into(), text(&site.ingest()));
@@ -24,7 +25,7 @@ fn rejecting(site: &Site<'_>, application: &str) -> Inbox {
     site.client.consume_and_reject(&site.queue(application))
 }
 
-/// Panics unless it is the try of this number after `before`: not early, and as it was.
+/// Panics unless `next` is retry number `number`, after `before`: not early, and unchanged.
 fn check_try(before: &Received, next: &Received, number: usize) {
     next.is_not_early();
     assert_eq!(next.number("x-retry"), Some(number as i64));
@@ -39,7 +40,7 @@ fn check_try(before: &Received, next: &Received, number: usize) {
     assert!(headers(next) <= headers(before) + 1, "headers do not grow");
 }
 
-/// The letter that is left, and what it says.
+/// The remaining dead letter, after its reason and the counters are checked.
 fn letter(site: &Site<'_>, daemon: &Daemon) -> Received {
     let letter = site.dead_inbox().next();
     assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
@@ -48,7 +49,7 @@ fn letter(site: &Site<'_>, daemon: &Daemon) -> Received {
     letter
 }
 
-/// Over a kill of the daemon in the midst.
+/// Retries until the item is dead-lettered, with a kill of the daemon in between.
 fn until_it_is_dead(format: &str, id: Option<&str>) {
     let site = Site::new(&format!("again-{format}-{}", id.is_some()));
     let inbox = rejecting(&site, "work");
@@ -111,7 +112,7 @@ fn batches_of_the_other_formats_come_whole_as_well() {
     }
 }
 
-/// What a consumer publishes that sends back what it has, as it came.
+/// What a consumer publishes to send a message back: the message unchanged.
 fn published(site: &Site<'_>, received: &Received) -> Push {
     let mut push = site.push("work", received.body.clone());
     push.properties = received.properties.clone();
@@ -133,7 +134,7 @@ fn a_time_that_the_consumer_sets_wins_and_its_reason_stands_in_the_letter() {
         let next = inbox.next();
         let waited =
             next.number("x-due").expect("x-due") - i64::try_from(last.at_us / 1_000).expect("a sane clock");
-        // The second pause would be shorter than what it asks for.
+        // The second pause is shorter than the delay that the consumer asks for.
         let least = if wish { 1_200 } else { PAUSES_MS[number - 1] };
         assert!(waited >= least, "try {number}: {waited}");
         assert_eq!(next.number("x-retry"), Some(number as i64));
@@ -147,7 +148,7 @@ fn a_time_that_the_consumer_sets_wins_and_its_reason_stands_in_the_letter() {
     assert_eq!(letter.text("x-exception").as_deref(), Some("ValueError: no such order"));
 }
 
-/// Its properties without a header.
+/// The properties without one header.
 fn without(received: &Received, name: &str) -> tidegate_harness::lapin::BasicProperties {
     let mut headers = FieldTable::default();
     for (known, value) in
@@ -189,7 +190,7 @@ fn what_waits_for_its_next_try_is_looked_up_listed_moved_and_cancelled_by_its_id
     inbox.quiet(Duration::from_millis(500));
 }
 
-/// The whole batch has the id of the batch; what a consumer could not do of it, the ids of the items.
+/// A whole batch that comes back has the id of the batch; items sent back one by one keep their own ids.
 #[test]
 fn of_a_batch_the_whole_is_cancelled_by_the_batchs_id_and_the_rest_of_one_comes_item_by_item() {
     let site = Site::new("again-parts");
@@ -205,7 +206,7 @@ fn of_a_batch_the_whole_is_cancelled_by_the_batchs_id_and_the_rest_of_one_comes_
     assert_eq!((&look()["customer"], &look()["retry"]), (&json!("anna"), &json!(1)));
     let path = format!("/api/v1/items/work/{}", batch.id);
     assert_eq!(daemon.ask("DELETE", &path).1, json!({ "result": "cancelled", "count": 1 }));
-    // Two of them were not done.
+    // The consumer failed on two of the items.
     let named = batch.message.text("x-batch").expect("x-batch");
     for id in ["one", "three"] {
         site.client.publish(&push(id).with("x-batch", &named).delay(MIN_MS));
@@ -227,7 +228,7 @@ fn where_tries_are_not_counted_a_batch_is_a_letter_that_says_so_and_is_sent_back
     let (_, letters) = daemon.ask("GET", "/api/v1/dead");
     let error = letters["letters"][0]["error"].as_str().expect("a sentence").to_owned();
     assert!(error.contains("a batch came back") && error.contains("redeliver = { min = "), "{error}");
-    // With tries counted, it is what it was once it is sent back.
+    // With retries configured, a dead letter that is sent back counts as a retry of its batch.
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(20)).success());
     let daemon = site.start(&config(&site, "json"));
@@ -237,8 +238,8 @@ fn where_tries_are_not_counted_a_batch_is_a_letter_that_says_so_and_is_sent_back
     assert_eq!((again.id(), &again.body, again.number("x-retry")), (batch.id(), &batch.body, Some(1)));
 }
 
-/// What a consumer has sent back waits in tidegate, and comes when the broker is there again: its try is not lost, and
-/// not another one.
+/// A message that a consumer has sent back waits in tidegate and leaves after the broker's restart: no try is
+/// lost, and none counts twice.
 #[test]
 fn a_try_that_waits_outlives_a_kill_of_the_broker() {
     let Some(node) = Node::own("a_try_that_waits_outlives_a_kill_of_the_broker", "") else { return };
@@ -264,7 +265,7 @@ fn a_try_that_waits_outlives_a_kill_of_the_broker() {
         let next = inbox.next();
         next.is_not_early();
         assert_eq!((next.text("x-batch"), &next.body), (first.text("x-batch"), &first.body));
-        // What was rejected just before the kill the broker may deliver once more, as it was.
+        // A message that was rejected just before the kill may be delivered once more, unchanged.
         tries.extend(next.number("x-retry"));
     }
     assert_eq!(tries, [1, 2], "no try is lost, and none counts twice");

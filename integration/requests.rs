@@ -1,5 +1,4 @@
-//! What a request may look like: headers, own times, envelopes, formats, commands; and what becomes of one that
-//! cannot be understood.
+//! Requests: headers, own times, envelopes, formats, commands; and malformed requests.
 
 mod envelope;
 mod fields;

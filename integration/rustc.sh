@@ -1,4 +1,4 @@
 #!/bin/sh
-# What tests are compiled by, of this workspace's crates (RUSTC_WORKSPACE_WRAPPER): rustc with clippy's lints, each of them
-# an error. So one pass both lints and builds: clippy by itself checks every dependency once more, a third of a clean run.
+# Compiles the crates of this workspace for the tests (RUSTC_WORKSPACE_WRAPPER): rustc with clippy's lints as errors. So
+# one pass both lints and builds; clippy alone would check every dependency again, a third of a clean run.
 exec clippy-driver "$@" -Dwarnings

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The black-box tests again and again beside busy processes, and what has failed in any of the runs: steady.sh RUNS BUSY.
-# Each run has the time that it takes; nothing is run once more, so what fails here is unsteady or wrong.
+# Runs the black-box tests RUNS times beside BUSY busy processes, and lists the failures of all runs: steady.sh RUNS
+# BUSY. Each run has 90 minutes (TEST_MINUTES). Failed tests are not repeated, so each is unsteady or wrong.
 cd "$(dirname "$0")/.." || exit 1
 runs=${1:-10}
 busy=${2:-6}

@@ -1,7 +1,7 @@
-//! A disk that fails: the n-th write or sync of a process, for every n, and no room left.
+//! A failing disk: the n-th write or sync of a process, for every n, and a full disk.
 //!
-//! What a store reported as committed must be there when it is opened again, whatever failed and whenever.
-//! `STORE_FAULTS=all` tries every n; otherwise a part of them, another one at each run (its seed is told).
+//! A commit that the store reported must be there when the store is opened again, whatever failed and at any
+//! time. `STORE_FAULTS=all` tries every n; otherwise each run tries another part of them and prints its seed.
 
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
@@ -19,7 +19,7 @@ use tidegate::engine::types::{ClosedBy, Content, Key};
 use tidegate::store::{open, CommitError, CommitGroup, OpenError, OpenStore, Store};
 use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
 
-/// Where the child's store lies, and beside it what it reported.
+/// Directory of the child's store and of its report.
 const DIR: &str = "TIDEGATE_STORE_FAULT_DIR";
 const COMMITS: u64 = 14;
 const PART: u64 = 150 << 10;
@@ -61,7 +61,7 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 
 fn everything(store: &mut dyn Store) -> Vec<Key> {
     let (mut keys, mut next) = (Vec::new(), Some(Key::default()));
-    // One read goes over so many bytes.
+    // One read returns a limited number of bytes.
     while let Some(from) = next {
         let rest = Range { queue: "app".into(), from, until: u64::MAX, max_rows: usize::MAX };
         match store
@@ -81,8 +81,8 @@ fn everything(store: &mut dyn Store) -> Vec<Key> {
     keys
 }
 
-/// With little memory, so that memtables go to tables. A child that another test starts holds all of this process's
-/// locks for the moment before it becomes another program.
+/// With little memory, so that memtables are flushed to tables. A child process that another test forks holds
+/// this process's file locks until its exec, so a locked store is opened again.
 fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     let hold_max = Duration::from_secs(1_500);
     let config =
@@ -96,15 +96,15 @@ fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     }
 }
 
-/// What the tests below run under strace: commits that fill logs and tables, each reported once it is durable.
+/// Run by the tests below under strace: commits that fill logs and tables, each reported once it is durable.
 ///
-/// The report goes through another system call than the store's writes, so that it does not fail.
+/// The report uses another system call than the store's writes, so the injected faults do not hit it.
 #[test]
 #[ignore = "a part of the tests below, which run it as a process of its own"]
 fn commits_reported_one_by_one() {
     let dir = PathBuf::from(std::env::var_os(DIR).expect("the directory that a test below gives"));
     let report = File::options().write(true).create(true).truncate(false).open(dir.join("reported")).unwrap();
-    // Little memory: the fuller memtables go to tables meanwhile.
+    // With little memory, fuller memtables are flushed to tables in the background.
     let Ok(opened) = open_at(&dir.join("store")) else { return };
     let mut store = opened.store;
     for number in 1..=COMMITS {
@@ -116,7 +116,7 @@ fn commits_reported_one_by_one() {
     let _ = store.close();
 }
 
-/// Runs the child with these faults. `None`: strace cannot be used here.
+/// Runs the child with these faults. `None` if strace cannot be used here.
 fn child(dir: &Path, inject: &str) -> Option<String> {
     if !require("strace") {
         return None;
@@ -145,7 +145,7 @@ fn reported(dir: &Path) -> u64 {
     fs::read(dir.join("reported")).ok().and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// The store holds what was reported, at most the commit behind it too, and goes on.
+/// The store contains what was reported, and at most the next commit too; and it takes new commits.
 fn judge(dir: &Path, what: &str) {
     let reported = reported(dir);
     let path = dir.join("store");
@@ -160,7 +160,7 @@ fn judge(dir: &Path, what: &str) {
     assert_eq!(again, found.into_iter().chain(keys([99])).collect::<Vec<_>>(), "{what}");
 }
 
-/// Lets the n-th call fail, and with `lasting` all after it.
+/// Makes the n-th call fail, and with `lasting` every later call too.
 fn every_nth(call: &str, error: &str, lasting: bool) {
     bounded(Duration::from_secs(600));
     let first = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn every_nth(call: &str, error: &str, lasting: bool) {
         let when = if lasting { format!("{n}+") } else { n.to_string() };
         let inject = format!("inject={call}:error={error}:when={when}");
         let Some(trace) = child(dir.path(), &inject) else { return };
-        // Workers make the number of calls differ a little from run to run.
+        // Because of background workers the number of calls differs a little from run to run.
         if !trace.contains("(INJECTED)") {
             continue;
         }
@@ -216,7 +216,7 @@ fn no_room_for_the_nth_change_of_length() {
     every_nth("ftruncate", "ENOSPC", true);
 }
 
-/// The log has room, and the table that a worker writes meanwhile has none.
+/// The log has room, but the table that a background worker writes has none.
 #[test]
 fn a_flush_that_finds_no_room_is_named_and_nothing_is_lost() {
     bounded(Duration::from_secs(60));
@@ -228,7 +228,7 @@ fn a_flush_that_finds_no_room_is_named_and_nothing_is_lost() {
         fs.f_bavail * fs.f_frsize
     };
     let mut store = open_at(&path).unwrap().store;
-    // Not quite as much as is flushed at a time.
+    // A little less than one flush.
     let mut durable = 0;
     while durable < 6 {
         store.commit(&[group(durable + 1)]).unwrap();
@@ -263,7 +263,7 @@ fn a_full_disk_is_named_and_opens_again_with_room() {
     fs::write(&filler, vec![1; 4 << 20]).unwrap();
     let mut durable = 0;
     for round in 0..3 {
-        // Full from the first moment on in the later rounds; then it may say so at once.
+        // In later rounds the disk is full from the start, so opening may fail already.
         let failed = match open_at(&path) {
             Ok(opened) => {
                 let mut store = opened.store;
@@ -274,7 +274,7 @@ fn a_full_disk_is_named_and_opens_again_with_room() {
                     }
                     assert!(durable < 1_000, "it never filled up");
                 };
-                // Nothing is taken after the failure.
+                // After a failure the store takes no commit.
                 let more = store.commit(&[group(durable + 1)]);
                 assert!(more.is_err(), "round {round}");
                 failed.to_string()
@@ -289,8 +289,8 @@ fn a_full_disk_is_named_and_opens_again_with_room() {
     assert_open_and_whole(&path, durable);
 }
 
-/// The store at `path` opens with all that was reported, or with the one commit more that was under way when it failed;
-/// and it takes more.
+/// The store at `path` opens with every reported commit, and at most the one that was under way when it
+/// failed; and it takes new commits.
 fn assert_open_and_whole(path: &Path, durable: u64) {
     let mut store = open_at(path).unwrap().store;
     let found = everything(&mut *store);
@@ -307,8 +307,8 @@ fn folder_below(folder: &Path, name: &str) -> Option<PathBuf> {
     folders.find_map(|path| if path.ends_with(name) { Some(path) } else { folder_below(&path, name) })
 }
 
-/// The file system that holds `part` of the store is filled from outside while commits go on: one of them fails, and
-/// soon; the store opens again with room, with all that was reported.
+/// The file system that contains `part` of the store is filled from outside during commits: a commit fails
+/// soon, and with room again the store opens with every reported commit.
 fn filled_from_outside(part: impl Fn(&Path) -> PathBuf) {
     bounded(Duration::from_secs(150));
     let dir = tempfile::tempdir().unwrap();
@@ -341,7 +341,7 @@ fn a_disk_filled_from_outside_is_met_by_a_commit() {
     filled_from_outside(Path::to_owned);
 }
 
-/// The log has room, what is written behind it has none.
+/// The log has room, but the files written after it have none.
 #[test]
 fn a_disk_filled_from_outside_is_met_by_a_flush() {
     filled_from_outside(|path| folder_below(path, "keyspaces").expect("the storage engine's tables"));

@@ -1,7 +1,7 @@
-//! The client library's traps, each met by the AMQP layer against a scripted broker. They tell, too, when a new
-//! release of the library behaves differently.
+//! Traps of the client library, each met by the AMQP layer against a scripted broker. They also show when a
+//! new release of the library behaves differently.
 //!
-//! `.cargo/config.toml` gives the threads of tests the stack that the daemon gives itself.
+//! `.cargo/config.toml` gives test threads the same stack size that the daemon gives its own.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "scripts skip the rest")]
 
@@ -23,7 +23,8 @@ use tidegate::amqp::{connect, Event, Side};
 use tidegate::config;
 use tidegate::engine::types::{Ack, Delivery, Outcome};
 
-/// T1: a `multiple` ack completes confirms in any order, and a return rides on whichever is first.
+/// T1: a `multiple` ack completes confirms in any order, and a return is attached to the first of them.
+/// Judges promise 2.
 #[test]
 fn t1_a_return_is_attributed_to_the_batch_that_came_back() {
     const ROUNDS: u64 = 200;
@@ -48,7 +49,9 @@ fn t1_a_return_is_attributed_to_the_batch_that_came_back() {
     }
 }
 
-/// T2, T3: nacks are told, and one confirm says nothing about another; one that never comes ends its channel.
+/// T2, T3: nacks are reported, and one confirm says nothing about another; a confirm that never comes ends
+/// its channel.
+/// Judges promise 2.
 #[test]
 fn t2_t3_nacked_and_open_ones_are_never_taken_for_delivered() {
     let script: Script = Box::new(|mut peer, n| {
@@ -82,7 +85,7 @@ fn t4_answers_are_not_swapped_between_publishing_threads() {
     const EACH: u64 = 500;
     let script: Script = Box::new(|mut peer, _| loop {
         match peer.next() {
-            // The number is the last digit of the application's name.
+            // The last digit of the application's name is the batch's number.
             Seen::Published(p) if p.routing_key.ends_with(['1', '3', '5', '7', '9']) => {
                 peer.nack(p.channel, p.tag)
             }
@@ -105,7 +108,8 @@ fn t4_answers_are_not_swapped_between_publishing_threads() {
     }
 }
 
-/// T5: while blocked nothing times out, and neither it nor a hanging close holds the shutdown up.
+/// T5: while the broker blocks, nothing times out; neither the block nor a close that hangs delays the
+/// shutdown.
 #[test]
 fn t5_a_blocked_connection_waits_and_shuts_down_in_time() {
     let (go, next) = channel::<()>();
@@ -144,7 +148,8 @@ fn t5_a_blocked_connection_waits_and_shuts_down_in_time() {
     assert!(matches!(last, Outcome::Unknown | Outcome::Unsent), "handed over, and never answered: {last:?}");
 }
 
-/// T6: a channel closed by the broker leads to a new generation that consumes, and old acks mean nothing there.
+/// T6: a channel that the broker closes is replaced by a new generation that consumes; acks of the old one
+/// have no effect on it.
 #[test]
 fn t6_consuming_goes_on_after_the_broker_closes_the_channel() {
     let (acked, acks) = channel();
@@ -176,8 +181,8 @@ fn t6_consuming_goes_on_after_the_broker_closes_the_channel() {
     assert!(acks.try_recv().is_err());
 }
 
-/// T7: deep nesting does not end the process: 18,000 levels are all that a frame can hold; without optimisation the parser
-/// takes several times the stack for each.
+/// T7: deep nesting does not end the process. 18,000 levels are the most that fit into a frame; without
+/// optimisation the parser needs several times the stack for each.
 #[test]
 fn t7_deeply_nested_headers_are_survived() {
     const DEPTH: usize = if cfg!(debug_assertions) { 5_000 } else { 18_000 };
@@ -192,7 +197,8 @@ fn t7_deeply_nested_headers_are_survived() {
     assert_eq!(daemon.request().delivery.tag, 2);
 }
 
-/// T8: a silent listener is left in time, its socket is closed, the next address is tried.
+/// T8: a listener that never answers is abandoned in time, its socket is closed, and the next address is
+/// tried.
 #[test]
 fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -202,7 +208,7 @@ fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
         for stream in silent.incoming() {
             let (mut stream, left) = (stream.unwrap(), left.clone());
             std::thread::spawn(move || {
-                // The protocol header, and then the end.
+                // The protocol header, then the end of the stream.
                 let mut heard = Vec::new();
                 stream.read_to_end(&mut heard).map(|_| left.send(heard)).unwrap().unwrap();
             });
@@ -231,7 +237,7 @@ fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
     assert_eq!(up, format!("127.0.0.1:{}", broker.port));
 }
 
-/// T8: an IPv6 address is the one connected to.
+/// T8: an IPv6 address is connected to as given.
 #[test]
 fn t8_an_ipv6_address_means_itself() {
     let broker = FakeBroker::start("::1", idle(), idle());
@@ -242,7 +248,7 @@ fn t8_an_ipv6_address_means_itself() {
     assert_eq!(daemon.wait("the connection", up_of(Side::Egress)), format!("[::1]:{}", broker.port));
 }
 
-/// T8: the password is in no text, whatever happens.
+/// T8: the password appears in no output.
 #[test]
 fn t8_the_password_is_never_shown() {
     let log = log();
@@ -267,7 +273,8 @@ fn t8_the_password_is_never_shown() {
     }
 }
 
-/// T9: a message that ends each connection is met alone, its neighbours are spared, and then all is as before.
+/// T9: a message that ends each connection is received alone, its neighbours are not affected, and then the
+/// prefetch recovers.
 #[test]
 fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
     let (consumed, consumes) = channel();
@@ -275,7 +282,7 @@ fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
         let Some((channel, consumer, prefetch)) = peer.next_consume() else { return };
         consumed.send((n, prefetch)).unwrap();
         if n < 4 {
-            // Flags: message id only; one byte of it, which is not UTF-8.
+            // Flags: message id only, of one byte that is not UTF-8.
             peer.deliver_raw(channel, &consumer, 1, &[0x00, 0x80, 1, 0xE9]);
             peer.serve();
             return;
@@ -300,7 +307,7 @@ fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
     assert_eq!(next(), (4, 4), "on the same connection, and growing");
 }
 
-/// A missing exchange: none of the unconfirmed is to blame.
+/// A missing exchange: no unconfirmed batch is a suspect.
 #[test]
 fn a_missing_exchange_leaves_all_unknown_and_is_named() {
     let script: Script = Box::new(|mut peer, n| {

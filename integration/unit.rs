@@ -1,6 +1,6 @@
-//! The systemd files: that systemd understands them, that they stay hardened, and that they fit the daemon's defaults.
+//! The systemd files: systemd accepts them, they stay hardened, and they fit the daemon's defaults.
 //!
-//! Where `systemd-analyze` cannot be used, what needs it is skipped, or fails in a CI.
+//! Without `systemd-analyze`, the tests that need it are skipped, or fail in a CI.
 #![expect(clippy::unwrap_used, reason = "a test that fails is to stop")]
 
 use std::fs;
@@ -19,7 +19,7 @@ fn read(name: &str) -> String {
     fs::read_to_string(folder().join(name)).unwrap()
 }
 
-/// All values of a key, comments apart.
+/// All values of a key; a commented key counts only with its `#`.
 fn values<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     text.lines().filter_map(|l| l.split_once('=')).filter(|(k, _)| *k == key).map(|(_, v)| v).collect()
 }
@@ -30,7 +30,7 @@ fn seconds(text: &str, key: &str) -> u64 {
     value.strip_suffix('s').unwrap_or(value).parse().unwrap()
 }
 
-/// Runs the tool, if it is there.
+/// Runs the tool, if it is installed.
 fn analyze(args: &[&str]) -> Option<Output> {
     require(TOOL).then(|| Command::new(TOOL).args(args).output().unwrap())
 }
@@ -40,7 +40,7 @@ fn version() -> Option<u32> {
     String::from_utf8_lossy(&output.stdout).split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The unit with these drop-ins, as `verify` would find it installed, the built binary in its place.
+/// The unit with these drop-ins, laid out as installed for `verify`, with the built binary.
 fn installed(drop_ins: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let unit = dir.path().join("tidegate.service");
@@ -100,7 +100,7 @@ fn the_drop_in_for_restarts_backs_off() {
 #[test]
 fn the_unit_stays_hardened() {
     let (_dir, unit) = installed(&[]);
-    // The threshold counts tenths.
+    // The threshold is in tenths.
     let args = ["security", "--offline=yes", "--threshold=20", unit.to_str().unwrap()];
     let Some(output) = analyze(&args) else { return };
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

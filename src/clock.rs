@@ -1,7 +1,7 @@
-//! The only reader of clocks. Everything else is told the time.
+//! The only reader of clocks. Every other module is given the time.
 //!
-//! The monotonic clock is `CLOCK_BOOTTIME`, which goes on while the machine sleeps: a window does not outlive
-//! a suspend.
+//! The monotonic clock is `CLOCK_BOOTTIME`, which continues while the machine sleeps. With
+//! `std::time::Instant`, which stops then, a window would outlive a suspend.
 
 use crate::engine::types::Now;
 use rustix::time::{clock_gettime, ClockId, Timespec};
@@ -27,8 +27,8 @@ pub fn wall_ms() -> u64 {
     wall_us() / 1_000
 }
 
-/// Wall clock, UTC milliseconds since the epoch, rounded up: what delays count from, so that none is over
-/// before its time.
+/// Wall clock, UTC milliseconds since the epoch, rounded up. Delays count from this value, so that no item
+/// leaves early.
 pub fn wall_ms_up() -> u64 {
     wall_us().div_ceil(1_000)
 }

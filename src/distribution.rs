@@ -1,12 +1,12 @@
-//! Distributions: how late items leave, how long confirms and commits take, how large batches are. Over the
-//! life of the process, so that a reconnect does not break a rate.
+//! Distributions of lateness, of confirm and commit times, and of batch sizes. They cover the whole process,
+//! so that a reconnect does not break a rate.
 
 use hdrhistogram::Histogram;
 
-/// Larger values count as this one in the quantiles: 24 hours in microseconds.
+/// Values above this one (24 hours in microseconds) count as it in the quantiles.
 const LARGEST: u64 = 86_400_000_000;
 
-/// Upper bounds for durations, microseconds: from what a good machine does to what a person would call lost.
+/// Upper bounds for durations in microseconds, from a fast machine's values to 10 minutes.
 const DURATIONS_US: &[u64] = &[
     100,
     250,
@@ -36,7 +36,7 @@ const ITEMS: &[u64] = &[1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000,
 /// Upper bounds for the length of a body, bytes.
 const BYTES: &[u64] = &[256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 
-/// A snapshot. All zero as long as `count` is.
+/// A snapshot. Every field is 0 while `count` is 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Distribution {
     /// Number of values recorded.
@@ -49,16 +49,16 @@ pub struct Distribution {
     pub p999: u64,
     /// Largest value recorded.
     pub max: u64,
-    /// All of them together.
+    /// Sum of all values.
     pub sum: u64,
-    /// How many lie up to each bound and above the one before; `None`: above all.
+    /// Number of values above the previous bound and up to this one; `None`: above all bounds.
     pub counts: Vec<(Option<u64>, u64)>,
 }
 
 /// Records values; about 50 KiB.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    /// `None` only if its constant bounds were wrong; then quantiles stay 0.
+    /// `None` only if the constant bounds are invalid; the quantiles then stay 0.
     histogram: Option<Histogram<u64>>,
     count: u64,
     max: u64,
@@ -68,17 +68,17 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Of durations in microseconds.
+    /// For durations in microseconds.
     pub(crate) fn of_durations() -> Self {
         Recorder::within(DURATIONS_US)
     }
 
-    /// Of numbers of items in batches.
+    /// For numbers of items in a batch.
     pub(crate) fn of_items() -> Self {
         Recorder::within(ITEMS)
     }
 
-    /// Of lengths of bodies.
+    /// For body lengths in bytes.
     pub(crate) fn of_bytes() -> Self {
         Recorder::within(BYTES)
     }

@@ -1,10 +1,11 @@
-//! Named places at which a test has the process die: `TIDEGATE_FAILPOINT=NAME[:NTH[:panic]]` ends it when
-//! NAME is reached for the NTH time (1 if not given), by SIGKILL or by a panic of the thread that is there.
+//! Named points at which a test makes the process die. `TIDEGATE_FAILPOINT=NAME[:NTH[:panic]]` ends it when
+//! NAME is reached for the NTH time (1 if not given): by SIGKILL, or by a panic of the thread that reached
+//! it.
 //!
-//! Only with the cargo feature `failpoints`, which no shipped binary has; without it, nothing is left of a
-//! place.
+//! They exist only with the cargo feature `failpoints`, which no shipped binary has. Without it they expand
+//! to nothing.
 
-/// Marks a place. Expands to nothing without the feature.
+/// Marks a failpoint. Expands to nothing without the feature.
 macro_rules! failpoint {
     ($name:literal) => {
         #[cfg(feature = "failpoints")]
@@ -38,7 +39,7 @@ mod armed {
         Some(Chosen { name, nth, panics: parts.next() == Some("panic") })
     }
 
-    /// A thread has come to the place `name`.
+    /// A thread has reached the failpoint `name`.
     pub(crate) fn reached(name: &str) {
         static CHOSEN: OnceLock<Option<Chosen>> = OnceLock::new();
         static TIMES: AtomicU64 = AtomicU64::new(0);
@@ -48,7 +49,7 @@ mod armed {
         }
         assert!(!chosen.panics, "failpoint {name}");
         let killed = kill_process(getpid(), Signal::KILL);
-        // The signal may take a moment; nothing more is to happen meanwhile.
+        // The signal may take a moment; the thread must not continue until then.
         while killed.is_ok() {
             std::thread::park();
         }

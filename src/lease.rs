@@ -1,49 +1,49 @@
-//! How long a store that several machines reach may be taken for one's own. Pure; the clock is
-//! `CLOCK_BOOTTIME`, so that a machine that slept has lost what it slept over.
+//! How long the daemon may treat a store that several machines can reach as its own. Pure; the clock is
+//! `CLOCK_BOOTTIME`, so that the time of a suspend counts.
 //!
-//! The database counts a lease from when it has heard of a renewal; here it counts from when that was *sent*,
-//! and ends a fifth early. So a slow answer never stretches it, and clocks need not agree, as long as they
-//! run about equally fast.
+//! The database counts a lease from the arrival of a renewal. The daemon counts it from the moment it *sent*
+//! that renewal, and ends it a fifth early. So a slow answer never extends a lease. The clocks need not
+//! agree, as long as they run at about the same rate.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// See the module.
+/// The lease of a store, as this daemon counts it.
 #[derive(Debug)]
 pub struct Lease {
     length_ms: u64,
-    /// When the last renewal that was answered had been sent, monotonic ms.
+    /// When the last answered renewal was sent, monotonic ms.
     sent_ms: AtomicU64,
-    /// It was let go of.
+    /// The daemon has released it.
     ended: AtomicBool,
 }
 
 impl Lease {
-    /// Of this length, for the first time asked for at `sent_ms` (monotonic ms).
+    /// A lease of this length, first requested at `sent_ms` (monotonic ms).
     pub fn new(length_ms: u64, sent_ms: u64) -> Self {
         Lease { length_ms, sent_ms: AtomicU64::new(sent_ms), ended: AtomicBool::new(false) }
     }
 
-    /// A renewal that was sent at that moment (monotonic ms) has been answered.
+    /// The database has answered the renewal that was sent at `sent_ms` (monotonic ms).
     pub fn renewed(&self, sent_ms: u64) {
         self.sent_ms.fetch_max(sent_ms, Ordering::Release);
     }
 
-    /// It is let go of: from now on others can have it.
+    /// Releases the lease: from now on another daemon can have it.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Whether nobody else can have it, at `now` (monotonic ms).
+    /// Whether no other daemon can have the store at `now_ms` (monotonic ms).
     pub fn holds(&self, now_ms: u64) -> bool {
         self.remaining(now_ms) > 0
     }
 
-    /// It was let go of, and is not only over.
+    /// Whether the daemon released it; `false` for a lease that only ran out.
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// How long that is still so, at `now` (monotonic ms), ms.
+    /// How long the lease still holds at `now_ms` (monotonic ms), ms.
     pub fn remaining(&self, now_ms: u64) -> u64 {
         if self.is_ended() {
             return 0;
@@ -51,12 +51,12 @@ impl Lease {
         (self.length_ms / 5 * 4).saturating_sub(self.age(now_ms))
     }
 
-    /// Its length, ms.
+    /// Length of the lease, ms.
     pub fn length_ms(&self) -> u64 {
         self.length_ms
     }
 
-    /// Time until it is to be renewed, which is when a third of it is over, ms.
+    /// Time until the next renewal, ms: it is due when a third of the lease has passed.
     pub fn due_in(&self, now_ms: u64) -> u64 {
         (self.length_ms / 3).saturating_sub(self.age(now_ms))
     }
@@ -79,15 +79,15 @@ mod tests {
         assert_eq!((lease.due_in(1_000), lease.due_in(4_332), lease.due_in(4_333)), (3_333, 1, 0));
         lease.renewed(5_000);
         assert!(lease.holds(12_999) && !lease.holds(13_000) && lease.due_in(8_000) > 0);
-        // An answer that comes late, of one that was sent before.
+        // A late answer to an earlier renewal.
         lease.renewed(2_000);
         assert!(lease.holds(12_999) && !lease.holds(13_000));
-        assert!(lease.holds(0), "a clock does not run backwards; if it does, nothing is concluded");
+        assert!(lease.holds(0), "a clock that runs backwards ends no lease");
         lease.end();
         lease.renewed(12_000);
         assert!(
             !lease.holds(12_000) && lease.remaining(0) == 0 && lease.is_ended(),
-            "nothing brings it back"
+            "no renewal revives a released lease"
         );
     }
 }

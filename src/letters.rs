@@ -1,39 +1,39 @@
-//! What lies in the queue of dead letters, and what can be done with it, in the words that the admin port,
-//! the command line and the AMQP side share; pure.
+//! The content of the dead-letter queue and the actions on it, in the types that the admin port, the command
+//! line and the AMQP side share. Pure.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// Most letters that one call looks at. Each is held until the walk ends, and then goes back. Few enough for
-/// a slow broker: taking one costs milliseconds in a quorum queue.
+/// Most dead letters that one call reads. Each is held until the walk ends and then returns to the queue. The
+/// number suits a slow broker: one get from a quorum queue takes milliseconds.
 pub const MOST_LOOKED_AT: usize = 2_000;
-/// Most letters that one call sends back or drops.
+/// Most dead letters that one call sends back or drops.
 pub const MOST_OF_A_CALL: usize = 1_000;
-/// Most letters that may be asked for, over all calls of a walk.
+/// Most dead letters that a walk may ask for, over all its calls.
 pub const MOST_OF_A_WALK: usize = 10_000_000;
-/// Largest body, bytes, that an answer shows: in base64 it still fits into what clients read.
+/// Largest body in bytes that an answer contains; as base64 it still fits the clients' limit.
 pub const MOST_SHOWN_BODY: usize = 8 << 20;
-/// Bytes of letters, as JSON, with which a list is full; the first letter always fits.
+/// Size of a full list in bytes of JSON; the first dead letter always fits.
 pub const FULL_PAGE: usize = 1 << 20;
-/// Longest sentence and name that a summary shows, bytes; what is longer is cut, and ends in `…`.
+/// Longest sentence or name in a summary, bytes. Longer ones are cut and end in `…`.
 pub const MOST_SHOWN_TEXT: usize = 1_024;
-/// Digits of a [`LetterKey`].
+/// Number of digits of a [`LetterKey`].
 pub const KEY_LENGTH: usize = 32;
 
-/// Names a letter by what it holds: the beginning of a hash over its body, properties and headers. Two that
-/// are alike in all of it have one key, and are as good as each other.
+/// Names a dead letter by its content: the beginning of a hash over body, properties and headers. Dead
+/// letters of equal content have the same key and are interchangeable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct LetterKey(Box<str>);
 
 impl LetterKey {
-    /// Reads a key; `None`: it has not [`KEY_LENGTH`] hexadecimal digits in lower case.
+    /// Reads a key; `None` without exactly [`KEY_LENGTH`] lower-case hexadecimal digits.
     pub fn parse(text: &str) -> Option<LetterKey> {
         let digits = text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         (digits && text.len() == KEY_LENGTH).then(|| LetterKey(text.into()))
     }
 
-    /// The key that begins the digits of a longer hash.
+    /// The key made of the first digits of a longer hash.
     pub fn of(digits: &str) -> LetterKey {
         LetterKey(digits.chars().take(KEY_LENGTH).collect())
     }
@@ -44,19 +44,19 @@ impl LetterKey {
     }
 }
 
-/// Which letters; what is left out holds for all.
+/// Selects dead letters; a field that is `None` matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LetterFilter {
-    /// Why it is there, exactly.
+    /// The reason, exactly.
     pub reason: Option<Box<str>>,
-    /// Name of its application, exactly; empty: those whose application could not be read.
+    /// The application, exactly; empty: dead letters whose application could not be read.
     pub application: Option<Box<str>>,
-    /// This one alone.
+    /// This key only.
     pub key: Option<LetterKey>,
 }
 
 impl LetterFilter {
-    /// Whether a letter is meant.
+    /// Whether the filter selects this dead letter.
     pub fn takes(&self, letter: &Letter) -> bool {
         self.reason.as_deref().is_none_or(|reason| *reason == *letter.reason)
             && self.application.as_deref().is_none_or(|name| *name == *letter.application)
@@ -64,84 +64,84 @@ impl LetterFilter {
     }
 }
 
-/// When a letter that is sent back shall be due.
+/// The new due of a dead letter that is sent back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewTime {
-    /// As a request that comes without a time: at once, or with its customer's window.
+    /// As a request without a time: at once, or with its customer's window.
     #[default]
     Now,
     /// At this moment, UTC ms.
     At(u64),
-    /// So many ms after it is sent back.
+    /// This many ms after it is sent back.
     After(u64),
 }
 
-/// How letters are sent back.
+/// How dead letters are sent back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RetryTerms {
-    /// New due of the item.
+    /// The new due.
     pub time: NewTime,
-    /// New expiry, UTC ms; without one, an old one is kept where the item can still meet it.
+    /// New expiry, UTC ms. Without one, the old expiry stays if the item can still meet it.
     pub deliver_before: Option<u64>,
 }
 
-/// What is to be done.
+/// The action of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LetterJob {
-    /// How many there are, by reason and application.
+    /// Counts dead letters by reason and application.
     Count,
-    /// Shows them, in one walk: a quorum queue does not keep the order of what is given back.
+    /// Lists dead letters within one walk: a quorum queue does not keep the order of returned messages.
     List {
-        /// Those that are wanted.
+        /// The ones to list.
         filter: LetterFilter,
-        /// Most of them, 1 to [`MOST_OF_A_WALK`].
+        /// Most dead letters to list, 1 to [`MOST_OF_A_WALK`].
         limit: usize,
         /// With headers and body.
         whole: bool,
     },
-    /// Publishes them to the ingest exchange, and takes each away once it is confirmed there.
+    /// Publishes dead letters to the ingest exchange, and removes each one once its publish is confirmed.
     Retry {
-        /// Those that are wanted.
+        /// The ones to send back.
         filter: LetterFilter,
-        /// Most letters, 1 to [`MOST_OF_A_WALK`].
+        /// Most dead letters to send back, 1 to [`MOST_OF_A_WALK`].
         limit: usize,
-        /// As what they are sent.
+        /// Their new due and expiry.
         terms: RetryTerms,
     },
-    /// Takes them away for good.
+    /// Removes dead letters permanently.
     Drop {
-        /// Those that are wanted.
+        /// The ones to drop.
         filter: LetterFilter,
-        /// Most letters, 1 to [`MOST_OF_A_WALK`].
+        /// Most dead letters to drop, 1 to [`MOST_OF_A_WALK`].
         limit: usize,
     },
 }
 
-/// How a look stands to those before it and behind it. Letters that were looked at go back when the walk
-/// along their queue ends; until then nobody else sees them.
+/// How a call relates to the calls before and after it. The dead letters that a walk has read return to the
+/// queue when the walk ends; until then no other reader sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LetterWalk {
-    /// From the head of the queue, and over with the call.
+    /// Starts at the head of the queue and ends with the call.
     #[default]
     Once,
-    /// From the head of the queue, and the next call may go on.
+    /// Starts at the head of the queue; the next call may continue.
     First,
-    /// Goes on where the call ended that told this cursor.
+    /// Continues at the cursor that an earlier call returned.
     Next(WalkCursor),
 }
 
-/// Names a walk between two calls. No other has it.
+/// Names a walk between two calls. Each walk has its own cursor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct WalkCursor(Box<str>);
 
 impl WalkCursor {
-    /// The cursor of this number.
+    /// The cursor with this number.
     pub fn of(number: u64) -> WalkCursor {
         WalkCursor(format!("{number:016x}").into())
     }
 
-    /// Reads a cursor; `None`: it is none.
+    /// Reads a cursor; `None` for any other text.
     pub fn parse(text: &str) -> Option<WalkCursor> {
         u64::from_str_radix(text, 16).ok().map(WalkCursor::of).filter(|cursor| *cursor.0 == *text)
     }
@@ -152,22 +152,22 @@ impl WalkCursor {
     }
 }
 
-/// What is asked for in one call.
+/// One call: what it does, and where it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LetterTask {
-    /// What is to be done.
+    /// What the call does.
     pub job: LetterJob,
-    /// From where on, and whether it goes on.
+    /// Where the walk starts, and whether a later call continues it.
     pub walk: LetterWalk,
 }
 
 impl LetterJob {
-    /// It shows payloads.
+    /// Whether the answer contains payloads.
     pub fn is_whole(&self) -> bool {
         matches!(self, LetterJob::List { whole: true, .. })
     }
 
-    /// What was asked for is there, whatever else is in the queue.
+    /// Whether the report contains all that was asked for, even if the queue holds more.
     pub fn is_satisfied(&self, report: &LetterReport) -> bool {
         match self {
             LetterJob::Count => false,
@@ -176,7 +176,7 @@ impl LetterJob {
         }
     }
 
-    /// Name in the log, and the filter, of one that changes something.
+    /// The action's name in the log and its filter, if the action changes something.
     pub fn deed(&self) -> Option<(&'static str, &LetterFilter)> {
         match self {
             LetterJob::Count | LetterJob::List { .. } => None,
@@ -186,20 +186,20 @@ impl LetterJob {
     }
 }
 
-/// A letter as it lies in the queue.
+/// A dead letter in the queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Letter {
-    /// Its name in commands.
+    /// The key that names it in commands.
     pub key: LetterKey,
-    /// As tidegate put it; `broker:` and RabbitMQ's word for what RabbitMQ moved there.
+    /// The reason as tidegate wrote it, or `broker:` and RabbitMQ's word for what RabbitMQ moved there.
     pub reason: Box<str>,
-    /// The sentence, where tidegate wrote one.
+    /// The error sentence, if tidegate wrote one.
     pub error: Option<Box<str>>,
-    /// Empty: it could not be read.
+    /// The application; empty if it could not be read.
     pub application: Box<str>,
     /// Name of the customer.
     pub customer: Option<Box<str>>,
-    /// `message_id` of the letter.
+    /// Property `message_id` of the message.
     pub id: Option<Box<str>>,
     /// Failed attempts of the item.
     pub attempts: Option<u64>,
@@ -209,70 +209,72 @@ pub struct Letter {
     pub content_type: Option<Box<str>>,
     /// Length of the body.
     pub bytes: usize,
-    /// The rest of it, where that was asked for.
+    /// Properties, headers and body, if the call asked for them.
     #[serde(flatten)]
     pub whole: Option<WholeLetter>,
 }
 
-/// What a letter holds beside its summary.
+/// The parts of a dead letter that its summary leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct WholeLetter {
-    /// AMQP properties, but headers.
+    /// AMQP properties, except the headers.
     pub properties: Map<String, Value>,
     /// All headers, by name.
     pub headers: Value,
-    /// The body, where it is UTF-8 and as JSON no longer than in base64.
+    /// The body, if it is UTF-8 and not longer as a JSON string than as base64: 7 MiB of control characters
+    /// would be 42 MiB of JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// The body in padded standard base64, where it is not, or where that is shorter.
+    /// The body in padded standard base64, if it is not UTF-8 or base64 is shorter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
-    /// It is longer than [`MOST_SHOWN_BODY`], and left out.
+    /// The body is longer than [`MOST_SHOWN_BODY`] and is left out.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub body_left_out: bool,
 }
 
-/// Letters of one reason and application.
+/// The dead letters of one reason and application.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LetterGroup {
     /// As in [`Letter::reason`].
     pub reason: Box<str>,
     /// As in [`Letter::application`].
     pub application: Box<str>,
-    /// Number of letters seen of it.
+    /// Number of dead letters found.
     pub count: usize,
 }
 
-/// What became of a job.
+/// The result of a call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LetterReport {
-    /// Ready letters in the queue when the walk along it began, whatever they are.
+    /// Ready messages in the queue when the walk began, of any kind.
     pub depth: usize,
-    /// How many of them the walk has looked at so far.
+    /// Number of them that the walk has read so far.
     pub looked_at: usize,
-    /// Letters sent back or dropped; of a count, those counted.
+    /// Dead letters sent back, dropped or counted.
     pub count: usize,
-    /// Letters that were meant and stay, because a new time cannot be given to them.
+    /// Selected dead letters that stay in the queue, because they cannot be given a new time.
     pub kept: usize,
-    /// There are letters that were not looked at, or are not in the list for want of room.
+    /// The walk has not read some dead letters, or the list has no room for them.
     pub more: bool,
-    /// With this the next call goes on; there is none where what was asked for is there, or nothing is left.
+    /// The cursor for the next call; `None` if the call returned all that was asked for, or the queue has no
+    /// more.
     pub cursor: Option<WalkCursor>,
-    /// Why it ended before its end, if it did. What is told of was done.
+    /// Why the call stopped early, if it did. The report covers the completed part.
     pub stopped: Option<String>,
-    /// Those of a list.
+    /// The dead letters of a list.
     pub letters: Vec<Letter>,
-    /// Those of a count, by reason, then application.
+    /// The groups of a count, by reason, then application.
     pub groups: Vec<LetterGroup>,
 }
 
-/// Why nothing was done.
+/// Why a call did nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LetterTrouble {
-    /// Not as things stand; trying again does not help.
+    /// The state of the queue or the request rules it out; trying again does not help.
     #[error("{0}")]
     Refused(String),
-    /// Not at present: trying again may help.
+    /// Not possible at present; trying again may help.
     #[error("{0}")]
     Unavailable(String),
 }

@@ -1,7 +1,7 @@
 //! tidegate: timed, per-customer batching between two ends of a RabbitMQ.
 //!
-//! The crate is a daemon; this library exists so that its parts can be tested and measured from outside the
-//! binary. `docs/ARCHITECTURE.md` tells how the parts fit and which imports are allowed.
+//! The crate is a daemon. The library exists so that tests and measurements can reach its parts from outside
+//! the binary. `docs/ARCHITECTURE.md` describes the parts and the imports they are allowed.
 
 #[macro_use]
 mod failpoint;

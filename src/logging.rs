@@ -1,5 +1,5 @@
-//! Logs, on standard error: as text lines or JSON, for a terminal, a container or the journal; and the last
-//! words of a process that panics.
+//! Logs on standard error, as text or JSON, for a terminal, a container or the journal; and the report of a
+//! panic.
 //!
 //! Deliberately absent: log files and their rotation (the journal's or the container's work), and colours.
 
@@ -16,7 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// What is logged unless `TIDEGATE_LOG` says otherwise.
+/// The filter that applies unless `TIDEGATE_LOG` sets another.
 pub const DEFAULT_FILTER: &str = "info,lapin=off,fjall=warn,lsm_tree=warn";
 
 /// The variable that holds another filter, in the syntax of `tracing_subscriber::EnvFilter`.
@@ -28,11 +28,11 @@ const MAX_PANIC_BYTES: usize = 512;
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// `TIME LEVEL target: message field=value`. In the journal, which has times and levels of its own,
-    /// without the time and with the level as a `<N>` prefix.
+    /// `TIME LEVEL target: message field=value`. The journal records times and levels itself: there, the time
+    /// is left out and the level is a `<N>` prefix.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -48,8 +48,8 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// Sets up logging for this process, once. A `TIDEGATE_LOG` that cannot be understood is reported in the log,
-/// and the default filter is used: a log is worth more than a reason not to start.
+/// Sets up logging for this process, once. If `TIDEGATE_LOG` cannot be parsed, the log reports that and the
+/// default filter is used: a wrong filter should not keep the daemon from starting.
 ///
 /// # Errors
 /// If another subscriber has been set up before.
@@ -69,11 +69,11 @@ pub fn init(format: LogFormat) -> Result<(), tracing_subscriber::util::TryInitEr
     Ok(())
 }
 
-/// The filter, less what must never be logged, whatever it says. lapin's TRACE prints the login, and its
-/// target for returned messages prints their whole bodies; tokio-postgres prints at DEBUG what statements are
-/// given, which is payloads. TRACE of other libraries shows what goes over their wires, too.
+/// The filter, without the records that must never be logged under any filter. lapin prints the login at
+/// TRACE, and whole bodies under its target for returned messages. tokio-postgres prints statement parameters
+/// at DEBUG, and they contain payloads. TRACE of other libraries prints data from the wire, too.
 fn allowed<S: Subscriber>(filter: EnvFilter) -> impl tracing_subscriber::layer::Filter<S> {
-    // Told, or what nobody wants would be looked at all the same: at each record of each library.
+    // Without this hint, each record of each library would be evaluated, even at a disabled level.
     let most = filter.max_level_hint();
     let harmless = filter_fn(harmless);
     filter.and(match most {
@@ -92,8 +92,8 @@ fn harmless(meta: &Metadata<'_>) -> bool {
     *meta.level() != Level::TRACE || within("tidegate")
 }
 
-/// The layer that writes lines. A line that cannot be written is lost: reporting that on the same stream
-/// would panic.
+/// The layer that writes lines. A line that cannot be written is lost: a report on the same stream would
+/// panic.
 fn output<S, W>(form: LogFormat, journal: bool, writer: W) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -112,10 +112,11 @@ where
     }
 }
 
-/// One event, one line: a line break within a value (an error's text, say) could pass for another event.
+/// Writes one event per line: a line break within a value (such as an error text) could pass for another
+/// event.
 struct Lines<F> {
     inner: F,
-    /// With the level as the journal reads it.
+    /// The level is a prefix, in the journal's form.
     journal: bool,
 }
 
@@ -142,7 +143,7 @@ where
     }
 }
 
-/// The level as syslog counts it.
+/// The syslog number of the level.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -152,15 +153,15 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Whether standard error is the stream that systemd opened for the journal. The variable alone does not
-/// tell: it is inherited by processes whose output goes elsewhere.
+/// Whether standard error is the stream that systemd opened for the journal. The variable alone proves
+/// nothing: a child process inherits it even if its output goes elsewhere.
 fn stderr_is_journal(stream: Option<&str>) -> bool {
     let Some((device, inode)) = stream.and_then(|s| s.split_once(':')) else { return false };
     fstat(std::io::stderr()).is_ok_and(|s| device == s.st_dev.to_string() && inode == s.st_ino.to_string())
 }
 
-/// From now on, a panic in any thread is logged at ERROR and ends the process (by SIGABRT): a daemon that
-/// goes on with a part missing would hold items without anyone noticing. Restarted, it loses nothing.
+/// From now on, a panic in any thread is logged at ERROR and ends the process (by SIGABRT). A daemon that
+/// continued with a part missing would hold items unnoticed. A restart loses nothing.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         report(info);
@@ -192,7 +193,7 @@ fn shortened(text: &str) -> &str {
     &text[..end]
 }
 
-/// Keeps what is logged, for tests.
+/// Keeps the log in memory, for tests.
 #[cfg(test)]
 #[derive(Clone, Default)]
 pub(crate) struct LogMemory(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
@@ -220,7 +221,7 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// What is written for these events.
+    /// The output for these events.
     fn written(form: LogFormat, journal: bool, filter: &str, events: fn()) -> String {
         let memory = LogMemory::default();
         let to = memory.clone();
@@ -276,7 +277,8 @@ mod tests {
             DEFAULT_FILTER,
         ] {
             let text = written(LogFormat::Text, true, filter, events);
-            // The default leaves out all that lapin says: its errors come back to us, and are logged once.
+            // The default filter leaves out lapin's own records: its errors return to the caller, which logs
+            // them once.
             let expected = if filter == DEFAULT_FILTER { "" } else { "<4>lapin::channel: shown\n" };
             assert_eq!(text, expected, "{filter}");
         }
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(text, "<6>tidegate: shown\n");
     }
 
-    /// Else each of the many records that libraries make for each message would be looked at.
+    /// Otherwise each of the many records that libraries make per message would be evaluated.
     #[test]
     fn what_no_part_of_a_filter_wants_is_not_even_looked_at() {
         use tracing_subscriber::filter::LevelFilter;
@@ -321,7 +323,7 @@ mod tests {
         assert_eq!(shortened(&long), &long[..MAX_PANIC_BYTES - 1]);
     }
 
-    /// Runs the test of that name as a process of its own.
+    /// Runs the test of that name in its own process.
     fn child(name: &str) -> std::process::Output {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--ignored", "--nocapture"])
@@ -348,6 +350,6 @@ mod tests {
         abort_on_panic();
         let worker = std::thread::Builder::new().name("worker".into()).spawn(|| panic!("gone {}", "wrong"));
         let _ = worker.unwrap().join();
-        // Reached only if the hook failed; then the parent finds a clean exit.
+        // Reached only if the hook failed; the parent then finds a clean exit.
     }
 }

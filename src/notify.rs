@@ -1,8 +1,8 @@
-//! What systemd is told: ready, status, reloading, stopping, and that the watchdog may rest.
+//! Messages to systemd: ready, status, reloading, stopping, and the watchdog's sign of life.
 //!
 //! Without `NOTIFY_SOCKET` (a shell, a container) everything here does nothing. A message that cannot be sent
-//! is logged once and never stops the daemon. The protocol is lines of text in a datagram (sd_notify(3));
-//! sending has a time limit, because a manager that hangs must not hang the loop.
+//! is logged once and never stops the daemon. The protocol is lines of text in a datagram (sd_notify(3)).
+//! Sending has a time limit, because a service manager that hangs must not hang the loop.
 
 use rustix::time::{clock_gettime, ClockId};
 use std::ffi::OsStr;
@@ -14,17 +14,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longest wait for a place in systemd's queue.
+/// Longest wait for room in systemd's socket.
 const SEND_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Longest status text, bytes; `systemctl status` shows one line.
 const MAX_STATUS_BYTES: usize = 256;
 
-/// The line to the service manager.
+/// The connection to the service manager.
 #[derive(Debug)]
 pub struct Notify {
     socket: Option<UnixDatagram>,
-    /// What was last sent as status.
+    /// The status text that was sent last.
     status: Mutex<String>,
     failed: AtomicBool,
 }
@@ -41,7 +41,7 @@ impl Notify {
         })
     }
 
-    /// No service manager: everything does nothing.
+    /// No service manager: all methods do nothing.
     pub fn none() -> Notify {
         Notify { socket: None, status: Mutex::default(), failed: AtomicBool::new(false) }
     }
@@ -58,12 +58,12 @@ impl Notify {
         Ok(Notify { socket: Some(socket), ..Notify::none() })
     }
 
-    /// Start-up, or a reload, is finished.
+    /// Start-up or a reload is complete.
     pub fn ready(&self) {
         self.send("READY=1\n");
     }
 
-    /// One line for `systemctl status`. The same text again is not sent.
+    /// Sends one line for `systemctl status`, unless it equals the previous one.
     pub fn status(&self, text: &str) {
         let mut line = String::new();
         for c in text.chars().map(|c| if c.is_control() { ' ' } else { c }) {
@@ -79,8 +79,8 @@ impl Notify {
         }
     }
 
-    /// The configuration is being read anew; [`ready`](Self::ready) ends it, whatever comes of it. Systemd
-    /// 253 and later want the time in the same datagram.
+    /// A reload begins; [`ready`](Self::ready) ends it, whether or not it succeeds. Systemd 253 and later
+    /// require the time in the same datagram.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let usec = i128::from(now.tv_sec) * 1_000_000 + i128::from(now.tv_nsec) / 1_000;
@@ -92,12 +92,12 @@ impl Notify {
         self.send("STOPPING=1\n");
     }
 
-    /// Everything that should make progress has made some, or rightly rests.
+    /// Every part of the daemon has made progress or has nothing to do.
     pub fn watchdog(&self) {
         self.send("WATCHDOG=1\n");
     }
 
-    /// Start or stop goes on and takes up to `by`, from now.
+    /// Start or stop is still in progress and takes up to `by` from now.
     pub fn extend_timeout(&self, by: Duration) {
         self.send(&format!("EXTEND_TIMEOUT_USEC={}\n", by.as_micros()));
     }
@@ -107,14 +107,14 @@ impl Notify {
         match socket.send(text.as_bytes()) {
             Ok(_) => self.failed.store(false, Ordering::Relaxed),
             Err(error) if !self.failed.swap(true, Ordering::Relaxed) => {
-                tracing::warn!(%error, "cannot tell the service manager");
+                tracing::warn!(%error, "cannot notify the service manager");
             }
             Err(_) => {}
         }
     }
 }
 
-/// How often to call [`Notify::watchdog`]: half of what the unit allows. `None`: this process has no
+/// How often to call [`Notify::watchdog`]: half of the unit's interval. `None` if this process has no
 /// watchdog.
 pub fn watchdog_interval() -> Option<Duration> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();

@@ -1,37 +1,37 @@
-//! Whether each part of the daemon moves: the one place where that is decided, for the probes, the watchdog,
-//! the metrics and the log.
+//! Decides whether each part of the daemon makes progress: the one decision that the probes, the watchdog,
+//! the metrics and the log use.
 //!
-//! Each part leaves a mark whenever it has completed a turn: it took what there was, or there was nothing. A
-//! loop that runs and takes nothing leaves none. A probe reads the marks without a question to any part.
+//! Each part sets a mark after a complete turn: it took all that was there, or there was nothing. A turn that
+//! takes nothing from what is there sets none. A probe reads the marks and asks no part.
 //!
-//! Waiting for a broker is no standing still: whoever waits for it says so as it goes on, and each such wait
-//! has a bound of its own. Nor is an application that is parked, paused, hindered, or that waits for the
-//! broker's answer: that is told elsewhere. Deliberately absent: why a part stands still.
+//! A wait for the broker is not a standstill: a part that waits keeps setting its mark, and each such wait
+//! has its own bound. An application that is parked, paused, slow in its probe or waiting for a confirm is no
+//! standstill either; other reports name it. Deliberately absent: why a part stands still.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What moves by itself, and can stand still by itself.
+/// A part that moves, and can stand still, independently of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DaemonPart {
     /// The loop that owns all state.
     Loop,
     /// The store's threads, with something to do.
     Store,
-    /// Whoever consumes requests.
+    /// The consumer of requests.
     Ingest,
-    /// Whoever publishes batches.
+    /// The publisher of batches.
     Egress,
-    /// What decides that a batch leaves: something may leave, could be handed over, and is not.
+    /// The decision that a batch leaves: an item may leave and could be handed over, but is not.
     Schedule,
 }
 
 impl DaemonPart {
-    /// All, in the order in which they are named.
+    /// All parts, in the order of the report.
     pub const ALL: [DaemonPart; 5] =
         [DaemonPart::Loop, DaemonPart::Store, DaemonPart::Ingest, DaemonPart::Egress, DaemonPart::Schedule];
 
-    /// Its name in probes, metrics and log.
+    /// The part's name in probes, metrics and log.
     pub fn as_str(self) -> &'static str {
         match self {
             DaemonPart::Loop => "loop",
@@ -43,16 +43,16 @@ impl DaemonPart {
     }
 }
 
-/// For how long each part has stood still, ms, in the order of [`DaemonPart::ALL`]; `None`: it moves, or has
+/// How long each part has stood still, ms, in the order of [`DaemonPart::ALL`]; `None`: it moves, or has
 /// nothing to do.
 pub type Stillness = [Option<u64>; DaemonPart::ALL.len()];
 
-/// What is the matter at one moment.
+/// The parts that stand still at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgressVerdict {
-    /// Parts that stand still for longer than `timeouts.stuck_after`, and for how long, ms: not ready.
+    /// Parts that have stood still for longer than `timeouts.stuck_after`, with that time in ms: not ready.
     pub stuck: Vec<(DaemonPart, u64)>,
-    /// Of these, such as have for twice as long: not live.
+    /// Those of them that have stood still for twice as long: not live.
     pub dead: Vec<DaemonPart>,
 }
 
@@ -62,14 +62,14 @@ impl ProgressVerdict {
         self.stuck.iter().map(|(part, _)| part.as_str()).collect()
     }
 
-    /// Names of the parts for which the process should be started anew.
+    /// Names of the parts that call for a restart of the process.
     pub fn dead_names(&self) -> Vec<&'static str> {
         self.dead.iter().map(|part| part.as_str()).collect()
     }
 }
 
-/// The decision. The schedule is what is left: while another part is late, it is for that part's sake that
-/// nothing leaves.
+/// Decides from these ages. The schedule counts only while no other part is late: otherwise that part is the
+/// cause.
 pub fn judge(still: Stillness, stuck_after_ms: u64) -> ProgressVerdict {
     let mut verdict = ProgressVerdict::default();
     let mut late = false;
@@ -86,45 +86,45 @@ pub fn judge(still: Stillness, stuck_after_ms: u64) -> ProgressVerdict {
     verdict
 }
 
-/// The way out at one look, as far as the schedule has a part in it.
+/// The state of the publishing side, as the schedule is judged by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WayOut {
     /// The publishing connection is up.
     pub connected: bool,
-    /// The broker takes nothing from it at present.
+    /// The broker blocks the connection at present.
     pub blocked: bool,
-    /// Something is due that could be handed over now: its application is neither parked, paused nor
-    /// hindered, and waits for no confirm, no slot and no channel.
+    /// An item is due and could be handed over now: its application is not parked or paused, has no slow
+    /// probe, and waits for no confirm, slot or channel.
     pub overlooked: bool,
-    /// A batch was handed over or settled since the last look.
+    /// A batch was handed over or settled since the last check.
     pub moved: bool,
 }
 
 impl WayOut {
-    /// Something may leave, nothing keeps it, and it does not.
+    /// Whether an item may leave, nothing holds it back, and it does not leave.
     pub fn stands_still(self) -> bool {
         self.connected && !self.blocked && self.overlooked && !self.moved
     }
 }
 
-/// A turn of the publisher.
+/// What a turn of the publisher has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PublishTurn {
     /// It took batches that had been handed over.
     pub took: bool,
-    /// Such as were handed over are left where they are.
+    /// It left some of the batches handed over.
     pub left: bool,
-    /// It holds a batch that it could publish, and has not.
+    /// It holds a batch that it could publish and has not published.
     pub owes: bool,
-    /// It holds none at all, published or not.
+    /// It holds no batch, published or not.
     pub idle: bool,
-    /// Batches were handed over that have not been settled.
+    /// Some batches that were handed over are not settled.
     pub unsettled: bool,
 }
 
 impl PublishTurn {
-    /// The turn counts: all that was given was taken, and all that was taken is published, or waits for a
-    /// reason. A batch that nobody holds and that is not settled has been lost on the way.
+    /// Whether the turn counts: the publisher took what it was given, and each batch it took is published or
+    /// waits for a reason. An unsettled batch that the publisher does not hold is lost.
     pub fn is_complete(self) -> bool {
         let left_all = self.left && !self.took;
         let lost = self.idle && !self.left && self.unsettled;
@@ -137,15 +137,15 @@ impl PublishTurn {
 pub struct ProgressMarks {
     epoch: Instant,
     stuck_after_ms: AtomicU64,
-    /// By part: since when it stands still, ms since `epoch`; [`RESTS`]: not at all.
+    /// By part: since when it has stood still, ms since `epoch`; [`RESTS`]: not at all.
     since: [AtomicU64; DaemonPart::ALL.len()],
-    /// By part: when the loop last told of it, ms since `epoch`.
+    /// By part: when the loop last reported it, ms since `epoch`.
     told_at: [AtomicU64; DaemonPart::ALL.len()],
-    /// Items that have not ended, as the loop last told.
+    /// Items that have not ended, as the loop last reported.
     waiting: AtomicU64,
-    /// When somebody who looks each second last looked, ms since `epoch`; [`RESTS`]: nobody does.
+    /// When [`ProgressMarks::look`] was last called, ms since `epoch`; [`RESTS`]: never.
     looked_at: AtomicU64,
-    /// Nothing is said before this moment, ms since `epoch`.
+    /// No part is reported before this moment, ms since `epoch`.
     silent_until: AtomicU64,
     /// The parts are being ended.
     over: AtomicBool,
@@ -153,18 +153,19 @@ pub struct ProgressMarks {
 
 /// The part has nothing to do.
 const RESTS: u64 = u64::MAX;
-/// Who looks each second and has not for so long was not let, ms; and so long the others get afterwards.
+/// The observer looks each second; after a gap longer than this, the whole process was frozen, ms. All parts
+/// then get this long to recover.
 const FROZEN_MS: u64 = 3_000;
 
 impl Default for ProgressMarks {
-    /// With the default of `timeouts.stuck_after`.
+    /// Uses the default of `timeouts.stuck_after`.
     fn default() -> Self {
         ProgressMarks::new(Duration::from_secs(30))
     }
 }
 
 impl ProgressMarks {
-    /// No part has begun.
+    /// Marks of a process in which no part has begun.
     pub fn new(stuck_after: Duration) -> ProgressMarks {
         ProgressMarks {
             epoch: Instant::now(),
@@ -178,7 +179,7 @@ impl ProgressMarks {
         }
     }
 
-    /// As if all parts had last moved `age` ago.
+    /// Marks as if all parts had last moved `age` ago.
     #[cfg(test)]
     pub(crate) fn of_age(age: Duration) -> ProgressMarks {
         let epoch = Instant::now().checked_sub(age).expect("a machine that is up");
@@ -187,7 +188,7 @@ impl ProgressMarks {
         progress
     }
 
-    /// Another `timeouts.stuck_after` is in force.
+    /// Sets another `timeouts.stuck_after`.
     pub fn configure(&self, stuck_after: Duration) {
         self.stuck_after_ms.store(ms(stuck_after), Ordering::Release);
     }
@@ -202,15 +203,14 @@ impl ProgressMarks {
         self.mark(part, self.now());
     }
 
-    /// The part has ended, or has nothing to do until it says otherwise.
+    /// The part has ended, or has nothing to do until its next mark.
     pub fn rests(&self, part: DaemonPart) {
         self.mark(part, RESTS);
     }
 
-    /// What the loop tells of another part: for how long it has stood still, ms; `None`: it does not. An age
-    /// that is not renewed counts up to the loop's last turn only. It never grows by more than the time since
-    /// it was told last: the clock that it is told by goes on while the machine sleeps, and nobody is late
-    /// for that.
+    /// Records how long another part has stood still, as the loop reports it, ms; `None`: it has not. The age
+    /// counts up to the loop's last turn only. It grows at most by the time since the previous report: the
+    /// clock behind the report continues during a suspend, and no part is late because of that.
     pub fn told(&self, part: DaemonPart, still_ms: Option<u64>) {
         let now = self.now();
         let told_at = self.told_at.get(part as usize).map_or(0, |at| at.swap(now, Ordering::AcqRel));
@@ -218,43 +218,43 @@ impl ProgressMarks {
         self.mark(part, still_ms.map_or(RESTS, |age| now.saturating_sub(age).max(before.min(now))));
     }
 
-    /// What the loop tells of the items that have not ended.
+    /// Records the number of items that have not ended.
     pub fn tell_waiting(&self, items: u64) {
         self.waiting.store(items, Ordering::Release);
     }
 
-    /// Items that had not ended when the loop last told.
+    /// Items that had not ended at the loop's last report.
     pub fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Acquire)
     }
 
-    /// The parts are being ended: nobody is expected to move.
+    /// The parts are ending: none is expected to move.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
     }
 
-    /// Whether [`ProgressMarks::end`] has been called since the begin.
+    /// Whether [`ProgressMarks::end`] was called since the last begin.
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// A life begins: nobody has moved so far.
+    /// A life begins: no part has moved so far.
     pub fn begin(&self) {
         DaemonPart::ALL.into_iter().for_each(|part| self.rests(part));
         self.over.store(false, Ordering::Release);
     }
 
-    /// Whether a service manager that waits for `patience` after the last word is to hear none any more, so
-    /// that it starts the process anew when a part is dead: after two of `timeouts.stuck_after`, or after one
-    /// and its patience, where that is longer.
+    /// Whether to stop the sign of life to a service manager that waits for `patience` after the last one, so
+    /// that it restarts a process with a dead part: after twice `timeouts.stuck_after`, or after once that
+    /// time plus `patience` if that is longer.
     pub fn is_late_for(&self, patience: Duration) -> bool {
         let limit = self.stuck_after_ms();
         let most = limit.max(limit.saturating_mul(2).saturating_sub(ms(patience)));
         self.verdict().stuck.iter().any(|(_, age)| *age > most)
     }
 
-    /// Somebody looks, as each second. Who looks late was held up himself, with all the others as it seems: a
-    /// process that was frozen has to come to itself before it can be judged.
+    /// Called by the observer each second. A late call means that the observer was held up, and probably all
+    /// other parts with it: a process that was frozen is judged only after it has recovered.
     pub fn look(&self) {
         let now = self.now();
         let before = self.looked_at.swap(now, Ordering::AcqRel);
@@ -263,8 +263,8 @@ impl ProgressMarks {
         }
     }
 
-    /// The decision, at this moment. Asks nobody and takes no lock. It does not hang on who looks each
-    /// second: whoever reads the log may be what holds that one up.
+    /// The decision at this moment. Takes no lock and asks no part. It does not depend on the observer, which
+    /// a stuck reader of the log may hold up.
     pub fn verdict(&self) -> ProgressVerdict {
         let now = self.now();
         if self.is_over() || now < self.silent_until.load(Ordering::Acquire) {
@@ -273,8 +273,8 @@ impl ProgressMarks {
         judge(self.still(now), self.stuck_after_ms())
     }
 
-    /// Names of the parts that have not moved for two seconds, whatever `timeouts.stuck_after` says: for a
-    /// word about a process that does not end.
+    /// Names of the parts that have not moved for two seconds, whatever `timeouts.stuck_after` is: for the
+    /// report on a process that does not end.
     pub fn stillest(&self) -> Vec<&'static str> {
         let late = |age: Option<u64>| age.is_some_and(|age| age > 2_000);
         let still = DaemonPart::ALL.into_iter().zip(self.still(self.now()));
@@ -323,9 +323,9 @@ mod tests {
         progress.look();
         assert!(!progress.verdict().stuck.is_empty());
         progress.looked_at.store(progress.now() - FROZEN_MS - 1, Ordering::Release);
-        assert!(!progress.verdict().stuck.is_empty(), "who looks may be held up alone, and for ever");
+        assert!(!progress.verdict().stuck.is_empty(), "the observer alone may be held up, indefinitely");
         progress.look();
-        assert!(progress.verdict().stuck.is_empty(), "and has only just looked again");
+        assert!(progress.verdict().stuck.is_empty(), "the observer has only just looked again");
         progress.silent_until.store(progress.now(), Ordering::Release);
         assert!(!progress.verdict().stuck.is_empty());
     }
@@ -384,7 +384,7 @@ mod tests {
             ("no connection", WayOut { connected: false, ..free }, false),
             ("an alarm of the broker", WayOut { blocked: true, ..free }, false),
             (
-                "parked, paused, hindered, awaiting, or nothing due",
+                "parked, paused, slow probe, awaiting, or nothing due",
                 WayOut { overlooked: false, ..free },
                 false,
             ),
@@ -427,10 +427,10 @@ mod tests {
         progress.rests(DaemonPart::Ingest);
         progress.rests(DaemonPart::Egress);
         progress.rests(DaemonPart::Schedule);
-        // The store was late by nothing when the loop turned last.
+        // The store was not late at the loop's last turn.
         assert_eq!(progress.verdict().stuck_names(), ["loop"]);
         progress.moved(DaemonPart::Loop);
-        assert_eq!(progress.verdict().stuck_names(), ["store"], "it is as it was told");
+        assert_eq!(progress.verdict().stuck_names(), ["store"], "as the loop reported it");
         progress.told(DaemonPart::Store, Some(29_000));
         assert_eq!(progress.verdict(), ProgressVerdict::default());
         progress.configure(Duration::from_secs(20));

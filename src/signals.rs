@@ -1,9 +1,9 @@
-//! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload; a second request to stop is
-//! carried out at once.
+//! Signals: SIGTERM and SIGINT ask for a graceful stop, SIGHUP for a reload. A second request to stop takes
+//! effect at once.
 //!
-//! They are heard on a thread of their own, whatever the loop and the connections do. The second request ends
-//! the process within the signal handler, so that it works however stuck everything else is. Nothing is lost
-//! by it: correctness never depends on a graceful stop.
+//! A dedicated thread receives them, independently of the loop and the connections. The second request ends
+//! the process within the signal handler, so that it works even if all threads are stuck. Nothing is lost by
+//! it: correctness never depends on a graceful stop.
 
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -18,12 +18,12 @@ use std::sync::Arc;
 pub enum Signal {
     /// Stop gracefully: SIGTERM or SIGINT.
     Terminate,
-    /// Read the configuration anew.
+    /// Read the configuration again.
     Reload,
 }
 
-/// Keeps the callback in place. Dropped, signals no longer reach it; a second request to stop still ends the
-/// process.
+/// Keeps the callback registered. Once dropped, no signal reaches the callback; a second request to stop
+/// still ends the process.
 #[must_use = "signals are delivered as long as it lives"]
 pub struct Listening(Handle);
 
@@ -33,16 +33,15 @@ impl Drop for Listening {
     }
 }
 
-/// Passes signals to `callback` from a thread of its own, which nothing else can hold up. Signals of one kind
-/// that arrive together count as one. Call it once in a process, and before anything that takes time: until
-/// then signals kill.
+/// Passes signals to `callback` from a dedicated thread. Signals of one kind that arrive together count as
+/// one. Call it once per process, and before anything that takes time: until then a signal kills the process.
 ///
 /// # Errors
-/// If the handlers cannot be installed, or the system starts no thread.
+/// If the handlers cannot be installed, or the system cannot start a thread.
 pub fn listen(callback: impl Fn(Signal) + Send + 'static) -> io::Result<Listening> {
     let stopping = Arc::new(AtomicBool::new(false));
     for (signal, status) in [(SIGTERM, 128 + SIGTERM), (SIGINT, 128 + SIGINT)] {
-        // In this order: the first signal finds the flag down and raises it, the second finds it up.
+        // The order matters: the first signal finds the flag down and raises it, the second finds it up.
         flag::register_conditional_shutdown(signal, status, stopping.clone())?;
         flag::register(signal, stopping.clone())?;
     }
@@ -72,14 +71,14 @@ mod tests {
     use std::process::{Child, ChildStdout, Command, Stdio};
     use std::time::{Duration, Instant};
 
-    /// A child process that says on its output which signals it got. Killed if a test fails.
+    /// A child process that prints the signals it received. Killed if a test fails.
     struct Listener {
         child: Child,
         said: Lines<BufReader<ChildStdout>>,
     }
 
     impl Listener {
-        /// `test` is the ignored test that it runs.
+        /// `test` is the ignored test that the child runs.
         fn start(test: &str) -> Listener {
             let mut child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", test, "--ignored", "--nocapture"])
@@ -94,7 +93,7 @@ mod tests {
 
         fn expect(&mut self, what: &str) {
             let found = self.said.by_ref().map_while(Result::ok).any(|line| line.ends_with(what));
-            assert!(found, "the child ended without saying {what:?}");
+            assert!(found, "the child ended without printing {what:?}");
         }
 
         fn send(&self, signal: Kill) {
@@ -102,7 +101,7 @@ mod tests {
         }
 
         fn status(&mut self) -> Option<i32> {
-            // The child gives up by itself after 20 s, with another status.
+            // The child exits after 20 s with another status.
             self.child.wait().unwrap().code()
         }
     }
@@ -139,7 +138,7 @@ mod tests {
         }
     }
 
-    /// Past the capture of the test harness, and at once.
+    /// Bypasses the capture of the test harness and is written at once.
     fn say(what: &str) {
         let mut out = io::stdout().lock();
         let _ = writeln!(out, "\n{what}");

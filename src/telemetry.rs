@@ -1,7 +1,7 @@
 //! Spans of published batches, sent to a collector by OTLP (OpenTelemetry protocol 1.x, JSON over HTTP).
 //!
-//! Beside everything else: a span goes into a bounded line, and one that finds no room, or no collector, is
-//! lost and counted. Whoever publishes never waits for it.
+//! The exporter never delays publishing: spans go into a bounded queue. A span that finds no room, or no
+//! collector, is lost and counted.
 
 use serde_json::{json, Value};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,21 +10,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Spans that wait for the sender.
+/// Most spans that wait for the sender.
 const QUEUE_CAPACITY: usize = 4_096;
-/// Spans of one request, and how long the first of them waits for company.
+/// Most spans of one request, and the longest wait of the first one for others.
 const MAX_BATCH: usize = 128;
 const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// For one request, whole.
+/// Time limit of one request.
 const REQUEST_WITHIN: Duration = Duration::from_secs(2);
-/// For all that waits when the process ends, the request under way apart.
+/// Time limit for all waiting spans when the process ends, without the request under way.
 const ENDING_WITHIN: Duration = Duration::from_secs(2);
-/// Least time between two lines of the log.
+/// Least time between two warnings.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-/// Most links of one span: what collectors take without being told otherwise.
+/// Most links of one span: the default limit of collectors.
 pub const MOST_LINKS: usize = 128;
 
-/// A span of somebody's trace.
+/// Trace id and span id.
 pub type SpanName = ([u8; 16], [u8; 8]);
 
 /// The attempt to publish a batch, from the publish to the broker's answer.
@@ -32,17 +32,17 @@ pub type SpanName = ([u8; 16], [u8; 8]);
 pub struct PublishSpan {
     /// Trace and span.
     pub name: SpanName,
-    /// The span that it goes on from; `None`: it is the root of its trace.
+    /// The parent span; `None`: this span is the root of its trace.
     pub parent: Option<[u8; 8]>,
-    /// What tracing systems added to the trace.
+    /// The `tracestate` of the trace, as other tracing systems set it.
     pub state: Option<String>,
-    /// Those of its members, at most [`MOST_LINKS`].
+    /// Spans of the batch's members, at most [`MOST_LINKS`].
     pub links: Vec<SpanName>,
     /// Moment of publish, UTC us.
     pub begun: u64,
     /// Moment of the broker's answer, UTC us.
     pub ended: u64,
-    /// What went wrong, if something did.
+    /// The error, if the publish failed.
     pub error: Option<String>,
     /// Exchange and routing key.
     pub destination: (String, String),
@@ -54,11 +54,11 @@ pub struct PublishSpan {
     pub bytes: u64,
     /// Publishes of it, from 1.
     pub attempt: u32,
-    /// Begin minus earliest due, us.
+    /// Moment of publish minus the earliest due, us.
     pub lateness: u64,
 }
 
-/// The way to the collector.
+/// Queue and thread that send spans to the collector.
 #[derive(Debug)]
 pub struct SpanExporter {
     line: Option<SyncSender<PublishSpan>>,
@@ -68,23 +68,23 @@ pub struct SpanExporter {
 }
 
 impl SpanExporter {
-    /// Starts the sender's thread. `endpoint`: as of the configuration, `http://HOST:PORT`, without the path.
+    /// Starts the sender's thread. `endpoint` is the configured one, `http://HOST:PORT`, without a path.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// If the thread cannot be started.
     pub fn start(endpoint: &str) -> std::io::Result<SpanExporter> {
         let (line, spans) = sync_channel(QUEUE_CAPACITY);
         let lost = Arc::new(AtomicU64::new(0));
         let address = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let ending = Arc::new(AtomicBool::new(false));
-        let courier =
+        let sender =
             SpanSender { address, lost: Arc::clone(&lost), ending: Arc::clone(&ending), warned: None };
         let thread = std::thread::Builder::new().name("tidegate-otlp".to_owned());
-        let sender = thread.spawn(move || courier.run(&spans))?;
+        let sender = thread.spawn(move || sender.run(&spans))?;
         Ok(SpanExporter { line: Some(line), lost, ending, sender: Mutex::new(Some(sender)) })
     }
 
-    /// Hands a span over; where there is no room for it, it is lost.
+    /// Hands a span to the sender; a span that finds no room is lost.
     pub fn export(&self, span: PublishSpan) {
         let taken = self.line.as_ref().is_some_and(|line| line.try_send(span).is_ok());
         if !taken {
@@ -94,20 +94,20 @@ impl SpanExporter {
 }
 
 impl Drop for SpanExporter {
-    /// What waits goes out, if the collector takes it: after the first request that fails, or some seconds,
+    /// Sends the waiting spans if the collector takes them. After the first failed request, or some seconds,
     /// the rest is lost.
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
         self.line = None;
         let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(sender) = sender {
-            // A panic of it has been logged.
+            // A panic of the thread has already been logged.
             let _ = sender.join();
         }
     }
 }
 
-/// Takes spans from the line to the collector.
+/// Sends spans from the queue to the collector.
 struct SpanSender {
     address: String,
     lost: Arc<AtomicU64>,
@@ -145,8 +145,8 @@ impl SpanSender {
     }
 
     fn send(&self, spans: &[PublishSpan]) -> Result<(), String> {
-        // The configuration names the collector. Whoever answers there names nobody else, such as a port of
-        // this machine.
+        // The configuration names the collector. A server at that address must not redirect the request
+        // elsewhere, for instance to a port of this machine.
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(REQUEST_WITHIN))
             .proxy(None)
@@ -154,7 +154,7 @@ impl SpanSender {
             .build();
         let agent: ureq::Agent = config.into();
         let asked = agent.post(&self.address).content_type("application/json");
-        // Not `send_json`, which breaks lines.
+        // Not `send_json`, which inserts line breaks.
         let answer = asked.send(request(spans).to_string()).map_err(|error| error.to_string())?;
         match answer.status() {
             status if status.is_success() => Ok(()),
@@ -174,7 +174,7 @@ impl SpanSender {
 
 /// The request that carries these spans.
 fn request(spans: &[PublishSpan]) -> Value {
-    let spans: Vec<Value> = spans.iter().map(told).collect();
+    let spans: Vec<Value> = spans.iter().map(span_json).collect();
     json!({ "resourceSpans": [{
         "resource": { "attributes": [
             attribute("service.name", "tidegate".into()),
@@ -184,8 +184,8 @@ fn request(spans: &[PublishSpan]) -> Value {
     }]})
 }
 
-/// One span; names of attributes as the semantic conventions for messaging have them.
-fn told(span: &PublishSpan) -> Value {
+/// One span; attribute names follow the semantic conventions for messaging.
+fn span_json(span: &PublishSpan) -> Value {
     const PRODUCER: u8 = 4;
     let (exchange, key) = &span.destination;
     let nanos = |us: u64| us.saturating_mul(1_000).to_string();
@@ -225,7 +225,7 @@ fn told(span: &PublishSpan) -> Value {
     told
 }
 
-/// Whole numbers are text in the protocol's JSON: they have 64 bits.
+/// The protocol's JSON writes integers as text, because they have 64 bits.
 fn attribute(key: &str, value: Value) -> Value {
     let value = match value.as_u64() {
         Some(number) => json!({ "intValue": number.to_string() }),
@@ -274,7 +274,7 @@ mod tests {
         assert!(told.get("traceState").is_none());
     }
 
-    /// A collector for so many requests, and how many came; it answers each with `answer`, after `pause`.
+    /// A collector for this many requests, and their number; it answers each with `answer`, after `pause`.
     fn collector(requests: usize, answer: String, pause: Duration) -> (String, JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -316,16 +316,16 @@ mod tests {
             let answer =
                 format!("HTTP/1.1 {code} There\r\nlocation: {elsewhere}\r\ncontent-length: 0\r\n\r\n");
             let (at, told) = collector(1, answer, Duration::ZERO);
-            let courier =
+            let sender =
                 SpanSender { address: at, lost: Arc::default(), ending: Arc::default(), warned: None };
-            let error = courier.send(&[PublishSpan::default()]).unwrap_err();
+            let error = sender.send(&[PublishSpan::default()]).unwrap_err();
             assert!(error.contains(&code.to_string()), "{error}");
             assert_eq!(told.join().unwrap(), 1);
         }
         assert_eq!(came.join().unwrap(), 0);
     }
 
-    /// Each answer within its bound, and all of them together far beyond that of a stop.
+    /// Each answer comes within its time limit, but all together take far longer than a stop may.
     #[test]
     fn a_slow_collector_holds_up_no_stop() {
         let answer = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_owned();
@@ -336,12 +336,12 @@ mod tests {
         }
         drop(exporter);
         let came = came.join().unwrap();
-        assert!((1..=5).contains(&came), "{came} requests, of which two were for what waited at the end");
+        assert!((1..=5).contains(&came), "{came} requests, two of them for spans that waited at the end");
     }
 
     #[test]
     fn what_finds_no_room_is_lost_and_nobody_waits() {
-        // A sender that takes nothing.
+        // A sender that takes no span.
         let (line, _spans) = sync_channel(1);
         let lost = Arc::new(AtomicU64::new(0));
         let exporter = SpanExporter {

@@ -1,9 +1,9 @@
-//! Who changed what stands in the log, and what was turned away does not fill it.
+//! The log records who changed what, and refused requests do not flood it.
 
 use std::time::Duration;
 use tidegate_harness::{wait_until, Daemon, Site};
 
-/// Its lines so far that hold this text.
+/// Log lines so far that contain this text.
 fn lines(daemon: &Daemon, text: &str) -> Vec<String> {
     let log = daemon.log();
     log.lines()
@@ -67,7 +67,7 @@ fn what_is_turned_away_is_logged_within_bounds() {
         assert!(told[0].contains(part), "{part}: {}", told[0]);
     }
     assert_eq!(told.len(), 20, "{told:#?}");
-    // Those lines take nothing from what is done.
+    // They do not use up the bound for lines about actions.
     assert_eq!(daemon.ask("POST", "/api/v1/applications/shop/pause").0, 200);
     wait_until("the line", Duration::from_secs(5), || lines(&daemon, "admin action").len() == 1);
 }

@@ -1,4 +1,4 @@
-//! Commands that ask the daemon need its address and token, and no login of the broker.
+//! Client commands need the daemon's address and token, but no login to the broker.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use tidegate_harness::{binary, Site};
 
-/// Exit code, standard output and standard error.
+/// Runs the binary. Returns its exit code, standard output and standard error.
 pub fn told(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
     let mut command = Command::new(binary());
     for name in ["TIDEGATE_CONFIG", "TIDEGATE_URL", "TIDEGATE_TOKEN"] {
@@ -23,7 +23,7 @@ fn an_operator_needs_no_password_of_the_broker() {
     let site = Site::new("operator");
     let token = site.dir.join("token");
     fs::write(&token, "a-token-of-an-operator\n").expect("the token");
-    // What a secret volume looks like.
+    // As in a mounted Kubernetes secret.
     let link = site.dir.join("link");
     std::os::unix::fs::symlink(&token, &link).expect("a link");
     let daemon = site.start(&site.config().text("admin.token_file", &link.to_string_lossy()));
@@ -36,7 +36,7 @@ fn an_operator_needs_no_password_of_the_broker() {
     assert!(code == 0 && out.contains("\"items\": []"), "{out}{err}");
     let (code, _, err) = told(&["status"], &environment[..1]);
     assert!(code == 1 && err.contains("--token-file"), "{err}");
-    // A configuration whose broker login this user cannot read, as the service's is.
+    // A configuration with a broker login that this user cannot read, such as the service's.
     let config = site.dir.join("operator.toml");
     let text = format!(
         "[amqp]\nuri = \"amqp://tidegate@rabbit.example\"\npassword_file = \"/none\"\n\
@@ -60,7 +60,7 @@ fn a_fresh_broker_is_no_fault_of_a_check() {
     assert_eq!(found.out.matches("it will be created at the start").count(), 7, "{found:?}");
     assert!(!found.out.contains("fail"), "{found:?}");
     assert!(!site.client.has_queue(&site.ingest_queue()), "a check creates nothing");
-    // Where nothing will be created, the same is missing.
+    // With passive topology nothing is created, so the same objects are faults.
     let daemon =
         tidegate_harness::Daemon::stopped(&site.config().text("amqp.topology", "passive"), &site.dir);
     let found = daemon.cli(&["check", "--connect"]);
@@ -99,7 +99,7 @@ fn a_list_goes_on_from_its_cursor() {
 fn a_port_of_the_other_kind_is_named() {
     let site = Site::new("otherport");
     let (plain, ..) = site.node.login();
-    // What answers the AMQP header as a TLS server does: with an alert.
+    // Answers the AMQP header as a TLS server does: with an alert.
     let alerting = TcpListener::bind("127.0.0.1:0").expect("a port");
     let tls = alerting.local_addr().expect("its address");
     let server = thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! `/metrics`, and the dashboard and alerts that stand on it.
+//! `/metrics`, and the dashboard and alerts that use it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(name)
 }
 
-/// Names of metrics as a query writes them.
+/// Names of metrics that occur in a text.
 fn named(text: &str) -> BTreeSet<&str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c: char| !is_name(c));
@@ -60,7 +60,7 @@ fn what_has_passed_is_told_also_after_a_reconnect() {
             wait_until("a reconnect", Duration::from_secs(20), || {
                 value(&self::page(&daemon), failed) > before
             });
-            // The next connect declares the exchange again, without its bindings.
+            // The next connection declares the exchange again, without its bindings.
             wait_until("the exchange", Duration::from_secs(20), || daemon.ask("GET", "/readyz").0 == 200);
             site.client.bind(&site.queue("shop"), &site.out(), "shop");
             assert_eq!(inbox.items(1, Duration::from_secs(20)).len(), 1);
@@ -72,32 +72,32 @@ fn what_has_passed_is_told_also_after_a_reconnect() {
 fn dashboard_and_alerts_ask_for_what_there_is() {
     let site = Site::new("dashboard");
     let daemon = site.start(&site.config());
-    // Without it nothing is due next; far ahead it would lie in the store alone.
+    // Needed for a next due time; an item further ahead would be in the store only.
     site.client.publish(&site.push("shop", "{}").number("x-delay", 10_000));
     wait_until("it waits", Duration::from_secs(20), || daemon.items("waiting") == 1);
     let page = page(&daemon);
     let mut told: BTreeSet<&str> = named(&page);
-    // Told with a database alone, or without one alone; `postgres::` asks for the first.
+    // Exported only with a database, or only without one; `postgres::` tests the first.
     told.extend(["tidegate_store_lease_remaining_seconds", "tidegate_store_free_bytes"]);
     let dashboard = std::fs::read_to_string(file("grafana/tidegate.json")).expect("the dashboard");
     let parsed: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
     assert!(parsed["panels"].as_array().is_some_and(|panels| panels.len() >= 10));
     let alerts = std::fs::read_to_string(file("prometheus/alerts.yml")).expect("the alerts");
-    let described = std::fs::read_to_string(file("OPERATIONS.md")).expect("the page for operators");
-    for (place, text) in
-        [("the dashboard", &dashboard), ("the alerts", &alerts), ("OPERATIONS.md", &described)]
-    {
+    let guides = std::fs::read_dir(file("operate")).expect("the guides for operators").flatten();
+    let described: String =
+        guides.map(|guide| std::fs::read_to_string(guide.path()).expect("a guide")).collect();
+    for (place, text) in [("the dashboard", &dashboard), ("the alerts", &alerts), ("operate/", &described)] {
         let asked = named(text);
         assert!(!asked.is_empty(), "{place}");
         let missing: Vec<_> = asked.difference(&told).collect();
         assert!(missing.is_empty(), "{place} names {missing:?}, which are not told");
     }
-    // And the other way round: no metric that nobody is told the meaning of.
+    // Conversely, every exported metric is described.
     let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let words = named(&described);
     let is_described = |family: &&str| words.iter().any(|word| word.starts_with(*family));
     let unsaid: Vec<_> = families.filter(|family| !is_described(family)).collect();
-    assert!(unsaid.is_empty(), "OPERATIONS.md says nothing of {unsaid:?}");
+    assert!(unsaid.is_empty(), "docs/operate/ says nothing of {unsaid:?}");
     if require("promtool") {
         let checked =
             Command::new("promtool").args(["check", "rules"]).arg(file("prometheus/alerts.yml")).output();

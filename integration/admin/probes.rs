@@ -1,4 +1,4 @@
-//! Probes get in whatever else is there.
+//! Probes are answered even when slow clients occupy the port.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use tidegate_harness::Site;
 
-/// As many sockets as that, each sending a piece of a head now and then; one that is thrown out comes again.
+/// Opens this many sockets, each of which sends a part of a header now and then; a rejected one connects
+/// again.
 fn besiege<T>(address: SocketAddr, sockets: usize, work: impl FnOnce() -> T) -> T {
     let connect = || TcpStream::connect(address).expect("the port accepts");
     let mut slow: Vec<TcpStream> = (0..sockets).map(|_| connect()).collect();
@@ -41,7 +42,8 @@ fn probes_are_answered_while_seventy_sockets_trickle() {
                 assert_eq!(daemon.ask("GET", "/readyz").0, 200);
                 let status = daemon.cli(&["status"]);
                 assert!(status.out.contains("running"), "{sockets} sockets: {status:?}");
-                // Who has to wait for a place waits as long as they stay, which is for ever.
+                // A request that had to wait for a place would wait as long as the sockets stay open, that
+                // is, indefinitely.
                 let took = asked.elapsed();
                 assert!(took < Duration::from_secs(20), "{sockets} sockets: {took:?}");
                 thread::sleep(Duration::from_millis(50));

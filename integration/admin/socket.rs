@@ -1,4 +1,4 @@
-//! The admin port on a unix socket, and without any.
+//! The admin port on a unix socket, and no admin port.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use tidegate_harness::{wait_until, Config, Daemon, Site};
 
 use super::client::told;
 
-/// Status and body of one exchange; status 0 where nobody answers.
+/// Status and body of one exchange; status 0 without an answer.
 fn ask(path: &Path, method: &str, target: &str, token: Option<&str>) -> (u16, String) {
     let exchange = || {
         let mut stream = UnixStream::connect(path)?;
@@ -28,14 +28,14 @@ fn ask(path: &Path, method: &str, target: &str, token: Option<&str>) -> (u16, St
     (status, answer.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.to_owned()))
 }
 
-/// A daemon that is to listen there.
+/// A stopped daemon that will listen there.
 fn stopped(site: &Site<'_>, config: &Config, listen: &str) -> Daemon {
     let mut daemon = Daemon::stopped(config, &site.dir);
     daemon.environment("TIDEGATE__ADMIN__LISTEN", Some(listen));
     daemon
 }
 
-/// The socket's path, and how the configuration names it.
+/// The socket's path, and the value of `admin.listen` for it.
 fn place(site: &Site<'_>) -> (PathBuf, String) {
     let path = site.dir.join("a.sock");
     let listen = format!("unix:{}", path.display());
@@ -61,14 +61,14 @@ fn its_user_and_group_ask_and_nobody_else() {
     wait_ready(&path);
     assert_eq!(mode(&path), 0o660);
     assert_eq!(ask(&path, "GET", "/api/v1/state", None).0, 200);
-    // A page that a forwarded port has let in.
+    // A web page that reaches the socket through a forwarded port.
     let mut page = UnixStream::connect(&path).expect("it listens");
     page.write_all(b"DELETE /api/v1/items/a/1 HTTP/1.0\r\nHost: evil.example\r\n\r\n").expect("it reads");
     let mut answer = String::new();
     page.read_to_string(&mut answer).expect("it answers");
     assert!(answer.contains(" 403 "), "{answer}");
 
-    // The command line, by its configuration, by a URL, and by the variable.
+    // The client commands: by configuration file, by URL, and by environment variable.
     let config = site.dir.join("operator.toml");
     fs::write(&config, format!("[admin]\nlisten = {listen:?}\n")).expect("the configuration");
     let config = config.to_string_lossy().into_owned();
@@ -132,7 +132,7 @@ fn what_another_listens_on_or_is_no_socket_is_left_alone() {
     fs::write(&path, "kept").expect("a file");
     daemon.start_again();
     assert_eq!(daemon.exit(Duration::from_secs(20)).code(), Some(1));
-    assert!(daemon.log().contains("no socket"), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("not a socket"), "{}", daemon.log_tail());
     assert_eq!(fs::read_to_string(&path).expect("a file"), "kept");
 }
 
@@ -173,7 +173,7 @@ fn probes_are_answered_while_many_sockets_say_nothing() {
     for _ in 0..5 {
         assert_eq!(ask(&path, "GET", "/livez", None).0, 200);
     }
-    // No more of them are kept than of one address.
+    // As many connections are kept as from one address, and no more.
     let fds = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("its descriptors");
     let sockets = fds
         .flatten()

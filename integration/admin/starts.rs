@@ -1,4 +1,4 @@
-//! A start that ends before it has seen a message says nothing about messages.
+//! A start that ends before it has received a message says nothing about messages.
 
 use std::fs;
 use std::net::TcpListener;

@@ -1,19 +1,18 @@
-//! What the service manager is told when the daemon stops, and when a part of it stalls.
+//! The notifications to the service manager when the daemon stops, and when a part of it stalls.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 use tidegate_harness::{has_disk_store, wait_until, Daemon, Site};
 
-/// What systemd would wait for a sign of life: long beside what a machine with other work takes from a daemon that is
-/// well.
+/// The watchdog interval: longer than a busy machine delays a healthy daemon.
 const WATCHDOG: Duration = Duration::from_secs(4);
 const WATCHDOG_US: &str = "4000000";
 
-/// The service manager's end of the line.
+/// The service manager's end of the notify socket.
 struct Manager(UnixDatagram);
 
 impl Manager {
-    /// Messages up to and including the first that begins so.
+    /// Receives messages up to and including the first that begins with `start`.
     fn until(&self, start: &str) -> Vec<String> {
         let end = Instant::now() + Duration::from_secs(60);
         let mut all: Vec<String> = vec![];
@@ -29,7 +28,7 @@ impl Manager {
 }
 
 impl Manager {
-    /// One for this daemon, from its next start on.
+    /// A manager for this daemon, used from its next start on.
     fn of(daemon: &mut Daemon, site: &Site<'_>) -> Manager {
         let path = site.dir.join("notify");
         let manager = Manager(UnixDatagram::bind(&path).expect("a socket"));
@@ -38,7 +37,7 @@ impl Manager {
         manager
     }
 
-    /// Messages that are there.
+    /// The messages received so far.
     fn told(&self) -> Vec<String> {
         self.0.set_nonblocking(true).expect("a mode");
         let mut bytes = [0; 1_024];
@@ -49,7 +48,7 @@ impl Manager {
     }
 }
 
-/// The disk does not answer for half a minute, of which the daemon knows nothing but that its call does not come back.
+/// The disk does not answer for half a minute: the daemon sees only a call that does not return.
 #[test]
 fn a_part_that_stalls_keeps_the_watchdog_from_being_fed() {
     if !has_disk_store() {
@@ -67,21 +66,22 @@ fn a_part_that_stalls_keeps_the_watchdog_from_being_fed() {
     wait_until("a call that does not come back", Duration::from_secs(60), || {
         sent += 1;
         site.client.publish(&site.push("shop", "{}").with("x-delay", "1h").id(&sent.to_string()));
-        daemon.log().contains("stuck: it has something to do")
+        daemon.log().contains("stuck: this part has work")
     });
     assert!(daemon.log().contains("part=\"store\""), "{}", daemon.log_tail());
     manager.told();
-    // As long as systemd would wait, and nothing but status lines comes.
+    // Only status messages may arrive within the watchdog interval.
     std::thread::sleep(WATCHDOG);
     let told = manager.told();
     assert!(!told.iter().any(|text| text.starts_with("WATCHDOG=1")), "{told:?}");
     manager.until("WATCHDOG=1");
     let log = daemon.log();
-    assert_eq!(log.matches("stuck: it has something to do").count(), 1, "a line for the change: {log}");
+    assert_eq!(log.matches("stuck: this part has work").count(), 1, "a line for the change: {log}");
     wait_until("a line for its end", Duration::from_secs(10), || daemon.log().contains("not stuck any more"));
 }
 
-/// The threads of the connections, and the loop's own: each alone stands still for longer than systemd would wait.
+/// The threads of the connections, and the loop's thread: each is stopped alone for longer than the watchdog
+/// interval.
 #[test]
 fn each_part_that_stands_still_trips_the_watchdog() {
     let site = Site::new("stands-still");
@@ -97,14 +97,14 @@ fn each_part_that_stands_still_trips_the_watchdog() {
         manager.until("WATCHDOG=1");
         let held = daemon.hold_thread(thread, Duration::from_secs(60));
         match part {
-            // A thread beside all sees what stands still, and says so.
+            // A separate thread notices the stalled part and logs it.
             Some(part) => {
                 let named = format!("part=\"{part}\"");
                 wait_until("a line", Duration::from_secs(30), || {
-                    daemon.log().lines().any(|l| l.contains("stuck: it has") && l.contains(&named))
+                    daemon.log().lines().any(|l| l.contains("stuck: this part has") && l.contains(&named))
                 });
             }
-            // Nobody is left to tell systemd anything.
+            // No thread is left to notify systemd.
             None => wait_until("silence", Duration::from_secs(30), || {
                 let heard = manager.told();
                 std::thread::sleep(WATCHDOG / 4);
@@ -123,7 +123,7 @@ fn each_part_that_stands_still_trips_the_watchdog() {
 #[test]
 fn the_time_of_the_drain_is_asked_for_at_its_begin() {
     let site = Site::new("drain");
-    // Longer than the unit's TimeoutStopSec.
+    // Longer than the unit's `TimeoutStopSec`.
     let mut daemon = Daemon::stopped(&site.config().text("timeouts.drain", "90s"), &site.dir);
     let manager = Manager::of(&mut daemon, &site);
     daemon.start_again();

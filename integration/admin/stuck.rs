@@ -1,4 +1,4 @@
-//! What stands still is told, and what waits for somebody else is not taken for it.
+//! A stalled part is reported, and a part that waits for something external is not.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn a_part_that_stands_still_is_named_by_the_probes_and_the_log_until_it_moves_ag
         let begins = format!("part=\"{part}\"");
         let lines =
             |what: &str| daemon.log().lines().filter(|l| l.contains(what) && l.contains(&begins)).count();
-        wait_until("a line for its begin", LIMIT, || lines("stuck: it has something to do") == 1);
+        wait_until("a line for its begin", LIMIT, || lines("stuck: this part has work") == 1);
         let health = daemon.cli(&["health"]);
         assert!(health.code == 1 && health.err.contains(part), "{health:?}");
         if part == "egress" {
@@ -48,17 +48,12 @@ fn a_part_that_stands_still_is_named_by_the_probes_and_the_log_until_it_moves_ag
         wait_until("ready again", LIMIT, || daemon.ask("GET", "/readyz").0 == 200);
         assert_eq!(daemon.ask("GET", "/livez").0, 200);
         wait_until("a line for its end", LIMIT, || lines("not stuck any more") == 1);
-        assert_eq!(
-            lines("stuck: it has something to do"),
-            1,
-            "one for the whole time: {}",
-            daemon.log_tail()
-        );
+        assert_eq!(lines("stuck: this part has work"), 1, "one for the whole time: {}", daemon.log_tail());
     }
     assert_eq!(site.client.consume(&site.queue("shop")).take(2, LIMIT).len(), 2, "what waited has gone out");
 }
 
-/// For several spans nobody is stuck, and it stays live.
+/// Over several intervals nothing is reported stuck, and the daemon stays live.
 fn stays_live(daemon: &Daemon, what: &str) {
     let end = Instant::now() + Duration::from_secs(8);
     while Instant::now() < end {
@@ -67,7 +62,7 @@ fn stays_live(daemon: &Daemon, what: &str) {
         assert_eq!(readyz.1["stuck"], serde_json::json!([]), "{what}: {readyz:?}\n{}", daemon.log_tail());
         std::thread::sleep(Duration::from_millis(100));
     }
-    assert!(!daemon.log().contains("stuck: it has"), "{what}: {}", daemon.log_tail());
+    assert!(!daemon.log().contains("stuck: this part has"), "{what}: {}", daemon.log_tail());
 }
 
 #[test]
@@ -105,7 +100,7 @@ fn what_waits_for_somebody_else_is_not_stuck() {
     wait_until("ready again", LIMIT * 2, || daemon.ask("GET", "/readyz").0 == 200);
 }
 
-/// Connections that are up, on which nothing moves: each wait has a bound, and says that it waits.
+/// Connections that stay open but carry nothing: each wait is bounded and marked as a wait.
 #[test]
 fn a_network_that_carries_nothing_is_not_taken_for_a_part_that_stands_still() {
     let Some(node) = Node::controlled("a_network_that_carries_nothing") else { return };
@@ -123,21 +118,21 @@ fn a_network_that_carries_nothing_is_not_taken_for_a_part_that_stands_still() {
     wait_until("ready again", LIMIT * 2, || daemon.ask("GET", "/readyz").0 == 200);
 }
 
-/// Asks the daemon to stop, and waits until it has ended but for the thread that a tracer holds: that one is gone with its
-/// process once the tracer lets go.
+/// Asks the daemon to stop, and waits until all threads have ended except the one that a tracer holds; that
+/// one ends with its process when the tracer releases it. Returns the time taken.
 fn ends_around_what_is_held(daemon: &Daemon) -> Duration {
     let tasks = format!("/proc/{}/task", daemon.pid());
     let asked = Instant::now();
     daemon.term();
-    // `timeouts.drain`, what closing takes, and a slow machine.
+    // `timeouts.drain`, the time to close, and a margin for a slow machine.
     wait_until("the end of all other threads", Duration::from_secs(25), || {
         fs::read_dir(&tasks).map_or(0, Iterator::count) <= 2
     });
     asked.elapsed()
 }
 
-const CLOSED: &str = "closed; what waits stays in the store";
-const BROKEN_OFF: &str = "the stop did not come to its end and is broken off";
+const CLOSED: &str = "closed; waiting items stay in the store";
+const BROKEN_OFF: &str = "the stop did not complete in time and is aborted";
 
 #[test]
 fn a_stop_ends_whichever_thread_is_held() {
@@ -150,13 +145,13 @@ fn a_stop_ends_whichever_thread_is_held() {
         let site = Site::new("held");
         site.application("shop");
         let mut daemon = site.start(&quick(&site).text("timeouts.drain", "2s"));
-        // With ids: what was not acked comes again, and is the same.
+        // With ids, so that a message delivered again is recognised.
         let push = |n: u32| site.push("shop", "{}").delay(3_600_000).id(&n.to_string());
         site.client.publish_all((0..5).map(push));
         wait_until("they are there", LIMIT, || daemon.items("waiting") == 5);
         wait_until("they are acked", LIMIT, || site.client.depth(&site.ingest_queue()) == Some(0));
         let held = daemon.hold_thread(thread, LONG);
-        // Whatever it waits for, it does not sleep long.
+        // Longer than any regular wait of the thread.
         std::thread::sleep(Duration::from_millis(1_500));
         site.client.publish(&push(5));
         let time = ends_around_what_is_held(&daemon);
@@ -170,14 +165,14 @@ fn a_stop_ends_whichever_thread_is_held() {
         if thread == "tidegate" {
             assert!(last.contains("stuck=[\"loop\"]"), "{last}");
         }
-        // Whatever was acked is there, and the rest comes again.
+        // Acked requests are in the store, and the others are delivered again.
         daemon.start_again();
         daemon.wait_ready();
         wait_until("all of them", LIMIT, || daemon.items("waiting") == 6);
     }
 }
 
-/// The disk takes a sync and says nothing more.
+/// A sync of the disk does not return.
 #[test]
 fn a_stop_ends_while_a_sync_does_not_come_back() {
     if !has_disk_store() {

@@ -1,4 +1,4 @@
-//! `tail` shows what comes, and takes no backlog unless it is told to.
+//! `tail` shows new batches, and takes a backlog only with `--drain`.
 
 use std::time::Duration;
 use tidegate_harness::{wait_until, Node, Site};
@@ -18,7 +18,7 @@ fn a_parked_backlog_is_left_alone() {
     daemon.holds("parked", 1);
     let drained = daemon.cli(&["tail", "shop", "--count", "1", "--for", "120s", "--drain"]);
     assert!(drained.code == 0 && drained.out.contains("kept"), "{drained:?}");
-    // Without an answer it is refused as well.
+    // If the daemon does not answer, the command is refused too.
     daemon.kill9();
     let unsure = daemon.cli(&["tail", "shop", "--for", "100ms"]);
     assert!(unsure.code == 1 && unsure.err.contains("--drain"), "{unsure:?}");
@@ -30,7 +30,7 @@ fn nothing_in_the_time_given_has_an_exit_code() {
     let daemon = site.start(&site.config());
     let none = daemon.cli(&["tail", "shop", "--for", "200ms"]);
     assert_eq!((none.code, none.out.as_str()), (3, ""), "{none:?}");
-    assert!(none.err.contains("no batch came"), "{none:?}");
+    assert!(none.err.contains("no batch arrived"), "{none:?}");
 }
 
 #[test]

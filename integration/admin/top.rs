@@ -1,4 +1,4 @@
-//! `top` on a terminal of its own, made by script(1): what it shows, and that the terminal is given back.
+//! `top` on a terminal made by script(1): its output, and that it restores the terminal.
 
 use std::fs;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use tidegate_harness::{binary, require, Program, Site};
 
-/// Begins to draw on a second screen, and leaves it.
+/// Enters the alternate screen, and leaves it.
 const ENTERS: &str = "\u{1b}[?1049h";
 const LEAVES: &str = "\u{1b}[?1049l";
 
@@ -15,7 +15,7 @@ fn program() -> String {
     fs::canonicalize(binary()).expect("the binary").display().to_string()
 }
 
-/// Runs these lines of shell on a terminal of 30 by 100, with keys from a pipe.
+/// Runs a shell script on a terminal of 30 rows and 100 columns, with keys from a pipe.
 fn on_a_terminal(dir: &Path, lines: &str) -> (Program, fs::File) {
     let _ = fs::remove_file(dir.join("keys"));
     let made = Command::new("mkfifo").arg(dir.join("keys")).status().expect("mkfifo runs");
@@ -23,7 +23,7 @@ fn on_a_terminal(dir: &Path, lines: &str) -> (Program, fs::File) {
     let text = format!("stty rows 30 cols 100\nbefore=$(stty -g)\n{lines}\necho \"ended $?\"\n");
     let text = text + "test \"$before\" = \"$(stty -g)\" && echo restored\n";
     fs::write(dir.join("scene.sh"), text).expect("the scene");
-    // For both ways: to open it for writing alone would wait for the reader.
+    // Opened for reading too: opening it for writing only would block until a reader comes.
     let keys = fs::OpenOptions::new().read(true).write(true).open(dir.join("keys")).expect("the pipe");
     let line = "TERM=xterm exec script -qfec 'sh scene.sh' /dev/null <keys";
     (Program::start("sh", &["-c", line], dir), keys)
@@ -38,7 +38,7 @@ fn it_shows_a_daemon_that_lives_and_one_that_is_gone_and_gives_the_terminal_back
     let mut daemon = site.start(&site.config()).ready();
     site.client.publish_all((0..3).map(|n| site.push("shop", "1").id(&n.to_string()).delay(600_000)));
     let top = format!("{} top --interval 100ms --config {}", program(), daemon.config_file().display());
-    // By key, by Ctrl-C and by signal.
+    // Ended by key, by Ctrl-C and by signal.
     for (keys, name) in [(&b"q"[..], "q"), (b"\x03", "ctrl-c"), (b"", "term")] {
         let dir = tidegate_harness::workdir(name);
         let line = format!("sh -c 'echo $$ >pid; exec {top}'");

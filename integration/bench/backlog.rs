@@ -1,4 +1,4 @@
-//! A backlog that grows: what it costs, and what it does to the lateness of what is due soon.
+//! A growing backlog: its cost, and its effect on the lateness of items that are due soon.
 
 use crate::book::{guarded, run as figures, Bench, Book, Case, Run};
 use crate::load::{delay, Batch, Ids, Steady, APPLICATION, PATIENCE};
@@ -13,9 +13,9 @@ use tidegate_harness::{Daemon, Inbox, Push, Site, Verdict};
 
 pub const GROUP: &str = "waiting";
 const DAY_MS: u64 = 86_400_000;
-/// Most that is published before the daemon has taken it in: the broker is not to hold a backlog, too.
+/// Messages published before the daemon must have taken them in, so that the broker holds no backlog itself.
 const SLICE: u64 = 100_000;
-/// Delay of the item by which a start is timed: long enough to be stored before the kill.
+/// Delay of the item that a start is timed by: long enough to be stored before the kill.
 const SOON_MS: u64 = 1_000;
 
 pub fn run(bench: &Bench, book: &mut Book) {
@@ -60,7 +60,7 @@ fn case(waiting: u64, rate: u64) -> Case {
     Case::new(GROUP, format!("waiting-{waiting}-{rate}"), title).at("waiting", waiting).at("rate", rate)
 }
 
-/// Until so many wait that are due in a day.
+/// Publishes until `waiting` items wait that are due in a day.
 fn fill(site: &Site<'_>, daemon: &Daemon, waiting: u64) {
     let far = delay(DAY_MS);
     loop {
@@ -79,7 +79,8 @@ fn accepted(daemon: &Daemon) -> u64 {
     daemon.state()["totals"]["accepted"].as_u64().unwrap_or(0)
 }
 
-/// `kill -9`, and the time from the next start to the arrival of what had fallen due meanwhile; what the store takes.
+/// `kill -9`, and the time from the next start to the arrival of an item that became due while the daemon was
+/// down; and the size of the store.
 fn started(site: &Site<'_>, daemon: &mut Daemon, inbox: &mut Inbox, waiting: u64) -> Run {
     let soon = Push::new(&site.ingest(), APPLICATION, "soon").delay(i64::try_from(SOON_MS).unwrap_or(0));
     let before = accepted(daemon);
@@ -106,13 +107,13 @@ fn loaded(site: &Site<'_>, daemon: &Daemon, inbox: &mut Inbox, load: Steady) -> 
     run
 }
 
-/// As the disk has them: of a file that was made larger in advance, what is written.
+/// Allocated size: of a preallocated file only the written part.
 fn bytes_below(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let sizes = entries.map(|entry| match entry.metadata() {
         Ok(found) if found.is_dir() => bytes_below(&entry.path()),
         Ok(found) => found.blocks() * 512,
-        // A table that was compacted away meanwhile.
+        // The file was compacted away while the folder was read.
         Err(_) => 0,
     });
     sizes.sum()

@@ -1,4 +1,4 @@
-//! What was measured: cases, their runs, and the figures of each run.
+//! Measurements: cases, their runs, and the figures of each run.
 
 use crate::plan::Plan;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidegate_harness::{bounded, Node};
 
-/// Broker and plan, for all rows.
+/// Broker and plan, shared by all rows.
 pub struct Bench {
     pub node: Node,
     pub plan: Plan,
@@ -14,13 +14,13 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Whether this row was named, or none was.
+    /// Whether this row was named, or no row was.
     pub fn wants(&self, name: &str) -> bool {
         self.names.is_empty() || self.names.iter().any(|n| n == name)
     }
 }
 
-/// The figures of one run by name, with their unit last in it (`cpu_us`).
+/// The figures of one run by name; the name ends with the unit (`cpu_us`).
 pub type Run = BTreeMap<String, f64>;
 
 /// A run of these figures.
@@ -28,23 +28,23 @@ pub fn run<const N: usize>(figures: [(&str, f64); N]) -> Run {
     figures.into_iter().map(|(name, figure)| (name.to_owned(), figure)).collect()
 }
 
-/// One thing that is measured, as often as there are rounds.
+/// One measured thing, with one run per round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Case {
-    /// Which table it belongs to.
+    /// The table it belongs to.
     pub group: String,
     /// Unique over all groups.
     pub name: String,
-    /// For people.
+    /// Title for people.
     pub title: String,
-    /// Where on the axes of its group it lies: `rate`, `waiting`, `size`, ..
+    /// Coordinates on the axes of its group: `rate`, `waiting`, `size`, ..
     pub at: BTreeMap<String, u64>,
-    /// The case that its rate is a share of, or what its time is a multiple of.
+    /// The peer case: the reference of `ratio`.
     pub beside: Option<String>,
-    /// What `ratio` is to reach.
+    /// The target of `ratio`.
     pub goal: Option<f64>,
     pub runs: Vec<Run>,
-    /// What was wrong with the runs that came to no figures.
+    /// Errors of the runs that gave no figures.
     pub failed: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl Case {
     }
 }
 
-/// Of one figure over several runs.
+/// One figure over several runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
     pub median: f64,
@@ -82,7 +82,7 @@ pub struct Spread {
 /// All cases, in the order in which they were first measured.
 pub struct Book {
     cases: Vec<Case>,
-    /// Of one run.
+    /// Time limit of one run.
     pub limit: Duration,
 }
 
@@ -95,7 +95,7 @@ impl Book {
         &self.cases
     }
 
-    /// Makes one more run of this case. A panic is a failed run, and the others go on.
+    /// Makes one more run of this case. A panic is recorded as a failed run, and the other cases continue.
     pub fn measure(&mut self, case: Case, work: impl FnOnce() -> Run + Send) {
         let begun = Instant::now();
         let ended = guarded(&case.name, self.limit, work);
@@ -116,7 +116,7 @@ impl Book {
         }
     }
 
-    /// Notes a run that could not be made.
+    /// Records a run that could not be made.
     pub fn fail(&mut self, case: Case, wrong: String) {
         println!("{:<24} FAILED: {wrong}", case.name);
         let at = self.place(case);
@@ -130,7 +130,7 @@ impl Book {
         })
     }
 
-    /// The share of the rate that the case beside it had in the same round.
+    /// The run's rate as a share of the peer's rate in the same round.
     fn share(&self, at: usize, run: &mut Run) {
         let Some(beside) = &self.cases[at].beside else { return };
         let other = self.cases.iter().find(|case| case.name == *beside).and_then(|case| case.runs.last());
@@ -142,7 +142,7 @@ impl Book {
     }
 }
 
-/// Runs it in a thread by whose name the harness tells of what hangs, and bounded in time.
+/// Runs `work` within a time limit, in a thread whose name the harness prints if it hangs.
 pub fn guarded<T: Send>(name: &str, limit: Duration, work: impl FnOnce() -> T + Send) -> Result<T, String> {
     let ended = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name(name.to_owned());

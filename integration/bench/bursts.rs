@@ -1,4 +1,4 @@
-//! Much that is due together, beside a publisher that only publishes the same messages.
+//! Many items due together, compared with a publisher that only publishes the same messages.
 
 use crate::book::{Bench, Book, Case, Run};
 use crate::load::{customer, number, wait_for_depth, Batch, Ids, APPLICATION, PATIENCE};
@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use tidegate_harness::{now_ms, Node, Site};
 
 pub const GROUP: &str = "bursts";
-/// Items of one customer that are due together.
+/// Items of each customer that are due together.
 const EACH: u64 = 100;
-/// What is due within this time tidegate may read into its memory.
+/// tidegate may load items into memory this long before they are due.
 const HORIZON_MS: u64 = 22_000;
-/// Of a body whose message is delivered as it came.
+/// Body size of messages that are delivered unchanged.
 const BODY: usize = crate::load::BODY;
 
 pub fn run(bench: &Bench, book: &mut Book) {
@@ -37,7 +37,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
     }
 }
 
-/// With the time that the bare publisher takes, and the multiple of it.
+/// Adds the time of the bare publisher, and the ratio to it.
 fn beside(mut run: Run, bare: Duration) -> Run {
     let ratio = run["seconds"] / bare.as_secs_f64();
     run.insert("bare_seconds".to_owned(), bare.as_secs_f64());
@@ -45,7 +45,7 @@ fn beside(mut run: Run, bare: Duration) -> Run {
     run
 }
 
-/// Time runs from the millisecond in which all are due until all lie in the application's queue.
+/// Timed from the millisecond in which all items are due until all are in the application's queue.
 fn in_one_millisecond(node: &Node, count: u64) -> Run {
     let site = Site::on(node, "millisecond");
     site.application(APPLICATION);
@@ -61,13 +61,14 @@ fn in_one_millisecond(node: &Node, count: u64) -> Run {
     beside(run, publisher(node, &vec![BODY; usize::try_from(count).unwrap_or(0)]))
 }
 
-/// A million in a second; fewer in less time, or the bare publisher would be measured against the clock.
+/// A million items per second. Fewer items get less time, otherwise the bare publisher would be compared with
+/// the clock.
 fn spread_ms(count: u64) -> u64 {
     (count / 1000).clamp(1, 1000)
 }
 
-/// Time runs from the first due to the arrival of the last batch. The items lie in the store until shortly before:
-/// they come when their due is beyond what is held in memory, and there is no room for all of them.
+/// Timed from the first due to the arrival of the last batch. The items are in the store only until shortly
+/// before: they are published with a due beyond the horizon, and memory has no room for all of them.
 fn in_one_second(node: &Node, count: u64) -> Run {
     let site = Site::on(node, "second");
     let inbox = site.inbox(APPLICATION);
@@ -78,7 +79,7 @@ fn in_one_second(node: &Node, count: u64) -> Run {
     let (customers, spread) = ((count / EACH).max(1), spread_ms(count));
     let begun = Instant::now();
     Batch::of(&site.ingest(), count, Ids::Each).publish(node, |n| {
-        // Late ones first: order is the daemon's work.
+        // Latest due first, so that the daemon must sort.
         let mut headers = number("x-deliver-at", due + spread - 1 - n % customers % spread);
         headers.extend(customer(n % customers));
         headers
@@ -102,7 +103,7 @@ fn in_one_second(node: &Node, count: u64) -> Run {
 /// Sleeps until this moment of the wall clock.
 ///
 /// # Panics
-/// When it is over already: then what was to wait for it was not ready in time.
+/// If it has passed already: then the setup took too long.
 fn wait_for(due: u64) -> Instant {
     let now = now_ms();
     assert!(now < due, "taking it in took {} ms too long", now - due);

@@ -1,4 +1,4 @@
-//! One plot: lines with markers over axes that may be logarithmic, and bars from the smallest to the largest.
+//! One plot: lines with markers on axes that may be logarithmic, and bars from the minimum to the maximum.
 
 use crate::book::Spread;
 use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
@@ -11,29 +11,29 @@ const SIZE: (u32, u32) = (760, 440);
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 const GRID: RGBColor = RGBColor(0xdd, 0xdd, 0xdd);
-/// Colours that are told apart by the colour-blind, too: tidegate in blue, others in red.
+/// Colours that colour-blind readers can distinguish: tidegate in blue, peers in red.
 pub const BLUE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
 pub const SKY: RGBColor = RGBColor(0x56, 0xb4, 0xe9);
 pub const RED: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
 pub const ORANGE: RGBColor = RGBColor(0xe6, 0x9f, 0x00);
 
-/// What an axis shows, with its unit.
+/// Title of an axis, with its unit.
 #[derive(Clone, Copy)]
 pub struct Axis {
     pub title: &'static str,
     pub log: bool,
 }
 
-/// One line, by place on the first axis.
+/// One line, in the order of the horizontal axis.
 pub struct Line {
     pub name: &'static str,
     pub colour: RGBColor,
     pub points: Vec<(f64, Spread)>,
 }
 
-/// All of a plot.
+/// One plot.
 pub struct Chart {
-    /// Without the ending.
+    /// File name without extension.
     pub file: &'static str,
     pub title: String,
     pub x: Axis,
@@ -42,7 +42,7 @@ pub struct Chart {
 }
 
 impl Chart {
-    /// Writes it as SVG, on white: a page may be dark.
+    /// Writes it as SVG on a white background, because the page around it may be dark.
     pub fn draw(&self, file: &Path) -> Result<(), String> {
         let root = SVGBackend::new(file, SIZE).into_drawing_area();
         self.draw_on(&root).and_then(|()| root.present().map_err(|e| e.to_string()))
@@ -94,7 +94,7 @@ impl Chart {
         Ok(())
     }
 
-    /// Title, and below it what the colours mean: beside the lines it would hide some of them.
+    /// Title, and below it the legend: beside the lines it would cover some of them.
     fn head(&self, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), String> {
         let title = (FONT, 18).into_font().color(&INK);
         area.draw(&Text::new(self.title.clone(), (16, 12), title)).map_err(|e| e.to_string())?;
@@ -107,14 +107,14 @@ impl Chart {
             area.draw(&Circle::new((left + 12, 48), 4, colour.filled())).map_err(|e| e.to_string())?;
             let name = Text::new(line.name, (left + 30, 41), style.clone());
             area.draw(&name).map_err(|e| e.to_string())?;
-            // As wide as letters of this font are on the whole: it is not known here.
+            // An estimate of the text width: the font is not known here.
             left += 52 + i32::try_from(line.name.chars().count() * 7).unwrap_or(0);
         }
         Ok(())
     }
 }
 
-/// An axis: linear, or in powers of ten.
+/// An axis scale: linear, or logarithmic to base ten.
 #[derive(Clone)]
 struct Scale {
     range: Range<f64>,
@@ -122,7 +122,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// With some room at both ends. A height that is not logarithmic begins at nothing.
+    /// With a margin at both ends. A linear vertical axis begins at zero.
     fn around(values: Vec<f64>, log: bool, height: bool) -> Scale {
         let values = values.into_iter().filter(|value| !log || *value > 0.0);
         let (low, high) =
@@ -150,7 +150,7 @@ impl Scale {
         let Range { start, end } = self.range;
         if self.log {
             let decades = (end / start).log10();
-            // Within few decades the tens are too far from each other.
+            // Over few decades, powers of ten alone would be too far apart.
             let steps: &[f64] = if decades < 2.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
             let first = start.log10().floor();
             #[expect(clippy::cast_possible_truncation, reason = "some tens at most")]

@@ -1,4 +1,4 @@
-//! `kill -9` under load: how long it takes until nothing is behind any more.
+//! `kill -9` under load: the time until the backlog is back at its former level.
 
 use crate::book::{run as figures, Bench, Book, Case, Run};
 use crate::load::{number, number_in, Ends, Progress, Steady, APPLICATION};
@@ -12,9 +12,9 @@ use tidegate_harness::{now_ms, wait_until, Daemon, Inbox, Node, RawProperties, S
 pub const GROUP: &str = "kills";
 const RATE: u64 = 3_000;
 const PERIOD: Duration = Duration::from_secs(2);
-/// Before the first kill: as long as the longest delay, and then a second in which the level is taken.
+/// Before the first kill: the longest delay, and then a second in which the level is measured.
 const CALM: Duration = Duration::from_secs(4);
-/// After the last kill the load lasts so long at most.
+/// Time limit for the load after the last kill.
 const LEVEL: Duration = Duration::from_secs(60);
 
 pub fn run(bench: &Bench, book: &mut Book) {
@@ -33,19 +33,19 @@ pub fn run(bench: &Bench, book: &mut Book) {
 #[derive(Default)]
 struct Behind {
     load: Progress,
-    /// Each once, however often it comes.
+    /// Distinct requests, repeats not counted.
     arrived: AtomicU64,
     repeats: AtomicU64,
 }
 
 impl Behind {
     fn now(&self) -> u64 {
-        // In this order: what arrives between the two makes it less than it is, and never more.
+        // In this order: an arrival between the two reads can only make the result too small.
         let sent = self.load.sent.load(Ordering::Relaxed);
         sent.saturating_sub(self.arrived.load(Ordering::Relaxed))
     }
 
-    /// The most within this time.
+    /// The maximum within this time.
     fn most(&self, time: Duration) -> u64 {
         let end = Instant::now() + time;
         let mut most = 0;
@@ -76,7 +76,7 @@ fn killed(node: &Node, kills: u64) -> Run {
     let run = std::thread::scope(|scope| {
         scope.spawn(|| {
             load.feed(node, (&site.ingest(), APPLICATION), &behind.load, |n, delay_ms| {
-                // Due when it was to be, however late tidegate learns of it.
+                // Due at the planned time, however late tidegate receives it.
                 RawProperties::default()
                     .headers(&number("x-deliver-at", now_ms() + delay_ms))
                     .persistent()
@@ -101,7 +101,7 @@ fn kill(daemon: &mut Daemon, behind: &Behind, kills: u64) -> Run {
         daemon.kill9();
         daemon.start_again();
     }
-    // It falls to the level only after it has risen above it.
+    // Not in the first 200 ms: the backlog must rise above the level before it can fall to it.
     let mut highest = 0;
     wait_until("the backlog is level", LEVEL, || {
         let now = behind.now();

@@ -1,15 +1,15 @@
-//! What is sent to tidegate and to what stands beside it: the same messages, by a publisher that costs little.
+//! The messages sent to tidegate and to its peers, by a publisher with little overhead.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{now_ms, text, Client, Node, Raw, RawProperties};
 
-/// Bytes of a body, where nothing else is said.
+/// Default body size, bytes.
 pub const BODY: usize = 200;
-/// To take in, or to deliver, whatever a run consists of.
+/// Time limit for taking in, or delivering, all messages of a run.
 pub const LIMIT: Duration = Duration::from_secs(600);
-/// Between one message and the next.
+/// Time limit between two messages.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The application of all requests.
 pub const APPLICATION: &str = "shop";
@@ -29,7 +29,7 @@ fn entry(name: &str, kind: u8, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A header that is a number.
+/// A header with an integer value.
 pub fn number(name: &str, value: u64) -> Vec<u8> {
     entry(name, b'l', &value.to_be_bytes())
 }
@@ -51,14 +51,14 @@ pub fn customer(number: u64) -> Vec<u8> {
     entry("x-customer", b'S', &value)
 }
 
-/// Whether requests have a `message_id`, by which tidegate knows them again.
+/// Whether requests have a `message_id`, by which tidegate finds duplicates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ids {
     None,
     Each,
 }
 
-/// Many messages for one exchange and key.
+/// Messages for one exchange and routing key.
 #[derive(Clone, Copy)]
 pub struct Batch<'a> {
     pub exchange: &'a str,
@@ -69,12 +69,12 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Requests of 200 B for the application.
+    /// Requests with the default body for the application.
     pub fn of(exchange: &'a str, count: u64, ids: Ids) -> Batch<'a> {
         Batch { exchange, key: APPLICATION, count, size: BODY, ids }
     }
 
-    /// Straight into a queue.
+    /// Messages published directly to a queue.
     pub fn into(queue: &'a str, count: u64) -> Batch<'a> {
         Batch { exchange: "", key: queue, count, size: BODY, ids: Ids::None }
     }
@@ -83,11 +83,11 @@ impl<'a> Batch<'a> {
         Batch { size, ..self }
     }
 
-    /// Publishes them, with the headers that `headers(n)` gives, and waits for all confirms.
+    /// Publishes them with the headers from `headers(n)`, and waits for all confirms.
     pub fn publish(&self, node: &Node, headers: impl Fn(u64) -> Vec<u8>) {
         let mut raw = Raw::connect(node);
         let body = vec![b'x'; self.size];
-        // What is on its way is bounded in bytes, too.
+        // Bounds the unconfirmed bytes too.
         let slice = (2_000_000 / self.size as u64).clamp(10, 500);
         for n in 0..self.count {
             let properties = RawProperties::default().headers(&headers(n)).persistent();
@@ -104,12 +104,12 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Requests one by one at a steady rate.
+/// Single requests at a steady rate.
 #[derive(Clone, Copy)]
 pub struct Steady {
     pub rate: u64,
     pub seconds: u64,
-    /// Delays are a second and up to so much more.
+    /// Delays range from one second to one second and this, ms.
     pub spread_ms: u64,
 }
 
@@ -123,7 +123,8 @@ impl Steady {
         1000 + number * 7919 % self.spread_ms
     }
 
-    /// Publishes, until all are sent or somebody says that it is over. Each body begins with the number of its request.
+    /// Publishes until all are sent or `progress.over` is set. Each body begins with the number of its
+    /// request.
     pub fn feed(
         &self,
         node: &Node,
@@ -151,14 +152,14 @@ impl Steady {
     }
 }
 
-/// How far a load has come, and whether it is to go on.
+/// Progress of a load, and whether it must end.
 #[derive(Default)]
 pub struct Progress {
     pub sent: AtomicU64,
     pub over: AtomicBool,
 }
 
-/// The load is over when this is dropped, by a panic too.
+/// Ends the load when dropped, also by a panic.
 pub struct Ends<'a>(pub &'a Progress);
 
 impl Drop for Ends<'_> {
@@ -167,24 +168,24 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// The number at the beginning of a body of [`Steady::feed`].
+/// The number at the beginning of a body from [`Steady::feed`].
 pub fn number_in(body: &[u8]) -> u64 {
     let digits = body.iter().take_while(|byte| byte.is_ascii_digit());
     digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
 }
 
-/// A request with a delay of its own.
+/// Properties of a request with a delay.
 pub fn delayed(_number: u64, delay_ms: u64) -> RawProperties {
     RawProperties::default().headers(&delay(delay_ms)).persistent()
 }
 
-/// A message whose time to live is the delay, and which knows when that ends.
+/// Properties of a message that expires after the delay; `x-due` holds that moment.
 pub fn expiring(_number: u64, delay_ms: u64) -> RawProperties {
     let due = number("x-due", now_ms() + delay_ms);
     RawProperties::default().headers(&due).persistent().expiration(delay_ms.to_string().as_bytes())
 }
 
-/// Waits until a queue has so many messages ready.
+/// Waits until a queue has this many ready messages.
 pub fn wait_for_depth(client: &Client, queue: &str, count: u64) {
     let end = Instant::now() + LIMIT;
     while u64::from(client.depth(queue).unwrap_or(0)) < count {

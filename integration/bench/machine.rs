@@ -1,4 +1,4 @@
-//! Where and when a run was made: without it a figure says nothing.
+//! The machine and the time of a run: without them the figures mean little.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Command;
 use tidegate_harness::{binary, now_ms, Node};
 
-/// Facts that figures depend on.
+/// Facts that the figures depend on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Machine {
     /// RFC 3339, UTC.
@@ -17,7 +17,7 @@ pub struct Machine {
     pub kernel: String,
     pub rabbitmq: String,
     pub tidegate: String,
-    /// Processes that wanted a core, over the minute before the run: below 0.5 the machine was quiet.
+    /// Load average of the minute before the run: below 0.5 the machine was idle.
     pub load: f64,
 }
 

@@ -4,7 +4,7 @@ use crate::plan::Plan;
 use crate::throughput;
 use std::path::PathBuf;
 
-/// Rows that are measured by themselves, beside those of `throughput`.
+/// Rows that can be named besides those of `throughput`.
 const OTHERS: [(&str, &str); 7] = [
     ("sizes", "messages of 100 B to 100 kB, output queues of both kinds, beside the naive bridge"),
     ("rates", "what steady rates cost and how late the consumer sees them"),
@@ -15,25 +15,25 @@ const OTHERS: [(&str, &str); 7] = [
     ("waiting", "lateness, memory, start and disk over a growing backlog"),
 ];
 
-/// What a run is told.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub plan: Plan,
-    /// Rows; none is all.
+    /// Rows to run; empty: all.
     pub names: Vec<String>,
     pub json: PathBuf,
     pub plots: PathBuf,
-    /// Figures of an earlier run, of which only tables and plots are made.
+    /// Results of an earlier run, to draw tables and plots from instead of measuring.
     pub draw: Option<PathBuf>,
 }
 
-/// What the command line asks for.
+/// The request of the command line.
 pub enum Asked {
     Run(Box<Options>),
     Help,
 }
 
-/// An unknown option or row is an error: a typing error would else be half an hour of measuring.
+/// An unknown option or row is an error, because a typing error could otherwise cost half an hour.
 pub fn read(arguments: impl IntoIterator<Item = String>) -> Result<Asked, String> {
     let mut options = Options {
         plan: Plan::usual(),

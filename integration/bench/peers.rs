@@ -1,4 +1,4 @@
-//! What tidegate stands beside: the least that could do each job, with the same client library.
+//! The peers that tidegate is compared with: the minimum for each job, with the same client library.
 
 use crate::book::{run, Run};
 use crate::load::{quorum, wait_for_depth, Batch};
@@ -14,11 +14,11 @@ use tidegate_harness::lapin::{
 };
 use tidegate_harness::{block_on, Client, Node};
 
-/// Unconfirmed messages of a publisher.
+/// Bound of a publisher's unconfirmed messages.
 const WINDOW: usize = 1000;
 const PREFETCH: u16 = 2000;
 
-/// A rate, and the time that it was taken over.
+/// The figures of a rate and its time.
 pub fn per_second(count: u64, time: Duration) -> Run {
     let seconds = time.as_secs_f64();
     run([("per_second", count as f64 / seconds), ("seconds", seconds)])
@@ -43,7 +43,7 @@ async fn consumer(connection: &Connection, queue: &str) -> Consumer {
     channel.basic_consume(queue.into(), "".into(), options, FieldTable::default()).await.expect("a consumer")
 }
 
-/// Takes messages off a quorum queue and acks them.
+/// Consumes a quorum queue and only acks.
 pub fn bare(node: &Node, count: u64) -> Run {
     const QUEUE: &str = "bench.bare";
     let client = Client::connect(node.uri());
@@ -65,7 +65,7 @@ pub fn bare(node: &Node, count: u64) -> Run {
     per_second(count, time)
 }
 
-/// A bridge without a store or a thought: consume, publish, ack when the publish is confirmed.
+/// A bridge without a store and without logic: consume, publish, ack once the publish is confirmed.
 pub fn naive(node: &Node, count: u64, size: usize, output: FieldTable) -> Run {
     const FROM: &str = "bench.from";
     const TO: &str = "bench.to";
@@ -102,7 +102,7 @@ pub fn naive(node: &Node, count: u64, size: usize, output: FieldTable) -> Run {
     per_second(count, time)
 }
 
-/// Publishes messages of these sizes, confirms on, into a queue; the time until all lie there.
+/// Publishes messages of these sizes with confirms into a queue. Returns the time until all are confirmed.
 pub fn publisher(node: &Node, sizes: &[usize]) -> Duration {
     const QUEUE: &str = "bench.published";
     let client = Client::connect(node.uri());

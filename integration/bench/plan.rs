@@ -1,39 +1,39 @@
-//! How much is measured: a short form, the usual one, a long one.
+//! Sizes of a benchmark: short, usual and long.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
-/// Sizes of everything, and how often.
+/// All sizes, and the number of rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
     pub name: String,
     pub rounds: usize,
-    /// Of a row of `throughput`.
+    /// Messages of a row of `throughput`.
     pub messages: u64,
-    /// Customers over which windowed requests are spread, beside the 1,000 of the row.
+    /// Numbers of customers for windowed requests, besides the 1,000 of the row.
     pub customers: Vec<u64>,
-    /// Sizes of a body, bytes; and how many bytes of bodies a run has at most.
+    /// Body sizes, and the maximum total of the bodies of a run, both in bytes.
     pub sizes: Vec<u64>,
     pub size_bytes: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub rates: Vec<u64>,
-    /// Rates that RabbitMQ's own way gets as well.
+    /// Those rates at which RabbitMQ's TTL is measured too.
     pub ttl_rates: Vec<u64>,
-    /// Numbers of messages that wait ahead of it there.
+    /// Numbers of messages ahead of the load in RabbitMQ's TTL queue.
     pub ttl_waiting: Vec<u64>,
-    /// How long a steady rate lasts, and by how much its delays differ, the shortest being a second.
+    /// Duration of a steady rate, s, and spread of its delays, which start at one second, ms.
     pub seconds: u64,
     pub spread_ms: u64,
-    /// Items due in one millisecond, and in one second (fewer than a million in less).
+    /// Items due within one millisecond, and within one second (fewer than a million: in less time).
     pub millisecond: u64,
     pub second: u64,
-    /// Kills in a row.
+    /// Consecutive kills.
     pub kills: u64,
-    /// Numbers of items that wait; at each, requests come at `waiting_rate`.
+    /// Backlog sizes, and the rate of requests at each.
     pub waiting: Vec<u64>,
     pub waiting_rate: u64,
-    /// A second rate, at one of them.
+    /// A second rate, at one backlog size.
     pub fast_rate: u64,
     pub fast_waiting: u64,
 }
@@ -98,7 +98,7 @@ impl Plan {
         }
     }
 
-    /// Longest time that one run of a row may take; one that hangs is named, and ends the program.
+    /// Time limit of one run. A run that exceeds it is named and ends the program.
     pub fn limit(&self) -> Duration {
         Duration::from_secs(match self.name.as_str() {
             "long" => 3_600,
@@ -106,7 +106,7 @@ impl Plan {
         })
     }
 
-    /// Of so many bytes, as many messages as `size_bytes` has room for, `messages` at most.
+    /// Messages of this size: as many as fit into `size_bytes`, at most `messages`.
     pub fn count_of(&self, size: u64) -> u64 {
         (self.size_bytes / size).min(self.messages)
     }

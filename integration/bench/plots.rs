@@ -1,4 +1,4 @@
-//! Which plots there are, and what each shows of a report.
+//! The plots, and what each shows of a report.
 
 use crate::book::{Case, Spread};
 use crate::chart::{Axis, Chart, Line, BLUE, ORANGE, RED, SKY};
@@ -12,7 +12,7 @@ const WAITING: Axis = Axis { title: "items waiting", log: true };
 const LATE: Axis = Axis { title: "lateness at the consumer, ms", log: true };
 const CPU: Axis = Axis { title: "CPU of the daemon a message, us", log: false };
 
-/// Draws what the report has figures for, and gives the files.
+/// Draws each plot that the report has figures for. Returns the files.
 pub fn draw(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, String> {
     let charts = [
         lateness_over_rate(report),
@@ -39,7 +39,7 @@ pub fn draw(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// One figure of the cases that lie on this axis.
+/// One figure over an axis, for the cases that have a coordinate on it.
 fn line<'c>(
     (name, colour): (&'static str, RGBColor),
     axis: &str,
@@ -68,7 +68,7 @@ fn lateness_over_rate(report: &Report) -> Chart {
     }
 }
 
-/// At the highest rate that both were given.
+/// At the highest rate that both were measured at.
 fn lateness_over_delay(report: &Report) -> Chart {
     let rates = report.group(steady::TTL).filter_map(|case| case.at.get("rate"));
     let rate = rates.max().copied().unwrap_or(0);
@@ -97,7 +97,7 @@ fn lateness_over_delay(report: &Report) -> Chart {
     }
 }
 
-/// Of the backlog's cases those at the one rate that was given at each.
+/// The backlog's cases at the rate that every backlog size was measured with.
 fn at_each(report: &Report) -> impl Iterator<Item = &Case> {
     let rate = report.plan.waiting_rate;
     report.group(backlog::GROUP).filter(move |case| case.at.get("rate") == Some(&rate))

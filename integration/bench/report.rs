@@ -1,4 +1,4 @@
-//! What a run came to: a file with every figure, and tables for people, which are Markdown.
+//! The result of a benchmark: a file with every figure, and Markdown tables for people.
 
 use crate::book::{Case, Spread};
 use crate::machine::Machine;
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// All of one run of the program.
+/// The result of one run of the program.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     pub machine: Machine,
     pub plan: Plan,
-    /// How long it took.
+    /// Duration of the run.
     pub seconds: u64,
     pub cases: Vec<Case>,
 }
 
-/// A figure's name, the head of its column, and its decimals.
+/// Name of a figure, title of its column, and number of decimals.
 type Column = (&'static str, &'static str, usize);
 
-/// A group, the head of its first column, and the others.
+/// A group, the title of its first column, and the other columns.
 type Table = (&'static str, &'static str, &'static [Column]);
 
-/// Ratios come first: they mean something on any machine.
+/// Ratios come first, because they are comparable between machines.
 const TABLES: [Table; 7] = [
     (
         throughput::GROUP,
@@ -86,12 +86,12 @@ impl Report {
         self.cases.iter().filter(move |case| case.group == group)
     }
 
-    /// Runs that came to no figures.
+    /// Number of runs without figures.
     pub fn failed(&self) -> usize {
         self.cases.iter().map(|case| case.failed.len()).sum()
     }
 
-    /// Writes all of it as JSON.
+    /// Writes the report as JSON.
     pub fn write(&self, file: &Path) -> Result<(), String> {
         let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
         folder.map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
@@ -99,7 +99,7 @@ impl Report {
         std::fs::write(file, text + "\n").map_err(|e| format!("{}: {e}", file.display()))
     }
 
-    /// Every table that has a row.
+    /// Every table that has at least one row.
     pub fn tables(&self) -> String {
         let mut out = format!("{}\n\n{}, {} s\n", self.machine, self.plan, self.seconds);
         out.push_str("\nMedians, with the smallest and the largest of all rounds:\n");
@@ -136,7 +136,7 @@ impl Report {
     }
 }
 
-/// A median with its spread, or nothing.
+/// The median with its spread, or nothing.
 fn told(spread: Option<Spread>, decimals: usize) -> String {
     let Some(Spread { median, low, high }) = spread else { return String::new() };
     let figure = |figure: f64| grouped(&format!("{figure:.decimals$}"));
@@ -148,12 +148,12 @@ fn told(spread: Option<Spread>, decimals: usize) -> String {
     }
 }
 
-/// A number in a title.
+/// An integer for a title.
 pub fn told_whole(number: u64) -> String {
     grouped(&number.to_string())
 }
 
-/// With a comma between thousands.
+/// Separates thousands by commas.
 fn grouped(figure: &str) -> String {
     let (whole, rest) = figure.split_at(figure.find('.').unwrap_or(figure.len()));
     let mut out = String::new();
@@ -167,7 +167,7 @@ fn grouped(figure: &str) -> String {
     out + rest
 }
 
-/// Columns of one width each; nothing without a row.
+/// A table with columns of equal width; empty without rows.
 fn markdown(heads: Vec<&str>, rows: Vec<Vec<String>>) -> String {
     if rows.is_empty() {
         return String::new();

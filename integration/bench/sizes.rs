@@ -1,4 +1,4 @@
-//! Throughput over the size of a message, into output queues of both kinds, beside the naive bridge.
+//! Throughput over message size, into classic and quorum queues, compared with the naive bridge.
 
 use crate::book::{Bench, Book, Case};
 use crate::load::{quorum, Batch, Ids, APPLICATION};
@@ -23,7 +23,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
     }
 }
 
-/// tidegate behind the bridge, with the same messages.
+/// The naive bridge, then tidegate with the same messages.
 fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
     let count = bench.plan.count_of(size);
     let bytes = usize::try_from(size).unwrap_or(0);

@@ -1,4 +1,5 @@
-//! Steady rates: what they cost, and how late the consumer sees what was delayed; beside it RabbitMQ's own way.
+//! Steady rates: their cost, and the lateness of delayed messages at the consumer; compared with RabbitMQ's
+//! TTL.
 
 use crate::book::{run as figures, Bench, Book, Case, Run};
 use crate::load::{
@@ -12,9 +13,9 @@ use tidegate_harness::{now_ms, percentile, text, Client, Daemon, Inbox, Node, Ra
 
 pub const RATES: &str = "rates";
 pub const TTL: &str = "ttl";
-/// Width of the classes of delays of which each has a figure of its own, ms.
+/// Width of a class of delays, ms. Each class has a separate figure.
 const CLASS_MS: u64 = 250;
-/// Time to live of what waits ahead of a load.
+/// Time to live of the messages ahead of a load, ms.
 const AHEAD_MS: u64 = 10_000;
 
 pub fn run(bench: &Bench, book: &mut Book) {
@@ -45,7 +46,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
     }
 }
 
-/// With nothing else waiting.
+/// Without a backlog.
 fn alone(node: &Node, load: Steady) -> Run {
     let site = Site::on(node, "rates");
     let mut inbox = site.inbox(APPLICATION);
@@ -55,7 +56,7 @@ fn alone(node: &Node, load: Steady) -> Run {
     run
 }
 
-/// What a daemon takes for this load, and how late the consumer sees it.
+/// The daemon's cost for this load, and the lateness at the consumer.
 pub fn under(site: &Site<'_>, daemon: &Daemon, inbox: &mut Inbox, load: Steady) -> Run {
     let (cpu, wakeups) = (daemon.cpu_us(), daemon.wakeups());
     let mut run = lateness(inbox, load, || {
@@ -68,8 +69,8 @@ pub fn under(site: &Site<'_>, daemon: &Daemon, inbox: &mut Inbox, load: Steady) 
     run
 }
 
-/// One queue whose messages expire, each in its own time, into the application's: the head holds up what is behind it.
-/// So many are in it before the load.
+/// One queue whose messages expire, each with its own TTL, into the application's queue: a message at the
+/// head delays those after it. `ahead` messages are in the queue before the load.
 fn dead_lettered(node: &Node, load: Steady, ahead: u64) -> Run {
     const WAITING: &str = "bench.ttl.waiting";
     const OUT: &str = "bench.ttl.out";
@@ -94,7 +95,7 @@ fn dead_lettered(node: &Node, load: Steady, ahead: u64) -> Run {
     run
 }
 
-/// Percentiles of the lateness of all that comes, and the median for each class of delays.
+/// Percentiles of the lateness of all messages, and the median for each class of delays.
 fn lateness(inbox: &mut Inbox, load: Steady, feed: impl FnOnce() + Send) -> Run {
     let (mut late, mut classes): (Vec<i64>, BTreeMap<u64, Vec<i64>>) = Default::default();
     std::thread::scope(|scope| {

@@ -1,8 +1,8 @@
-//! As fast as it goes: a full ingest queue, and a daemon that starts on it.
+//! Maximum throughput: a full ingest queue, and a daemon that starts with it.
 //!
-//! Time runs from the first message taken off the ingest queue to the last one at its goal; a delay that was asked for is
-//! not counted. With windows it runs until all of it is durable: batches leave with their windows, a second apart, which
-//! would be the unit of the result.
+//! Timed from the first message taken off the ingest queue to the last one at its destination, less the
+//! requested delay. With windows it is timed until all requests are durable: batches leave when windows
+//! close, one second apart, and that second would be the resolution of the result.
 
 use crate::book::{Bench, Book, Case, Run};
 use crate::load::{customer, delay, wait_for_depth, Batch, Ids, APPLICATION, BODY, LIMIT, PATIENCE};
@@ -16,8 +16,8 @@ pub const GROUP: &str = "throughput";
 const CUSTOMERS: u64 = 1000;
 const DAY_MS: u64 = 86_400_000;
 
-/// What is measured: its name on the command line, how it is told, how one run of it is made, the row that it stands
-/// beside, and the share of that one's rate that it is to reach.
+/// One measurement: its name on the command line, its title, its function, its peer row, and the target ratio
+/// to that row.
 pub struct Row {
     pub name: &'static str,
     pub title: &'static str,
@@ -40,7 +40,7 @@ impl Row {
     }
 }
 
-/// A row stands behind the one beside which it is told.
+/// A row comes after its peer.
 pub const ROWS: [Row; 10] = [
     row("bare", "a bare consumer that only acks", bare),
     row("naive", "a naive bridge: consume, publish confirmed, ack", |node, count| {
@@ -79,7 +79,7 @@ pub const ROWS: [Row; 10] = [
     .beside("bare"),
 ];
 
-/// The rows that were named, or all; with each the one that it stands beside.
+/// The named rows, or all, and the peer of each.
 fn chosen(bench: &Bench) -> Vec<&'static Row> {
     let beside = |name: &str| ROWS.iter().any(|row| bench.wants(row.name) && row.beside == Some(name));
     ROWS.iter().filter(|row| bench.wants(row.name) || beside(row.name)).collect()
@@ -103,7 +103,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
                 let title = format!("windowed batches, {} {customer}", told_whole(*customers));
                 let case = Case::new(GROUP, format!("windowed-{customers}"), title);
                 let case = case.at("customers", *customers).beside("bare");
-                // Each of them has something.
+                // At least one message for each customer.
                 let count = count.max(*customers);
                 book.measure(case, || windowed(&bench.node, count, Ids::None, *customers));
             }
@@ -111,7 +111,8 @@ pub fn run(bench: &Bench, book: &mut Book) {
     }
 }
 
-/// Fills the ingest queue with the daemon down, starts it, and returns with the moment of the first delivery.
+/// Fills the ingest queue while the daemon is down, and starts it. Returns the daemon, the moment of the
+/// first delivery, and the processor time until then.
 fn filled(
     site: &Site<'_>,
     config: &Config,
@@ -140,7 +141,7 @@ fn measured(daemon: &Daemon, count: u64, time: Duration, cpu_before: u64) -> Run
     run
 }
 
-/// Waits until this daemon has taken so many requests off the ingest queue since its start, and they are durable.
+/// Waits until the daemon has accepted `count` requests since its start, all durable. Returns that moment.
 pub fn taken_in(daemon: &Daemon, count: u64) -> Instant {
     let end = Instant::now() + LIMIT;
     loop {
@@ -154,7 +155,8 @@ pub fn taken_in(daemon: &Daemon, count: u64) -> Instant {
     }
 }
 
-/// Acks follow at once; asking the broker about them takes it a second, so it is asked when time no longer runs.
+/// Acks follow at once, but the broker takes up to a second to report them, so this is checked outside the
+/// timed part.
 fn acked(site: &Site<'_>) {
     wait_until("all of it is acked", Duration::from_secs(20), || {
         site.node.messages(&site.ingest_queue()) == Some(0)
@@ -189,7 +191,7 @@ fn passthrough(node: &Node, count: u64, delay_ms: u64, ids: Ids) -> Run {
     run
 }
 
-/// Each message as it came, to the application's queue, which is there.
+/// Publishes each message unchanged to the application's queue, which must exist.
 pub fn through(site: &Site<'_>, batch: Batch<'_>, delay_ms: u64) -> Run {
     let config = site.config().text("defaults.format", "passthrough");
     let headers = delay(delay_ms);
@@ -199,7 +201,7 @@ pub fn through(site: &Site<'_>, batch: Batch<'_>, delay_ms: u64) -> Run {
     measured(&daemon, batch.count, took, cpu)
 }
 
-/// From the queue into the store, and no further: it is due in a day, or no queue is bound.
+/// From the queue into the store only: the items are due in a day, or no queue is bound.
 fn stored(node: &Node, count: u64, ids: Ids, delay_ms: u64) -> Run {
     let site = Site::on(node, "stored");
     let config = site.config().text("defaults.format", "passthrough");
@@ -212,7 +214,7 @@ fn stored(node: &Node, count: u64, ids: Ids, delay_ms: u64) -> Run {
     measured(&daemon, count, took, cpu)
 }
 
-/// What is over takes no room on the disk, and no time of the broker.
+/// Frees disk space and the broker's time for the next run.
 pub fn clean(site: &Site<'_>, daemon: Daemon) {
     drop(daemon);
     site.client.delete_queue(&site.queue(APPLICATION));

@@ -1,4 +1,4 @@
-//! Schedule, batch, cancel and consume, in each language.
+//! Schedule, batch, cancel and consume in each language.
 
 use super::example;
 use serde_json::json;
@@ -9,7 +9,7 @@ use tidegate_harness::{
 
 struct Language {
     interpreter: &'static str,
-    /// Folder and ending of its examples.
+    /// Folder and file extension of its examples.
     of: (&'static str, &'static str),
 }
 
@@ -21,12 +21,12 @@ impl Language {
         Program::start(self.interpreter, &whole, &site.dir)
     }
 
-    /// What all of them do, and what a consumer in this language has told of each batch.
+    /// Runs all examples of a language. `told` is what its consumer prints for the batches.
     fn judge(&self, test: &str, told: [&str; 8]) {
         let site = Site::new(test);
         let daemon = site.start(&site.config().text("defaults.window", "1s"));
         if self.interpreter == "sh" {
-            // As its comment says: it is somebody else who binds.
+            // The shell example leaves the binding to others, as its comment says.
             let queue = site.queue("shop-batches");
             site.client.queue(&queue, Default::default());
             site.client.bind(&queue, &site.out(), "shop");
@@ -48,7 +48,7 @@ impl Language {
         });
         wait_until("nothing is left", Duration::from_secs(10), || daemon.items("waiting") == 0);
         if external_uri().is_none() {
-            // What it has told of is acked a moment later.
+            // A batch is acked shortly after it is printed.
             let acked = || site.node.messages(&queue) == Some(0);
             wait_until("all is acked", Duration::from_secs(30), acked);
         }

@@ -1,4 +1,5 @@
-//! The consumer that pushes each customer's batches by HTTP, against receivers that fail, hang, lose and come back.
+//! The consumer that pushes each customer's batches by HTTP, against receivers that fail, hang, lose
+//! responses and recover.
 
 use super::example;
 use serde_json::{json, Value};
@@ -13,15 +14,15 @@ use tidegate_harness::{require_python, wait_until, Program, Site};
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Takes,
-    /// 500, with a body.
+    /// Responds 500, with a body.
     Fails,
-    /// Reads and says nothing.
+    /// Reads the request and never responds.
     Hangs,
-    /// Takes the next one and closes without a word; then it takes.
+    /// Takes one request and closes without a response; then it responds.
     LosesAnswer,
 }
 
-/// A batch that a customer took.
+/// A batch that a customer's receiver took.
 #[derive(Clone, Debug, PartialEq)]
 struct Taken {
     key: String,
@@ -33,12 +34,12 @@ struct Taken {
 struct Book {
     modes: HashMap<String, Mode>,
     taken: HashMap<String, Vec<Taken>>,
-    /// Requests that came, taken or not.
+    /// Requests received, taken or not.
     asked: HashMap<String, usize>,
     connections: usize,
 }
 
-/// All customers' receivers; the path names the customer.
+/// The receivers of all customers; the path names the customer.
 #[derive(Clone)]
 struct Receiver {
     book: Arc<(Mutex<Book>, Condvar)>,
@@ -52,13 +53,13 @@ impl Receiver {
         let book = Arc::new((Mutex::new(Book { modes, ..Book::default() }), Condvar::new()));
         let it = Receiver { book, address: listener.local_addr().expect("an address") };
         let receiver = it.clone();
-        // Ends with the test program: nobody else connects.
+        // The thread ends with the test program: only the test connects.
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let receiver = receiver.clone();
                 receiver.book().connections += 1;
                 let number = receiver.book().connections;
-                // Whoever calls may hang up at any time.
+                // The client may hang up at any time.
                 thread::spawn(move || drop(receiver.serve(stream, number)));
             }
         });
@@ -116,7 +117,7 @@ impl Receiver {
         self.book().asked.get(customer).copied().unwrap_or_default()
     }
 
-    /// Item ids in the order in which the customer saw them first.
+    /// Item ids in the order in which the customer first received them.
     fn items(&self, customer: &str) -> Vec<String> {
         let mut all: Vec<String> = Vec::new();
         for id in self.taken(customer).into_iter().flat_map(|taken| taken.ids) {
@@ -128,7 +129,7 @@ impl Receiver {
     }
 }
 
-/// Customer, idempotency key and body of the next request; `None`: the connection has ended.
+/// Customer, idempotency key and body of the next request; `None` when the connection has ended.
 fn request(reader: &mut BufReader<TcpStream>) -> std::io::Result<Option<(String, String, Vec<u8>)>> {
     let (mut customer, mut key, mut length) = (String::new(), String::new(), 0);
     loop {
@@ -194,7 +195,7 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
         wait_until(customer, Duration::from_secs(20), || receiver.items(customer).len() == ITEMS);
         assert_eq!(receiver.items(customer), ids(customer), "{}", pusher.said());
     };
-    // While two of them take nothing, the others have it all.
+    // Two customers take nothing, and the others receive everything.
     has_all("good");
     has_all("loses");
     wait_until("the others are tried again", Duration::from_secs(20), || {
@@ -210,7 +211,7 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
     assert_eq!((&lost[0].key, &lost[0].ids), (&lost[1].key, &lost[1].ids), "the repeat is known by its key");
     site.lies(&failed, 1);
 
-    // Killed and started again, it goes on with what it has not acked.
+    // After a kill and a restart it continues with the unacked messages.
     drop(pusher);
     wait_until("the broker has it back", Duration::from_secs(10), || {
         site.client.depth(&queue).is_some_and(|depth| depth >= 10)

@@ -1,4 +1,4 @@
-//! The code of `docs/MIGRATION.md`, block by block, as it stands there.
+//! The code blocks of `docs/MIGRATION.md`, each run as written.
 
 use super::example_of;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 use tidegate_harness::{has_node, now_ms, require_python, wait_until, Daemon, Program, Site};
 
-/// The first block of this language below this heading, with its marks.
+/// The first code block in this language below this heading.
 fn block(heading: &str, language: &str) -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/MIGRATION.md");
     let text = fs::read_to_string(file).expect("the document");
@@ -21,7 +21,7 @@ fn judge(heading: &str, language: &str, interpreter: &str) {
     let names = [("my-queue", site.queue("my-queue"))];
     let code = example_of(&site, &daemon, &block(heading, language), &names);
     fs::write(site.dir.join("recipe"), code).expect("the recipe");
-    // As whoever tries it out does: a second time within the minute.
+    // Twice within a minute, as a user would try it.
     let ids: Vec<String> = (0..2)
         .map(|run| {
             let begun = now_ms();
@@ -34,7 +34,8 @@ fn judge(heading: &str, language: &str, interpreter: &str) {
     assert!(ids.iter().all(|id| id.len() == 36) && ids[0] != ids[1], "{ids:?}");
 }
 
-/// The three programs one after the other, on one broker and one daemon: none takes another's message for its own repeat.
+/// The three programs run one after the other with one broker and one daemon: no message is dropped as a
+/// duplicate of another program's.
 #[test]
 fn one_after_the_other() {
     let all = [
@@ -74,7 +75,7 @@ fn with_amqplib() {
     }
 }
 
-/// What is sent to a consumer that rejects the first two tries: the program that consumes says when it is done.
+/// A consumer that rejects the first two tries and prints when it is done.
 struct Rejecting<'a> {
     site: Site<'a>,
     queue: String,
@@ -108,7 +109,7 @@ impl Rejecting<'_> {
         assert_eq!(program.end().trim(), "done after 2 order 17");
     }
 
-    /// Waits until the queue is there and somebody consumes it.
+    /// Waits until the queue exists and has a consumer.
     fn bound(&self) {
         wait_until("its consumer", Duration::from_secs(20), || {
             self.site.node.consumers(&self.queue).is_some_and(|consumers| consumers > 0)
@@ -146,7 +147,7 @@ fn rejected_with_celery() {
     worker.wait_for("done after 2 17");
 }
 
-/// No block is left out: each stands below a heading that is judged here.
+/// Every code block is below a heading that is tested here.
 #[test]
 fn all_recipes_are_run() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/MIGRATION.md");

@@ -1,4 +1,4 @@
-//! Over AMQP: who is answered, where, with what, and what becomes of commands that are none.
+//! Commands over AMQP: who is answered, where, with what, and what happens to malformed commands.
 
 use super::wait_for;
 use serde_json::{json, Value};
@@ -29,7 +29,7 @@ fn cancel_and_lookup_by_id() {
     assert_eq!(asker.ask("lookup", about("later"))["state"], "cancelled");
     assert_eq!(asker.ask("cancel", about("nobody")), json!({"result": "unknown"}));
     assert_eq!(asker.ask("lookup", about("nobody"))["state"], "unknown");
-    // The id of a cancelled item may be used again at once.
+    // The id of a cancelled item may be reused at once.
     site.client.publish(&site.push("shop", "2").id("later"));
     let batch = inbox.batch();
     assert_eq!(batch.ids(), ["later"]);
@@ -49,7 +49,7 @@ fn cancel_all_of_a_customer_and_flush() {
     site.client.publish(&of("a").id("a-later").delay(60_000));
     site.client.publish(&of("a").delay(super::FAR));
     site.client.publish_all((0..2).map(|n| of("b").id(&format!("b{n}"))));
-    // What its producer sends behind it is not meant by it.
+    // The cancel does not apply to what its producer publishes after it.
     assert_eq!(asker.ask("cancel", of("a")), json!({"result": "cancelled", "count": 5}));
     site.client.publish(&of("a").id("after").delay(500));
     assert_eq!(asker.ask("flush", of("b")), json!({"result": "flushed", "count": 2}));
@@ -73,10 +73,10 @@ fn one_after_the_other_means_in_that_order() {
         let push = site.push("shop", "").customer("c");
         asker.command(push, &format!("tidegate.{kind}"), &format!("{kind}{n}"))
     };
-    // Nobody waits for anything: one channel, one queue, so this is the order of events.
+    // Published without waits on one channel to one queue, so this is the order of events.
     site.client.publish_all([item("gone"), commanded("cancel", 1), item("first"), commanded("flush", 2)]);
     assert_eq!(inbox.batch().ids(), ["first"]);
-    // Only now: what has been flushed and has not left is its customer's still, and a cancel takes it.
+    // Published only now, because a cancel also takes items that were flushed but have not left.
     site.client.publish_all([
         item("gone-too"),
         commanded("cancel", 3),
@@ -84,7 +84,8 @@ fn one_after_the_other_means_in_that_order() {
         commanded("flush", 4),
     ]);
     assert_eq!(inbox.batch().ids(), ["second"]);
-    // A cancel whose customer has something in flight is answered when that has ended, and holds nobody up meanwhile.
+    // A cancel of a customer with a batch in flight is answered when that batch has ended, and delays no
+    // other command.
     let mut answers: Vec<_> = (0..4).map(|_| asker.next()).map(|a| (correlation_of(&a), a.json())).collect();
     answers.sort_by(|a, b| a.0.cmp(&b.0));
     let one =
@@ -116,7 +117,7 @@ fn reschedule_pause_and_resume() {
     assert_eq!(asker.ask("reschedule", about("nobody").delay(0)), json!({"result": "unknown"}));
     let nothing = asker.ask("reschedule", about("2"));
     assert!(nothing["error"].as_str().is_some_and(|text| text.contains("x-delay")), "{nothing}");
-    // For a while, by a body: what is due meanwhile waits.
+    // Until a given time, by a body: items that become due in between wait.
     let body = json!({ "application": "shop", "delay_ms": 1_500 }).to_string();
     let pause = site.push("shop", body).content_type("application/vnd.tidegate+json");
     let told = asker.ask("pause", pause);
@@ -138,7 +139,7 @@ fn reschedule_pause_and_resume() {
     assert_eq!(inbox.batch().ids(), ["3"]);
 }
 
-/// An end that the command line names; the daemon is killed meanwhile.
+/// A pause with an end, set on the command line; the daemon is killed before that.
 #[test]
 fn a_pause_with_an_end_outlives_a_kill() {
     let site = Site::new("pause-end");
@@ -185,7 +186,7 @@ fn the_form_of_an_answer() {
     assert_eq!((answer.exchange.as_str(), correlation_of(&answer).as_str()), ("", odd));
     let content_type = answer.properties.content_type().as_ref().map(|t| t.as_str());
     assert_eq!(content_type, Some("application/json"));
-    // Without a correlation id there is none in the answer either.
+    // Without a correlation id the answer has none either.
     let mut push = site.push("shop", "").id("x").kind("tidegate.lookup");
     push.properties = push.properties.with_reply_to(answer.key.as_str().into());
     site.client.publish(&push);
@@ -201,7 +202,7 @@ fn an_envelope_may_name_what_is_meant() {
     let asker = Asker::new(&site);
     site.client.publish(&site.push("shop", "1").id("x").customer("c").delay(60_000));
     let named = |body: Value| {
-        // As client libraries do, which give every message an id of its own.
+        // Like client libraries that give every message an id.
         site.push("elsewhere", body.to_string()).content_type("application/vnd.tidegate+json").id("library")
     };
     let found = asker.ask("lookup", named(json!({"application": "shop", "id": "x"})));

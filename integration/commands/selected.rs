@@ -1,4 +1,4 @@
-//! All items of an application, or those that have something in common: counted, and taken back.
+//! All items of an application, or those that match a filter: counted and cancelled.
 
 use serde_json::{json, Value};
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn wait_for_count(daemon: &Daemon, items: u64) {
     wait_until("all are there", Duration::from_secs(60), || count(daemon, "all=true") == json!(items));
 }
 
-/// Near and far, of three customers, in a window and without a customer.
+/// Near and far items of three customers, in a window, and without a customer.
 #[test]
 fn items_are_counted_and_cancelled_by_what_they_have_in_common() {
     let site = Site::new("selected");
@@ -45,7 +45,7 @@ fn items_are_counted_and_cancelled_by_what_they_have_in_common() {
         assert_eq!(count(&daemon, &query), waiting, "{query}");
     }
     let told = daemon.cli(&["cancel", "shop", "--customer-prefix", "eu-", "--dry-run"]);
-    let would = "it would be 3 items: 3 waiting, 0 in flight, 0 parked\n";
+    let would = "would cancel 3 items: 3 waiting, 0 in flight, 0 parked\n";
     assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (0, would, ""));
     let told = daemon.cli(&["cancel", "shop", "--customer-prefix", "eu-"]);
     assert_eq!((told.code, told.out.as_str(), told.err.as_str()), (0, "cancelled: 3 items\n", ""));
@@ -66,13 +66,13 @@ fn items_are_counted_and_cancelled_by_what_they_have_in_common() {
     let told = daemon.cli(&["cancel", "shop", "--all", "--output", "json"]);
     assert_eq!((told.code, told.json()), (0, json!({"result": "cancelled", "count": 1})), "what came later");
     assert_eq!(daemon.ask("DELETE", "/api/v1/applications/shop/items").0, 400, "all has to be said");
-    // Their ids are free.
+    // The ids of cancelled items may be reused.
     site.client.publish(&site.push("shop", "2").id("eu-far"));
     assert_eq!(inbox.batch().ids(), ["eu-far"]);
 }
 
-/// While it goes over them, others come: each that was there is cancelled, those that it does not tell of stay, and a
-/// kill brings none back.
+/// New items arrive during the cancel: all earlier items are cancelled, items that it does not count stay,
+/// and a kill brings none back.
 #[test]
 fn all_of_an_application_are_cancelled_while_more_come() {
     const OLD: u64 = 6_000;

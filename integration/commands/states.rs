@@ -1,4 +1,4 @@
-//! Look-up and cancel in every state that an item can be in.
+//! Look-up and cancel in every state of an item.
 
 use super::{wait_for, FAR};
 use serde_json::{json, Value};
@@ -38,7 +38,8 @@ fn what_has_not_ended() {
     daemon.ask("POST", "/api/v1/customers/nobody/p/flush");
     wait_until("the far one is in the store alone, two are parked", Duration::from_secs(10), || {
         let items = daemon.state()["items"].clone();
-        // Of those that wait, the near one alone: nothing of what is parked, nor of a window that ends in a minute.
+        // Of the waiting items only the near one is in memory: none that is parked, and none of a window that
+        // ends in a minute.
         items["waiting"] == 3 && items["in_memory"] == 1 && items["parked"] == 2
     });
     let found = |application: &str, id: &str, state: &str, customer: Option<&str>| {
@@ -68,7 +69,7 @@ fn what_has_not_ended() {
             "{id}"
         );
         assert_eq!(item(&daemon, application, id)["state"], "cancelled", "{id}");
-        // As often as one likes.
+        // A repeated cancel gets the same answer.
         assert_eq!(cancel(&daemon, application, id).1["result"], "cancelled", "{id}");
     }
     let state = daemon.state();
@@ -123,7 +124,8 @@ fn what_has_ended() {
     assert_eq!(daemon.state()["totals"]["cancelled"], 0);
 }
 
-/// Whose batches reach the broker, whose confirms do not get through, from now on; the first item was sent before.
+/// Batches reach the broker from now on, but their confirms do not get through; the first item was sent
+/// before that.
 fn without_confirms(site: &Site<'_>) -> (Inbox, Proxy, Daemon) {
     let inbox = site.inbox("shop");
     let (egress, uri) = site.node.proxied();
@@ -149,7 +151,7 @@ fn in_flight_the_answer_waits_for_the_outcome() {
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| cancel(&daemon, "shop", "x"));
         let all = scope.spawn(|| daemon.ask("DELETE", "/api/v1/customers/shop/y/items"));
-        // Both are under way when the outcome comes; if they are not, they are answered all the same.
+        // Both commands should be under way when the outcome arrives; if not, they get the same answers.
         std::thread::sleep(Duration::from_millis(300));
         egress.heal();
         let (status, answer) = asked.join().expect("an answer");
@@ -169,7 +171,7 @@ fn a_connection_lost_between_publish_and_confirm_repeats_with_the_same_ids() {
     ids.sort();
     assert_eq!(ids, ["x", "y"]);
     wait_for(&daemon, "shop", "x", "in_flight");
-    // Between publish and confirm: nobody can know whether it arrived, so it is sent again.
+    // Between publish and confirm the outcome is unknown, so the batch is sent again.
     egress.cut(true);
     egress.heal();
     let mut again = inbox.take(2, Duration::from_secs(10));

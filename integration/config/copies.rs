@@ -1,4 +1,4 @@
-//! `copy_headers` and `copy_properties`: what is read, and what is refused.
+//! `copy_headers` and `copy_properties`: accepted and rejected values.
 
 use super::{faults, good, Dir};
 
@@ -75,11 +75,11 @@ fn events_cannot_carry_every_name() {
         assert!(told.contains(fault) && told.lines().count() == 1, "{keys}: {told}");
         good(&format!("[defaults]\n{keys}"));
     }
-    // The fault stands where the table that has it says something of its own.
+    // The fault is reported at the table that sets one of the keys involved.
     let inherited = "[defaults]\ncopy_headers = [\"id\"]\n[applications.shop]\nformat = \"cloudevents\"";
     assert!(faults(inherited).starts_with("config.toml:4: applications.shop.format: \"id\" would be id"));
     let both = format!("{events}copy_headers = [\"id\"]\n[applications.shop]\nwindow = \"1s\"");
     assert_eq!(faults(&both).lines().count(), 1);
-    // Every event has the type already.
+    // Every event has the type anyway.
     good(&format!("{events}copy_properties = [\"type\"]"));
 }

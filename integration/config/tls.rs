@@ -1,4 +1,4 @@
-//! Keys about TLS and logins: what belongs together, and what is said where it does not.
+//! Keys for TLS and logins: which of them belong together, and the faults where one is missing.
 
 use super::{faults, warnings, Dir};
 use tidegate::config::{needs_restart, Login};
@@ -6,7 +6,7 @@ use tidegate::config::{needs_restart, Login};
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\n";
 const KEY: &str = "-----BEGIN PRIVATE KEY-----\n";
 
-/// A directory with a certificate and its key, and a configuration that may name them as `CERT` and `KEY`.
+/// A directory with a certificate, its key, and a configuration that may name them as `CERT` and `KEY`.
 fn with_files(config: &str) -> Dir {
     let dir = Dir::new("");
     let certificate = dir.file("own.pem", CERTIFICATE, 0o644);

@@ -1,4 +1,5 @@
-//! The OpenAPI document, as the daemon serves it: every operation is asked, and its answers are what the document tells.
+//! The OpenAPI document, as the daemon serves it: every operation is called, and every response must match
+//! the document.
 
 use serde_json::{json, Value};
 use std::cell::RefCell;
@@ -6,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tidegate_harness::{schema_faults, wait_until, Daemon, Site};
 
-/// A daemon with its document, and what has been asked of it.
+/// A daemon, its document, and the operations called so far.
 struct Told<'d> {
     daemon: &'d Daemon,
     document: Value,
@@ -22,7 +23,7 @@ impl<'d> Told<'d> {
         Told { daemon, document, asked: RefCell::default() }
     }
 
-    /// Asks, and judges the answer by what the document tells of this operation and status. Answers the body.
+    /// Calls an operation and checks the response against the document. Returns the body.
     fn ask(&self, method: &str, template: &str, path: &str, status: u16) -> Value {
         self.asked.borrow_mut().insert(format!("{method} {template}"));
         let operation = &self.document["paths"][template][method.to_lowercase()];
@@ -58,7 +59,7 @@ impl<'d> Told<'d> {
         self.ask("GET", template, path, status)
     }
 
-    /// Every operation of the document was asked.
+    /// Panics unless every operation of the document was called.
     fn assert_complete(&self) {
         let asked = self.asked.borrow();
         for (path, operations) in self.document["paths"].as_object().expect("paths") {
@@ -204,7 +205,7 @@ fn applications(told: &Told<'_>) {
     told.ask("DELETE", &format!("{APPLICATION}/parked"), path, 200);
 }
 
-/// Lines of items that wait, and of some that have ended.
+/// The lines of an export with waiting and ended items.
 fn exported(told: &Told<'_>, lines: &str) {
     let mut kinds = BTreeSet::new();
     for line in lines.lines() {
@@ -216,7 +217,7 @@ fn exported(told: &Told<'_>, lines: &str) {
     assert!(["store", "item", "ended", "end"].into_iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
 }
 
-/// One that has expired lies there.
+/// The queue contains one expired dead letter.
 fn letters(told: &Told<'_>) {
     const DEAD: &str = "/api/v1/dead";
     let count = || told.get("/api/v1/dead/count", "/api/v1/dead/count", 200);

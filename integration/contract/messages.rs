@@ -1,4 +1,4 @@
-//! `docs/asyncapi.yaml` and `docs/schemas`: that they hold together, and that real messages are as they tell.
+//! `docs/asyncapi.yaml` and `docs/schemas`: they are consistent, and real messages match them.
 
 use serde_json::{json, Value};
 use std::fs;
@@ -18,7 +18,7 @@ fn asyncapi() -> Value {
     serde_saphyr::from_str(&text).expect("YAML")
 }
 
-/// A schema below `docs`; the files that it refers to stand in their places.
+/// A schema below `docs`, with the referenced files included.
 fn schema(path: &str) -> Value {
     let file = docs().join(path);
     let text = fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
@@ -70,7 +70,7 @@ fn every_reference_leads_somewhere_and_every_schema_is_used() {
     }
 }
 
-/// Names of exchanges and queues are the defaults, and their kinds those that are declared.
+/// Names of exchanges and queues are the defaults of the sample configuration.
 #[test]
 fn the_names_are_those_of_the_sample() {
     let sample = fs::read_to_string(docs().join("../config.example.toml")).expect("the sample");
@@ -87,7 +87,7 @@ fn the_names_are_those_of_the_sample() {
     }
 }
 
-/// What stands both here and in the document of the admin listener is the same.
+/// Schemas that also occur in the document of the admin port are equal.
 #[test]
 fn answers_by_amqp_and_by_http_have_one_schema() {
     let http: Value = serde_json::from_str(include_str!("../../src/admin/openapi.json")).expect("JSON");
@@ -133,7 +133,7 @@ fn examples_are_right_and_what_is_wrong_is_told() {
     }
 }
 
-/// Envelopes that the schema takes, and some that it does not.
+/// Envelopes that the schema accepts, and some that it rejects.
 fn envelopes() -> (Vec<Value>, Vec<Value>) {
     let mut right = schema("schemas/envelope.json")["examples"].as_array().cloned().expect("examples");
     right.extend([
@@ -195,7 +195,7 @@ fn the_daemon_takes_the_envelopes_that_the_schema_takes() {
     }
 }
 
-/// Headers as JSON, as far as messages of these tests have them.
+/// Headers as JSON; only the types that these tests use.
 fn headers(received: &Received) -> Value {
     let table = received.properties.headers().clone().unwrap_or_default();
     let value = |value: &AMQPValue| {
@@ -208,7 +208,7 @@ fn headers(received: &Received) -> Value {
     Value::Object(pairs.collect())
 }
 
-/// Judges a message by what the document tells of it: type, content type, headers and body.
+/// Checks a message against the document: type, content type, headers and body.
 fn judge(document: &Value, name: &str, received: &Received) {
     let told = &document["components"]["messages"][name];
     let properties = &received.properties;

@@ -1,15 +1,16 @@
-//! What a message costs where there is little to do: commits, syncs and threads are counted, which no noise changes much.
+//! The cost of a message under light load, in commits, syncs and threads: other load on the machine hardly
+//! changes these counts.
 
 use std::fs;
 use std::time::Duration;
 use tidegate_harness::{has_disk_store, now_ms, require, wait_until, Daemon, Site};
 
-/// Messages, and over how long they are due: some two hundred a second.
+/// Number of messages, and the time over which they become due: some two hundred a second.
 const COUNT: u32 = 300;
 const SPREAD_MS: i64 = 1_500;
 
-/// They wait, with own times between now and a little later. Without ids, since a new one can be a question to the
-/// store, which ends the wait of commits for each other.
+/// Publishes items with own times, spread over a while. Without ids, because a new id may need a query to the
+/// store, which ends the delay that batches commits.
 fn push_spread(site: &Site<'_>, daemon: &Daemon) {
     let base = i64::try_from(now_ms()).expect("a date") + 4_000;
     site.client.publish_all((0..COUNT).map(|n| {
@@ -32,7 +33,7 @@ fn what_was_delivered_is_removed_many_items_a_commit() {
     let before = commits(&daemon);
     assert_eq!(inbox.items(COUNT as usize, Duration::from_secs(30)).len(), COUNT as usize);
     wait_until("nothing is left", Duration::from_secs(10), || daemon.items("waiting") == 0);
-    // One in 100 ms is 15 of them; one for each message, or one in 10 ms, is far more.
+    // One commit every 100 ms makes 15; one for each message, or every 10 ms, would make far more.
     let made = commits(&daemon) - before;
     assert!(made <= u64::from(COUNT) / 4, "{made} commits while {COUNT} messages left");
 }
@@ -53,7 +54,7 @@ fn requests_and_removals_share_syncs() {
     let trace = fs::read_to_string(trace).expect("the trace");
     let syncs = trace.lines().filter(|line| line.contains("fdatasync(")).count();
     assert!(syncs > 0, "no sync in the trace: does the pattern still fit?");
-    // Some twenty; each message's own would be hundreds. What the start makes are calls of fsync.
+    // About twenty; one for each message would make hundreds. The start uses fsync, not fdatasync.
     assert!(syncs <= COUNT as usize / 3, "{syncs} syncs of data for {COUNT} messages");
 }
 
@@ -61,7 +62,7 @@ fn requests_and_removals_share_syncs() {
 fn each_end_of_the_broker_has_one_thread() {
     let site = Site::new("threads");
     let daemon = site.start(&site.config());
-    // With two of one pool each event wakes both. Those that looked up the broker's name end after ten seconds.
+    // Two threads of one pool would both wake at each event. Threads of DNS look-ups end after ten seconds.
     wait_until("one thread each", Duration::from_secs(60), || {
         let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).expect("its threads");
         let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();

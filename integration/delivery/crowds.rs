@@ -1,4 +1,4 @@
-//! Many at one instant, many customers, long waits, and windows that live through a kill.
+//! Many items due at one instant, many customers, long waits, and windows across a kill.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn thousands_due_at_one_instant_while_publishing_goes_on() {
     let _daemon = site.start(&site.config());
     let due = now_ms() + 5000;
     let at = i64::try_from(due).expect("a date");
-    // Half of them alone, half in batches of their customers.
+    // Half of them without a customer, half in batches by customer.
     site.client.publish_all((0..COUNT).map(|n| {
         let push = site.push("shop", "1").id(&format!("{n}")).number("x-deliver-at", at);
         if n % 2 == 0 {
@@ -51,6 +51,7 @@ fn thousands_due_at_one_instant_while_publishing_goes_on() {
     mail.quiet(Duration::from_millis(10));
 }
 
+/// Judges promise 10.
 #[test]
 fn a_window_ends_after_a_kill_and_within_its_time() {
     let site = Site::new("window-kill");
@@ -74,7 +75,7 @@ fn a_window_ends_after_a_kill_and_within_its_time() {
         batch.message.is_not_early();
         let due = u64::try_from(batch.items[0].due).expect("a date");
         assert!(due >= start + 6000, "VERDICT: a kill closes no window: after {} ms", due - start);
-        // The last one may have come when the others had left, and have a window of its own.
+        // The last item may have arrived after the others had left, in a separate window.
         let late = due > back + 6000 && batch.ids() != ["a99"];
         assert!(!late, "at most a window after the restart: {} ms", due - back);
         assert_eq!(batch.message.text("x-closed-by").as_deref(), Some("time"));
@@ -124,7 +125,8 @@ fn more_customers_than_windows_are_allowed() {
         let windows = daemon.items("windows");
         assert!(windows <= 50, "{windows} open windows");
         let batch = inbox.batch();
-        // By its cause, which no slow publisher changes: what runs out by itself is closed by time.
+        // Judged by the cause, which does not depend on the speed of the publisher: a window that ends
+        // normally is closed by time.
         early += u32::from(batch.message.text("x-closed-by").as_deref() == Some("flush"));
         assert_eq!(batch.items.len(), 1, "a customer each");
         assert!(seen.insert(batch.items[0].id.clone()), "twice");

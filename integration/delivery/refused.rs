@@ -1,4 +1,6 @@
-//! Batches that the broker itself will not take: it closes the channel, and tidegate finds the culprit.
+//! Batches that the broker refuses: it closes the channel, and tidegate finds the culprit.
+//!
+//! Judges promise 6.
 
 use tidegate_harness::{Node, Site};
 
@@ -13,11 +15,11 @@ fn a_batch_above_the_brokers_limit_is_split_and_a_single_culprit_is_dead() {
     // 20 x 10 kB of one customer in one batch: above the limit together, below it in parts.
     let many = (0..20).map(|n| site.push("shop", vec![b'x'; 10_000]).customer("a").id(&format!("a{n}")));
     site.client.publish_all(many);
-    // One of 60 kB: taken from the producer, but 80 kB in base64.
+    // One of 60 kB: accepted from the producer, but 80 kB in base64.
     site.client.publish(&site.push("shop", vec![0u8; 60_000]).customer("b").id("culprit"));
     let rest = (0..50).map(|n| site.push("other", "{}").customer(&format!("c{n}")).id(&format!("c{n}")));
     site.client.publish_all(rest);
-    // What was out with the culprit may come twice.
+    // Batches in flight with the culprit may arrive twice.
     let mut others = std::collections::BTreeSet::new();
     while others.len() < 50 {
         others.extend(other.batch().items.into_iter().map(|item| item.id));
@@ -33,7 +35,7 @@ fn a_batch_above_the_brokers_limit_is_split_and_a_single_culprit_is_dead() {
     assert_eq!((letter.id().as_str(), letter.body.len()), ("culprit", 60_000));
     assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("refused"));
     site.client.publish(&site.push("shop", "{}").customer("z").id("after"));
-    // Likewise, some of the others may come once more before it.
+    // Some of the other batches may arrive once more before it.
     let came: Vec<String> = loop {
         let came: Vec<String> = shop.batch().items.into_iter().map(|item| item.id).collect();
         if came.iter().any(|id| !ids.contains(id)) {

@@ -1,4 +1,4 @@
-//! What is declared, checked or left alone; and queues that are there already with other arguments.
+//! Declared, checked and ignored topology, and existing queues with other arguments.
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
@@ -81,14 +81,15 @@ fn a_queue_with_other_arguments_is_used_and_both_sides_are_reported() {
     assert!(log.contains("quorum"), "what was wanted:\n{log}");
 }
 
+/// Judges promise 11.
 #[test]
 fn a_second_daemon_does_not_consume_the_same_queue() {
-    // With a store in a database it does not come so far.
+    // With a store in a database the second daemon does not reach the broker.
     if !has_disk_store() {
         return;
     }
     let site = Site::new("exclusive");
-    // RabbitMQ enforces exclusive consumers on classic queues alone.
+    // RabbitMQ enforces exclusive consumers on classic queues only.
     site.client.queue(&site.ingest_queue(), FieldTable::default());
     let _first = site.start(&site.config());
     let dir = tidegate_harness::workdir("second");

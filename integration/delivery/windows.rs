@@ -1,4 +1,4 @@
-//! What closes a window, and what of one customer leaves together.
+//! The causes that close a window, and which items of a customer leave together.
 
 use std::time::Duration;
 use tidegate_harness::{now_ms, Batch, Push, Site};
@@ -33,9 +33,10 @@ fn time_closes_it_and_each_customer_has_a_batch() {
         batch.message.is_not_early();
         let due = batch.items[0].due;
         assert!(batch.items.iter().all(|i| i.due == due), "one window, one due");
-        // By what the daemon says of it: the moment of the arrival is the machine's, too.
+        // By the daemon's own time stamps: the moment of arrival also depends on the machine.
         let first = batch.items.iter().map(|item| item.received).min().expect("an item");
-        // Never from before it came; and what is read together is taken in one turn of the loop.
+        // Never before the first item arrived; items that are read together are accepted in one turn of the
+        // loop.
         let counted = due - first;
         assert!((3000..4000).contains(&counted), "{counted} ms from the first that came");
         assert!(first >= start, "{first} and {start}");
@@ -71,7 +72,7 @@ fn bytes_close_it_and_bound_the_body() {
         site.push("shop", body.clone()).content_type("application/json").customer("a").id(&format!("{n}"))
     });
     site.client.publish_all(pushes);
-    // The first item always fits, however large.
+    // A first item always fits, whatever its size.
     let huge = format!("\"{}\"", "y".repeat(40_000));
     site.client.publish(&site.push("shop", huge).content_type("application/json").customer("b").id("huge"));
     let mut ids = Vec::new();
@@ -141,6 +142,7 @@ fn what_of_one_customer_is_due_together_leaves_together() {
     assert_eq!(shown, [(at(1000), vec!["a3", "a1", "a2"]), (at(1000), vec!["b1"]), (at(2000), vec!["next"])]);
 }
 
+/// Judges promise 5.
 #[test]
 fn one_customer_in_order_over_many_batches() {
     let site = Site::new("order");
@@ -172,6 +174,7 @@ fn without_customer_and_time_it_leaves_at_once_and_alone() {
     }
 }
 
+/// Judges promise 8.
 #[test]
 fn the_counters_add_up() {
     let site = Site::new("counters");

@@ -1,4 +1,4 @@
-//! `docs/deploy`: it can be read, and names options, keys, ports and paths that are there.
+//! `docs/deploy`: its files parse, and name existing options, keys, ports and paths.
 
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ fn yaml(name: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(&read(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// Instructions of the Dockerfile, in order: the word, and what stands behind it.
+/// Instructions of the Dockerfile, in order: keyword and arguments.
 fn instructions() -> Vec<(String, String)> {
     let text = read("Dockerfile");
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -46,7 +46,8 @@ fn run(arguments: &[&str], environment: &BTreeMap<String, String>) -> Output {
     command.args(arguments).envs(environment).output().expect("the binary")
 }
 
-/// The configuration that holds, as the binary shows it; secrets of the folder `mounted` come from the test's own one.
+/// The effective configuration, as the binary prints it; secrets of the folder `mounted` come from a folder
+/// of the test.
 fn shown(file: &str, environment: &BTreeMap<String, String>, mounted: &str) -> Value {
     let dir = tidegate_harness::workdir("mounted");
     let own = dir.to_string_lossy().into_owned();
@@ -80,7 +81,7 @@ fn the_image_is_small_and_runs_as_nobody() {
     assert!(all.iter().any(|(word, rest)| word == "COPY" && rest.ends_with(&copied)), "{copied}");
     let stack = "RUST_MIN_STACK=67108864";
     assert_eq!(instruction("ENV"), stack);
-    // What the image starts, and what judges it, are commands that there are.
+    // The image's start command and its health check are existing commands.
     let started = words(&instruction("CMD"));
     let health = instruction("HEALTHCHECK");
     let (_, checked) = health.split_once(" CMD ").expect("a command");
@@ -121,7 +122,7 @@ fn the_composition_fits_together() {
     assert_eq!(tidegate["stop_grace_period"], "60s");
     assert!(Config::default().timeouts.drain.as_secs() < 60);
 
-    // The secrets that they name, where Docker lays them: who only watches has the lesser one alone.
+    // The secrets at Docker's default paths: Prometheus has only the token that reads the state.
     let laid = |n: usize| {
         let secret = tidegate["secrets"][n].as_str().expect("a secret");
         assert!(composition["secrets"][secret]["file"].is_string());
@@ -174,7 +175,7 @@ fn the_manifests_fit_together() {
         container["args"].as_array().expect("args").iter().filter_map(Value::as_str).collect();
     assert!(run(&[&words[..], &["--help"]].concat(), &BTreeMap::new()).status.success(), "{words:?}");
 
-    // What the configuration names is mounted, from a volume that there is.
+    // Every path in the configuration is mounted, from an existing volume.
     let mounts = container["volumeMounts"].as_array().expect("mounts");
     let at = |path: &str| mounts.iter().any(|m| path.starts_with(m["mountPath"].as_str().expect("a path")));
     let named = [&config["store"]["path"], &config["admin"]["token_file"], &config["amqp"]["password_file"]];
@@ -187,7 +188,7 @@ fn the_manifests_fit_together() {
     assert!(mounts.iter().all(|mount| known.contains(&mount["name"])), "{known:?}");
 }
 
-/// As in the image: the listener on every address, with a token, and the image's own check beside it.
+/// As in the image: the listener on all addresses, with a token, and the image's health check.
 #[test]
 fn the_check_of_the_image_tells_whether_it_lives() {
     let site = Site::new("image");

@@ -1,5 +1,5 @@
-//! The Debian package that `make deb` has made: what is in it, and what its scripts do. Installing it needs a machine of
-//! its own; what is looked at here needs none.
+//! The Debian package from `make deb`: its contents, and the effects of its scripts. Installing it would need
+//! a separate machine; these checks do not.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidegate_harness::{binary, skip, workdir};
 
-/// The package, taken apart: its files below one folder, its scripts below another.
+/// The unpacked package: its files in one folder, its scripts in another.
 struct Package {
     files: PathBuf,
     control: PathBuf,
 }
 
 impl Package {
-    /// `None` outside of `make deb`, which names it; that is told.
+    /// `None` outside of `make deb`, which names the package; the test is then reported as skipped.
     fn open(test: &str) -> Option<Package> {
         let Some(package) = std::env::var_os("TIDEGATE_DEB").filter(|path| !path.is_empty()) else {
             skip("looks at a package, and make deb has this run once it has made one");
@@ -39,7 +39,7 @@ impl Package {
         fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     }
 
-    /// Names of the files of a folder.
+    /// Names of the files in a folder.
     fn names(&self, folder: &str) -> BTreeSet<String> {
         let entries = fs::read_dir(self.files.join(folder)).unwrap_or_else(|e| panic!("{folder}: {e}"));
         entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
@@ -75,7 +75,7 @@ fn everything_lies_where_it_is_looked_for() {
     };
     assert_eq!(told(&shipped, "--version"), told(&binary(), "--version"));
 
-    // A page for each command, as the binary makes them.
+    // A page for each command, as the binary generates them.
     let dir = workdir("deb-man");
     let made = Command::new(&shipped).args(["man", "--directory"]).arg(&dir).status().expect("the pages");
     assert!(made.success());

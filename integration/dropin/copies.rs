@@ -1,4 +1,4 @@
-//! What arrives is what was sent: body, properties and headers, and exactly three headers more.
+//! Messages arrive unchanged in body, properties and headers, with three added headers.
 
 use super::examples::passthrough;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use tidegate_harness::lapin::types::{
 use tidegate_harness::lapin::BasicProperties;
 use tidegate_harness::{text, wait_until, Push, Raw, RawProperties, Received, Site};
 
-/// Panics unless `received` is `push`, byte for byte and header for header, with what tidegate adds. `headers` and
-/// `properties` are what is expected of the sender's own.
+/// Panics unless `received` has exactly this body, these properties and headers, and the headers that
+/// tidegate adds.
 fn check(received: &Received, body: &[u8], properties: BasicProperties, mut headers: FieldTable) {
     assert!(received.body == body, "{} bytes of {}", received.body.len(), body.len());
     let batch = received.text("x-batch").expect("x-batch");
@@ -22,12 +22,12 @@ fn check(received: &Received, body: &[u8], properties: BasicProperties, mut head
     assert_eq!(received.properties, properties.with_delivery_mode(2).with_headers(headers));
 }
 
-/// The same for a message of which everything arrives.
+/// The same for a message that arrives with all its properties and headers.
 fn check_whole(received: &Received, push: &Push) {
     check(received, &push.body, push.properties.clone(), push.headers.clone());
 }
 
-/// One header of every type that RabbitMQ knows, tables and arrays inside each other.
+/// One header of every type that RabbitMQ knows, with nested tables and arrays.
 fn every_type() -> FieldTable {
     let mut inner = FieldTable::default();
     inner.insert("deep".into(), AMQPValue::FieldArray(FieldArray::from(vec![text("x"), AMQPValue::Void])));
@@ -88,7 +88,7 @@ fn every_property_and_every_type_of_header_arrives_equal() {
     for (delay, id) in [(Some(200), "waits"), (None, "at once")] {
         let mut push = site.push("mykey", b"\0binary\xff\r\n".as_slice());
         push.headers = every_type();
-        // The same id again would be the same item again.
+        // The same id again would be a duplicate.
         push.properties = every_property().with_message_id(id.into());
         if let Some(delay) = delay {
             push = push.header("x-delay", AMQPValue::LongInt(delay));
@@ -100,7 +100,7 @@ fn every_property_and_every_type_of_header_arrives_equal() {
     }
 }
 
-/// So does what waited on disk while the process was killed.
+/// The same for a message that was on disk while the process was killed.
 #[test]
 fn what_was_stored_and_read_again_arrives_equal() {
     let site = Site::new("stored");
@@ -121,7 +121,7 @@ fn what_was_stored_and_read_again_arrives_equal() {
     check_whole(&inbox.next(), &push);
 }
 
-/// Bytes without a pattern, the same in each run (xorshift).
+/// Pseudo-random bytes, the same in each run (xorshift).
 fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -148,7 +148,7 @@ fn bodies_arrive_byte_for_byte() {
     ];
     for (id, body) in bodies {
         for delay in [0, 150] {
-            // The same id again would be the same item again.
+            // The same id again would be a duplicate.
             let id = format!("{id}, {delay}");
             let push = site.push("mykey", body).id(&id).content_type("application/json").delay(delay);
             site.client.publish(&push);
@@ -157,7 +157,7 @@ fn bodies_arrive_byte_for_byte() {
     }
 }
 
-/// A message without any property, not even persistent, gets an id and becomes persistent.
+/// A message without properties gets an id and becomes persistent.
 #[test]
 fn an_absent_id_is_set_and_a_transient_message_becomes_persistent() {
     let site = Site::new("bare");
@@ -175,7 +175,8 @@ fn an_absent_id_is_set_and_a_transient_message_becomes_persistent() {
     assert!(!ids[0].is_empty() && ids[0] != ids[1], "{ids:?}");
 }
 
-/// What would re-route it, end it or be refused by the broker stays behind; the user id travels as a header.
+/// Fields that would re-route the message, expire it, or be refused by the broker are dropped; the user id is
+/// passed on in a header.
 #[test]
 fn what_is_never_copied() {
     let site = Site::new("never");
@@ -202,8 +203,9 @@ fn what_is_never_copied() {
     elsewhere.quiet(Duration::from_millis(10));
 }
 
-/// Behind the plugin a message carries its delay negated, so that publishing it again does not delay it again. Here
-/// `x-delay` stays as it came: published again as it is, under the same id, it waits again, and what was added is set anew.
+/// The plugin negates the delay of a delivered message, so that publishing it again does not delay it again.
+/// tidegate passes `x-delay` on unchanged: published again under the same id, the message waits again, and
+/// the added headers are set anew.
 #[test]
 fn published_again_as_it_came_it_waits_again() {
     let site = Site::new("again");

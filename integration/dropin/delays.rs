@@ -1,4 +1,4 @@
-//! `x-delay` in all the forms that clients send it in, and values that the plugin cannot hold.
+//! `x-delay` in all types that clients send, and values beyond the plugin's range.
 
 use super::examples::passthrough;
 use std::time::Duration;
@@ -14,8 +14,8 @@ fn bytes(value: &str) -> AMQPValue {
     AMQPValue::ByteArray(ByteArray::from(value.as_bytes()))
 }
 
-/// Clients choose the type by their language (`int` in Java, `long` in .NET), by the value's size (amqplib for Node
-/// sends 100 in 8 bits and 300 in 16), or write text.
+/// Clients choose the type by language (`int` in Java, `long` in .NET), by the value (amqplib for Node sends
+/// 100 in 8 bits and 300 in 16), or send text.
 #[test]
 fn every_type_of_number_is_a_delay() {
     let site = Site::new("types");
@@ -47,13 +47,12 @@ fn every_type_of_number_is_a_delay() {
         assert_eq!(received.body_text(), n.to_string());
         received.is_not_early();
         assert!((*delay..delay + 5000).contains(&waits), "{value:?}: {waits} ms");
-        // The plugin negates it, so that it is not delayed twice on its way; here it stays as it came.
+        // The plugin negates it to prevent a second delay; tidegate passes it on unchanged.
         assert_eq!(received.header("x-delay"), Some(value));
     }
 }
 
-/// The type that AMQP 0-9-1 has for unsigned 64-bit integers, which RabbitMQ reads as a signed one, as some clients
-/// send it.
+/// The unsigned 64-bit type of AMQP 0-9-1, which some clients send and RabbitMQ reads as signed.
 #[test]
 fn the_long_integer_of_the_protocols_text_is_one_too() {
     let site = Site::new("long");
@@ -69,8 +68,8 @@ fn the_long_integer_of_the_protocols_text_is_one_too() {
     assert_eq!((received.body_text().as_str(), received.number("x-delay")), ("long", Some(300)));
 }
 
-/// The plugin cuts fractions off. Here they round up: two names of one moment are taken only if they mean the same
-/// millisecond, so the second header is the witness.
+/// The plugin truncates fractions; tidegate rounds them up. Two headers with a time are accepted only if they
+/// give the same millisecond, so the second header shows the value used.
 #[test]
 fn fractions_round_up() {
     let site = Site::new("fractions");
@@ -99,7 +98,8 @@ fn fractions_round_up() {
     }
 }
 
-/// The plugin's longest delay is 2^32 - 1 ms; longer ones it delivers at once, and 2^31 overflows in others.
+/// The plugin's longest delay is 2^32 - 1 ms. It delivers longer ones at once; other implementations overflow
+/// at 2^31.
 #[test]
 fn beyond_32_bits_they_wait() {
     let site = Site::new("beyond");
@@ -130,8 +130,8 @@ fn beyond_32_bits_they_wait() {
     site.lies(&site.dead(), 0);
 }
 
-/// Where the plugin delivers at once (another type, too long a delay) or fails (text that is no number), tidegate
-/// says so: a message that was to wait must not leave by mistake.
+/// The plugin delivers at once for another type or too long a delay, and fails for text that is no number.
+/// tidegate dead-letters such a message, because it must not leave without its delay.
 #[test]
 fn what_is_no_delay_is_dead_with_its_reason() {
     let site = Site::new("no-delay");

@@ -1,4 +1,4 @@
-//! The plugin's documented examples and what its own tests expect of it.
+//! The examples in the plugin's documentation, and the cases of its test suite.
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::AMQPValue;
@@ -9,10 +9,10 @@ pub(super) fn passthrough(site: &Site<'_>) -> Config {
     site.config().text("defaults.format", "passthrough")
 }
 
-/// The plugin's tests publish such delays (half as long) in this order, and expect them back sorted.
+/// The delays of the plugin's tests (halved), in this order; the messages must come back sorted.
 const SUITE: [i32; 6] = [1000, 200, 600, 400, 200, 800];
 
-/// One message for each delay, which is also its body.
+/// One message for each delay, with the delay as its body.
 fn by_delay(site: &Site<'_>, delays: &[i32], value: impl Fn(i32) -> AMQPValue) -> Vec<Push> {
     let push = |delay: &i32| site.push("mykey", delay.to_string()).header("x-delay", value(*delay));
     delays.iter().map(push).collect()
@@ -52,8 +52,8 @@ fn the_second_message_of_the_example_leaves_first() {
     inbox.quiet(Duration::from_millis(300));
 }
 
-/// The example publishes with an empty routing key, which a direct exchange routes by like any other. Here the key
-/// names the application and an empty one is none: such a producer adds `x-application`.
+/// The example publishes with an empty routing key, which a direct exchange routes like any other. In
+/// tidegate the key names the application and must not be empty, so such a producer adds `x-application`.
 #[test]
 fn an_empty_routing_key_needs_the_header() {
     let site = Site::new("empty-key");
@@ -71,7 +71,8 @@ fn an_empty_routing_key_needs_the_header() {
     assert_eq!(letter.body_text(), "delayed payload");
 }
 
-/// README, end of "Usage": without the header there is no delay. Nor for 0 (its tests of routing) and below.
+/// README, end of "Usage": without the header there is no delay. The same for 0 (its tests of routing) and
+/// negative values.
 #[test]
 fn without_a_delay_or_with_none_left_it_leaves_at_once() {
     let site = Site::new("at-once");
@@ -82,7 +83,7 @@ fn without_a_delay_or_with_none_left_it_leaves_at_once() {
         Some(AMQPValue::LongInt(0)),
         Some(AMQPValue::LongInt(-5000)),
         Some(AMQPValue::LongLongInt(i64::MIN)),
-        // Void and empty are absent.
+        // Void and empty values count as absent.
         Some(AMQPValue::Void),
         Some(AMQPValue::LongString("".into())),
     ];
@@ -102,8 +103,8 @@ fn without_a_delay_or_with_none_left_it_leaves_at_once() {
     }
 }
 
-/// The plugin's `delay_order`, and `string_delay_header` with the number as text; then `delayed_messages_count`: what
-/// waits is counted.
+/// The plugin's `delay_order`, and `string_delay_header` with the number as text; then
+/// `delayed_messages_count`: waiting messages are counted.
 #[test]
 fn delays_come_back_sorted_and_are_counted() {
     let site = Site::new("order");
@@ -121,8 +122,8 @@ fn delays_come_back_sorted_and_are_counted() {
     wait_until("none is left", Duration::from_secs(10), || daemon.items("waiting") == 0);
 }
 
-/// The plugin's `node_restart_before_delay_expires` and `node_restart_after_delay_expires`: some delays end while it is
-/// down, some afterwards. Here it is tidegate that holds them, so it is tidegate that is killed.
+/// The plugin's `node_restart_before_delay_expires` and `node_restart_after_delay_expires`: some delays end
+/// while the node is down, some after. Here tidegate holds the messages, so tidegate is killed.
 #[test]
 fn a_kill_between_publish_and_delivery_loses_none() {
     let site = Site::new("restart");
@@ -139,7 +140,7 @@ fn a_kill_between_publish_and_delivery_loses_none() {
     inbox.quiet(Duration::from_millis(2800));
     daemon.start_again();
     daemon.wait_ready();
-    // What was not acked yet comes again as well, with its delay from the start; the stored one is earlier.
+    // Unacked messages are delivered again and their delay starts anew; the stored copies are earlier.
     let mut first = Vec::new();
     while first.len() < 7 {
         let received = inbox.next();
@@ -152,8 +153,8 @@ fn a_kill_between_publish_and_delivery_loses_none() {
     assert_eq!(first, sorted(&delays));
 }
 
-/// The plugin's `routing_direct`: two messages with the bound key arrive, at every queue bound with it. The one that no
-/// queue is bound for the plugin drops; here it is kept, and leaves once there is a queue.
+/// The plugin's `routing_direct`: two messages with the bound key arrive at every queue bound with it. A
+/// message without a bound queue is dropped by the plugin; tidegate keeps it until there is a queue.
 #[test]
 fn the_routing_key_finds_the_queues_bound_with_it_and_the_rest_is_kept() {
     let site = Site::new("direct");
@@ -178,8 +179,8 @@ fn the_routing_key_finds_the_queues_bound_with_it_and_the_rest_is_kept() {
     inbox.quiet(Duration::from_millis(100));
 }
 
-/// The plugin's `e2e_nodelay` and `e2e_delay`: another exchange stands in front. So a producer may even keep its
-/// exchange's name: the ingest queue is bound to that exchange, and the routing key comes through.
+/// The plugin's `e2e_nodelay` and `e2e_delay`: another exchange in front. A producer can even keep the name
+/// of its exchange: the ingest queue is bound to it, and the routing key is kept.
 #[test]
 fn an_exchange_of_the_producers_own_may_stand_in_front() {
     let site = Site::new("front");

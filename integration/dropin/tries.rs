@@ -1,5 +1,7 @@
-//! Another try: a consumer sends a message back that it has had, by rejecting it or by publishing it again, under the
-//! same id, and it waits again each time.
+//! Retries: a consumer sends a message back, by rejecting it or by publishing it again, with the same id, and
+//! it waits again each time.
+//!
+//! Judges promise 14.
 
 use super::examples::passthrough;
 use std::time::Duration;
@@ -13,7 +15,8 @@ fn due(received: &Received) -> i64 {
     received.number("x-due").expect("x-due")
 }
 
-/// Panics unless it is the next try after `before`: as it was, but for what tidegate adds, and not early.
+/// Panics unless `next` is the retry after `before`: unchanged except for the headers that tidegate adds, and
+/// not early.
 fn check_next(before: Option<&Received>, next: &Received, round: usize) {
     next.is_not_early();
     let Some(before) = before else { return };
@@ -22,8 +25,8 @@ fn check_next(before: Option<&Received>, next: &Received, round: usize) {
     assert_ne!(next.text("x-batch"), before.text("x-batch"), "round {round}");
 }
 
-/// The queue's dead letters go back to the ingest exchange, and each message is rejected: the retry loop that delayed
-/// exchanges are used for most.
+/// The queue's dead letters go back to the ingest exchange, and each message is rejected: the retry loop that
+/// delayed exchanges are mostly used for.
 fn by_dead_lettering(id: Option<&str>) {
     let site = Site::new(&format!("dead-lettered-{}", id.is_some()));
     let queue = site.queue("work");
@@ -56,7 +59,7 @@ fn rejected_each_time_it_comes_each_time_with_an_id() {
     by_dead_lettering(Some("m"));
 }
 
-/// What a consumer publishes that sends back what it has: the message as it came.
+/// What a consumer publishes to send a message back: the message unchanged.
 fn again(site: &Site<'_>, received: &Received) -> Push {
     let mut push = site.push("mykey", received.body.clone());
     push.properties = received.properties.clone();
@@ -64,7 +67,7 @@ fn again(site: &Site<'_>, received: &Received) -> Push {
     push.delay(DELAY_MS)
 }
 
-/// A kill, once the end of this item is durable: an answer leaves not sooner than what it says.
+/// Kills the daemon once the end of this item is durable: an answer is sent only after that.
 fn kill_and_start(daemon: &mut Daemon, id: &str) {
     let is_sent = || daemon.ask("GET", &format!("/api/v1/items/mykey/{id}")).1["state"] == "sent";
     wait_until("its end is remembered", Duration::from_secs(10), is_sent);
@@ -73,7 +76,7 @@ fn kill_and_start(daemon: &mut Daemon, id: &str) {
     daemon.wait_ready();
 }
 
-/// Under each rule, and over a kill of tidegate in the middle.
+/// With each rule for duplicates, and with a kill of tidegate in between.
 fn by_publishing(id: Option<&str>) {
     let site = Site::new(&format!("published-{}", id.is_some()));
     let inbox = site.inbox("mykey");
@@ -93,7 +96,7 @@ fn by_publishing(id: Option<&str>) {
         check_next(Some(&last), &next, round);
         last = next;
     }
-    // The same try published twice is taken once.
+    // The same retry published twice is accepted once.
     for _ in 0..2 {
         site.client.publish(&again(&site, &last).with("x-on-duplicate", "keep"));
     }
@@ -119,7 +122,7 @@ fn published_again_it_comes_each_time_with_an_id() {
     by_publishing(Some("m"));
 }
 
-/// Of a batch of format `json` a consumer sends back the items that it could not work on.
+/// From a batch of format `json` a consumer sends back the items that failed.
 #[test]
 fn items_of_a_batch_are_tried_again_one_by_one() {
     let site = Site::new("items");

@@ -1,4 +1,5 @@
-//! The AMQP layer under test: started against a scripted broker, awaited by its events, shut down at the end.
+//! The AMQP layer under test: started against a scripted broker, observed by its events, shut down at the
+//! end.
 
 use super::{Peer, Seen};
 use lapin::BasicProperties;
@@ -13,31 +14,31 @@ use tidegate::config::{self, Endpoint, Readings, Timeouts};
 use tidegate::engine::event::Intake;
 use tidegate::engine::types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
 
-/// In the login of every test; it must appear nowhere.
+/// Part of the login of every test; it must not appear in any output.
 pub const PASSWORD: &str = "canary-password";
-/// Identity of the store.
+/// The store's identity.
 pub const STORE: u64 = 7;
-/// No test waits longer than this for an event.
+/// The longest wait of a test for an event.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Both ends of the AMQP layer on a runtime of their own, and what they say.
+/// Both sides of the AMQP layer on a separate runtime, and their events.
 pub struct Daemon {
     pub amqp: Amqp,
     events: Receiver<Event>,
-    /// Requests that came in one chunk with one that was asked for.
+    /// Requests that arrived in one chunk with a requested one.
     requests: Mutex<VecDeque<Request>>,
     pub runtime: tokio::runtime::Runtime,
 }
 
 impl Daemon {
     pub fn start(options: Options) -> Daemon {
-        // Several times PATIENCE: a test waits for more than one thing.
+        // Several times PATIENCE, because a test waits for several events.
         tidegate_harness::bounded(Duration::from_secs(120));
         log();
         let runtime = runtime();
         let (sender, events) = channel();
         let on_event = Arc::new(move |event| {
-            // The test may be over.
+            // The test may have ended.
             let _ = sender.send(event);
         });
         let amqp = Amqp::start((runtime.handle(), runtime.handle()), options, on_event);
@@ -45,7 +46,7 @@ impl Daemon {
         Daemon { amqp, events, requests: Mutex::default(), runtime }
     }
 
-    /// The first event that fits; others are dropped.
+    /// The first event that `pick` accepts; earlier ones are dropped.
     pub fn wait<T>(&self, what: &str, mut pick: impl FnMut(Event) -> Option<T>) -> T {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -62,7 +63,7 @@ impl Daemon {
         self.wait("EgressReady", |event| matches!(event, Event::EgressReady).then_some(()));
     }
 
-    /// So many outcomes; fails if a batch is settled twice.
+    /// The next `count` outcomes; fails if a batch is settled twice.
     pub fn settled(&self, count: usize) -> BTreeMap<u64, Outcome> {
         let mut all = BTreeMap::new();
         while all.len() < count {
@@ -74,7 +75,7 @@ impl Daemon {
         all
     }
 
-    /// What is settled next, together.
+    /// The outcomes of the next event.
     pub fn settled_next(&self) -> Vec<(u64, Outcome)> {
         let settled: Vec<Settled> = self.wait("outcomes", |event| match event {
             Event::Settled(settled) => Some(settled),
@@ -200,13 +201,13 @@ pub fn batch(number: u64) -> Batch {
     }
 }
 
-/// Delivered, under the id of [`batch`] with this number.
+/// Confirmed, with the id of [`batch`] with this number.
 pub fn confirmed(number: u64) -> Outcome {
     let names = Exchanges::new("tidegate.out", "tidegate.dead");
     Outcome::Confirmed(encode(&batch(number), &names, STORE, 0).id)
 }
 
-/// Tells of each ack: connection, tag, multiple.
+/// Sends each ack to `acked`: connection, tag, multiple.
 pub fn acks_into(peer: &mut Peer, n: usize, acked: &Sender<(usize, u64, bool)>) {
     loop {
         match peer.next() {
@@ -233,7 +234,7 @@ pub fn up_of(side: Side) -> impl FnMut(Event) -> Option<String> {
     }
 }
 
-/// A property list of headers alone: a table in a table, so many deep.
+/// A property list with only headers: nested tables of this depth.
 pub fn nested_headers(depth: usize) -> Vec<u8> {
     let mut table: Vec<u8> = Vec::new();
     for _ in 0..depth {
@@ -250,7 +251,7 @@ pub fn nested_headers(depth: usize) -> Vec<u8> {
     properties
 }
 
-/// Everything that is logged at debug level by any thread of this process.
+/// The debug log of all threads of this process.
 pub fn log() -> Arc<Mutex<Vec<u8>>> {
     static LOG: Mutex<Option<Arc<Mutex<Vec<u8>>>>> = Mutex::new(None);
     static ONCE: Once = Once::new();

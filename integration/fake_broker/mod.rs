@@ -1,7 +1,8 @@
 //! A scripted AMQP 0-9-1 broker on a loopback port: real sockets, frames made by hand, answers in any order.
 //!
-//! It speaks just enough for a client to connect, set up, publish and consume; what happens then is the script's
-//! business. One thread a connection, blocking, every read bounded. Deliberately absent: queues, routing, memory.
+//! It speaks just enough for a client to connect, set up, publish and consume; the script decides the rest.
+//! One thread for each connection, blocking, every read bounded. Deliberately absent: queues, routing,
+//! memory.
 
 #![expect(
     clippy::unwrap_used,
@@ -24,11 +25,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// No script waits longer than this for its client.
+/// The longest wait of a script for its client.
 const PATIENCE: Duration = Duration::from_secs(20);
 const BASIC: u16 = 60;
 
-/// What one connection does; the number counts the connections of its side from 0.
+/// The behaviour of one connection; the number counts the connections of its side from 0.
 pub type Script = Box<dyn Fn(Peer, usize) + Send + Sync>;
 
 /// A listening broker; it ends with the test process.
@@ -36,7 +37,7 @@ pub struct FakeBroker {
     pub port: u16,
 }
 
-/// What the client did, as far as a script may care. The rest is answered by [`Peer::next`].
+/// Actions of the client that a script may react to. [`Peer::next`] answers the rest.
 #[derive(Debug)]
 pub enum Seen {
     Consume {
@@ -52,11 +53,11 @@ pub enum Seen {
     },
     /// A declaration was refused.
     Refused,
-    /// A queue was looked at whose consumers are set by [`Peer::consumers`].
+    /// The consumers of a queue, set by [`Peer::consumers`], were counted.
     Counted,
-    /// The client has closed a channel.
+    /// The client closed a channel.
     Closed,
-    /// The client is gone, or silent beyond all patience.
+    /// The client is gone, or sent nothing within the patience.
     Gone,
 }
 
@@ -72,26 +73,27 @@ pub struct Published {
     pub body: Vec<u8>,
 }
 
-/// The client's end of one connection, as the broker sees it.
+/// One connection of a client, as the broker sees it.
 pub struct Peer {
     stream: TcpStream,
     /// `connection_name` of the client.
     pub name: String,
     unread: Vec<u8>,
     prefetch: u16,
-    /// Declarations of these names cost their channel: code and text.
+    /// Declarations of these names close their channel, with this code and text.
     refused: HashMap<String, (u16, String)>,
-    /// Consumers of these queues.
+    /// Consumer counts of these queues.
     consumers: HashMap<String, u32>,
     published: HashMap<u16, u64>,
-    /// Channels that were put into confirm mode, or asked to be once more.
+    /// Number of `confirm.select` received.
     selects: u32,
-    /// A publish whose header or body is still to come, and the size of that body.
+    /// A publish whose header or body is incomplete, and the size of that body.
     partial: Option<(Published, Option<u64>)>,
 }
 
 impl FakeBroker {
-    /// Listens; connections whose name begins with `tidegate egress` run the second script, all others the first.
+    /// Listens. Connections whose name begins with `tidegate egress` run the second script, all others the
+    /// first.
     pub fn start(host: &str, ingest: Script, egress: Script) -> FakeBroker {
         FakeBroker::answering(host, ingest, egress, idle())
     }
@@ -177,7 +179,7 @@ impl Peer {
         while !matches!(self.next(), Seen::Gone) {}
     }
 
-    /// The next thing of interest.
+    /// The next action that concerns a script.
     pub fn next(&mut self) -> Seen {
         loop {
             let Some(frame) = self.read_frame() else { return Seen::Gone };
@@ -193,7 +195,7 @@ impl Peer {
         }
     }
 
-    /// Answers until so many `confirm.select` have come in all. False: the client is gone.
+    /// Answers until `count` `confirm.select` have arrived in total. Returns false if the client is gone.
     pub fn answer_selects(&mut self, count: u32) -> bool {
         while self.selects < count {
             match self.read_frame() {
@@ -205,7 +207,7 @@ impl Peer {
         true
     }
 
-    /// Whether nothing at all comes for so long.
+    /// Whether no frame arrives within this time.
     pub fn is_quiet(&mut self, time: Duration) -> bool {
         self.stream.set_read_timeout(Some(time)).unwrap();
         let nothing = self.read_frame().is_none();
@@ -245,7 +247,7 @@ impl Peer {
         self.method(channel, AMQPClass::Basic(basic::AMQPMethod::Nack(nack)));
     }
 
-    /// `basic.return` with all that came.
+    /// Returns a publish by `basic.return`, with its content.
     pub fn give_back(&mut self, published: &Published) {
         let method = AMQPClass::Basic(basic::AMQPMethod::Return(basic::Return {
             reply_code: 312,
@@ -290,7 +292,7 @@ impl Peer {
         self.refused.insert(name.to_owned(), (code, text.to_owned()));
     }
 
-    /// So many consume this queue from now on, whatever this client does.
+    /// From now on this queue has `count` consumers, whatever the client does.
     pub fn consumers(&mut self, queue: &str, count: u32) {
         self.consumers.insert(queue.to_owned(), count);
     }
@@ -306,8 +308,8 @@ impl Peer {
         self.method(channel, AMQPClass::Channel(channel::AMQPMethod::Close(close)));
     }
 
-    /// The broker closes the connection, and waits until the client is gone. Nothing is answered from then on, as the
-    /// protocol has it: an answer would be a fault of its own to the client, and come before the reason.
+    /// Closes the connection, and waits until the client is gone. From then on nothing is answered, as the
+    /// protocol requires: an answer would be a fault to the client and arrive before the reason.
     pub fn close_connection(&mut self, code: u16, text: &str) {
         let close =
             connection::Close { reply_code: code, reply_text: text.into(), class_id: 0, method_id: 0 };
@@ -343,7 +345,7 @@ impl Peer {
         }
     }
 
-    /// Says yes to everything; tells what a script may care about.
+    /// Confirms every method; returns those that concern a script.
     fn answer(&mut self, id: u16, method: AMQPClass) -> Option<Seen> {
         let reply = match method {
             AMQPClass::Channel(channel::AMQPMethod::Open(_)) => {
@@ -378,7 +380,7 @@ impl Peer {
                 let consumers = self.consumers.get(declare.queue.as_str()).copied();
                 let declared = queue::DeclareOk {
                     queue: declare.queue,
-                    // A backlog: a consumer begins small.
+                    // A backlog, so that a consumer starts with a small prefetch.
                     message_count: 1_000,
                     consumer_count: consumers.unwrap_or(0),
                 };
@@ -466,7 +468,7 @@ impl Peer {
         self.write(&bytes);
     }
 
-    /// The client may be gone, which the next read tells.
+    /// The client may be gone; the next read notices.
     fn write(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }

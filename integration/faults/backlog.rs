@@ -1,14 +1,14 @@
-//! Rows 34, 35 and 36: very many items due within one second, while the daemon runs and while it does not.
+//! Rows 34, 35 and 36: many items due within one second, while the daemon runs and while it is down.
 
 use crate::scene::{Bystander, Context, Row, Scene};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_harness::{now_ms, Inbox, Ledger, Raw, RawProperties};
 
-/// What the process may hold at most: its limit of 256 MiB and the fixed costs.
+/// Upper bound of the process's memory: its limit of 256 MiB and the fixed costs.
 const MOST_MEMORY: u64 = 450 << 20;
 
-/// An own time in header `x-deliver-at`, a customer in `x-customer`.
+/// The headers `x-deliver-at` and `x-customer`.
 fn headers(when: u64, customer: &str) -> Vec<u8> {
     let mut entries = vec![12];
     entries.extend_from_slice(b"x-deliver-at");
@@ -22,12 +22,12 @@ fn headers(when: u64, customer: &str) -> Vec<u8> {
     entries
 }
 
-/// Publishes `count` requests that are due within the second from `due` on, of 10,000 customers.
+/// Publishes `count` requests of 10,000 customers, due within the second that begins at `due`.
 fn publish(scene: &Scene<'_>, count: u64, due: u64) {
     let mut raw = Raw::connect(scene.site.node);
     let exchange = scene.site.ingest();
     for n in 0..count {
-        // Late ones first: order is the daemon's work.
+        // Latest due first, so that the daemon must sort.
         let when = due + 999 - n % 1000;
         let customer = format!("c{}", n % 10_000);
         let id = format!("b{n}");
@@ -47,7 +47,7 @@ fn publish(scene: &Scene<'_>, count: u64, due: u64) {
     }
 }
 
-/// Takes everything and notes it; how far the order of dues was ever turned back, ms.
+/// Receives and records everything. Returns the largest step backwards in the order of dues, ms.
 fn receive(inbox: &Inbox, ledger: &Arc<Ledger>, limit: Duration) -> i64 {
     let end = Instant::now() + limit;
     let (mut latest, mut back) = (0, 0);
@@ -70,7 +70,7 @@ fn count(context: &Context) -> u64 {
     }
 }
 
-/// All of it falls due within a second of a running daemon; another application goes on.
+/// Everything becomes due within one second while the daemon runs; another application continues.
 pub fn one_second(context: &Context) -> Row {
     let mut scene = Scene::on(context, &context.node, "burst", |_, c| c);
     scene.start();
@@ -93,7 +93,7 @@ pub fn one_second(context: &Context) -> Row {
     scene.finish()
 }
 
-/// A daemon that was stopped with a backlog, which has fallen due; and the first moment of that.
+/// A daemon that was stopped with a backlog which has become due; and the first due.
 fn stopped_with_a_backlog<'c>(context: &'c Context, name: &str) -> (Scene<'c>, Inbox, u64) {
     let mut scene = Scene::on(context, &context.node, name, |_, c| c);
     scene.start();
@@ -113,7 +113,7 @@ fn stopped_with_a_backlog<'c>(context: &'c Context, name: &str) -> (Scene<'c>, I
     (scene, inbox, due)
 }
 
-/// It is stopped again while the backlog leaves, and again.
+/// The daemon is stopped again while the backlog leaves, three times.
 pub fn terminated(context: &Context) -> Row {
     let (mut scene, inbox, _) = stopped_with_a_backlog(context, "replay");
     for _ in 0..3 {
@@ -133,7 +133,7 @@ pub fn terminated(context: &Context) -> Row {
     scene.finish()
 }
 
-/// All of it falls due while the daemon is down.
+/// Everything becomes due while the daemon is down.
 pub fn overdue(context: &Context) -> Row {
     let (mut scene, inbox, due) = stopped_with_a_backlog(context, "overdue");
     let begun = Instant::now();

@@ -1,4 +1,6 @@
-//! Rows 9 to 12, 15, 16, 28, 29: what the broker itself refuses, closes, deletes or blocks.
+//! Rows 9 to 12, 15, 16, 28, 29: the broker refuses, closes, deletes or blocks.
+//!
+//! Judges promises 3 and 6.
 
 use crate::scene::{Bystander, Context, Row, Scene, Sending};
 use std::time::Duration;
@@ -11,7 +13,7 @@ fn is_parked(scene: &Scene<'_>, application: &str) -> bool {
     all.any(|a| a["name"] == application && a["state"] == "parked" && a["parked"].as_u64() > Some(0))
 }
 
-/// A queue that is full and nacks: its application waits, another does not.
+/// A full queue nacks: its application waits, and another does not.
 pub fn overflow(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "overflow", 200, |_, c| c);
     let mut arguments = FieldTable::default();
@@ -26,7 +28,7 @@ pub fn overflow(context: &Context) -> Row {
     scene.send((0..500).map(request));
     scene.check_soon("the application is parked", Duration::from_secs(10), |s| is_parked(s, "slow"));
     scene.moments.pause(2000, 3000);
-    // A classic queue may take a few more than its limit before it says so.
+    // A classic queue may exceed its limit by a few messages.
     let full = |s: &Scene<'_>| {
         s.site.client.depth(&s.site.queue("slow")).is_some_and(|depth| (20..200).contains(&depth))
     };
@@ -41,7 +43,7 @@ pub fn overflow(context: &Context) -> Row {
     scene.finish().without_repeats()
 }
 
-/// The binding goes and comes back while batches are in flight.
+/// The binding is removed and restored while batches are in flight.
 pub fn unbound(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "unbound", 800, |_, c| c);
     let bystander = Bystander::start(&scene);
@@ -60,7 +62,7 @@ pub fn unbound(context: &Context) -> Row {
     scene.finish().without_repeats()
 }
 
-/// The exchange goes, and with it the publishing channel; intake goes on.
+/// The exchange is deleted, which closes the publishing channel; intake continues.
 pub fn exchange_deleted(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "exchange", 300, |_, c| c);
     scene.restarted = true;
@@ -76,7 +78,7 @@ pub fn exchange_deleted(context: &Context) -> Row {
     scene.stop_load();
     scene.daemon.term();
     scene.daemon.exit(Duration::from_secs(20));
-    // It would else create the exchange again at once.
+    // Otherwise the daemon would create the exchange again at once.
     scene.daemon.rewrite(&scene.config.clone().text("amqp.topology", "passive"));
     scene.start();
     scene.load(800);
@@ -95,7 +97,8 @@ pub fn exchange_deleted(context: &Context) -> Row {
     scene.finish()
 }
 
-/// Runs an expression, and ends the connections of the user `other`, whose channels remember what was allowed.
+/// Evaluates an expression, and closes the connections of the user `other`, because channels cache
+/// permissions.
 fn and_disconnect(node: &Node, expression: &str) {
     let close = "[rabbit_networking:close_connection(P, \"test\") || [{pid, P}, {user, <<\"other\">>}] <- \
                  rabbit_networking:connection_info_all([pid, user])]";
@@ -113,7 +116,8 @@ fn password(word: &str) -> String {
     format!("rabbit_auth_backend_internal:change_password(<<\"other\">>, <<\"{word}\">>, <<\"test\">>)")
 }
 
-/// The account may not write any more, and later may not even log in: no hot loop, a status that says why.
+/// The account loses the permission to write, and later cannot log in: no hot loop, and the status names the
+/// cause.
 pub fn refused(context: &Context) -> Row {
     let node = &context.node;
     let mut scene =
@@ -142,7 +146,7 @@ pub fn refused(context: &Context) -> Row {
     scene.finish()
 }
 
-/// Stops, kills and restarts of the application within the node, under load.
+/// Kills and stops of the node, and stops of the broker application within it, under load.
 pub fn restarted(context: &Context) -> Row {
     let node = Node::start("", "");
     let mut scene = Scene::on(context, &node, "broker", |_, c| c);
@@ -183,13 +187,13 @@ pub fn restarted(context: &Context) -> Row {
     scene.finish()
 }
 
-/// The memory alarm blocks publishers: requests are still taken and acked, nothing is sent again.
+/// The memory alarm blocks publishers: requests are still accepted and acked, and nothing is sent again.
 pub fn alarm(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "alarm", 300, |_, c| c.text("timeouts.confirm", "3s"));
     scene.moments.pause(500, 800);
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
-    // Due when the alarm is surely on: raising it takes the tool of a busy machine some seconds.
+    // Due only after the alarm is on: on a busy machine raising it takes some seconds.
     let request = |n: u64| -> Sending {
         let push = scene.site.push("shop", "{}").id(&format!("a{n}")).delay(8_000);
         (push, "shop".to_owned(), None, Some(now_ms() + 8_000))
@@ -203,7 +207,7 @@ pub fn alarm(context: &Context) -> Row {
     let taken =
         |s: &Scene<'_>| s.site.client.depth(&queue) == Some(0) && s.daemon.state()["uncommitted"] == 0;
     scene.check_soon("what waits in the queue is taken", Duration::from_secs(10), taken);
-    // Longer than the bound on a confirm, which does not count while the broker blocks.
+    // Longer than the confirm timeout, which does not run while the broker blocks.
     std::thread::sleep(Duration::from_secs(if context.long { 300 } else { 6 }));
     let unknown = scene.total("unknown");
     scene.check(unknown == 0, format!("{unknown} publishes were given up while blocked"));
@@ -250,13 +254,13 @@ pub fn consumer_timeout(context: &Context) -> Row {
     scene.finish()
 }
 
-/// The ingest queue goes, and with it the consumer; both come back.
+/// The ingest queue is deleted, which cancels the consumer; both are restored.
 pub fn queue_deleted(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "queue", 300, |_, c| c);
     let queue = scene.site.ingest_queue();
     for _ in 0..2 {
         scene.moments.pause(500, 800);
-        // What lies in a queue goes with it: only what was taken out of it before is the daemon's.
+        // A deleted queue loses its messages: only those that the daemon has accepted survive.
         scene.stop_load();
         let taken = |s: &Scene<'_>| s.ledger.missing() == 0;
         scene.check_soon("nothing of the load waits", Duration::from_secs(10), taken);

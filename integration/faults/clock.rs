@@ -1,5 +1,7 @@
-//! Rows 24 and 25: the wall clock steps while the daemon runs, by libfaketime. The monotonic clock does not. Or no time
-//! passes for the process.
+//! Rows 24 and 25: libfaketime steps the wall clock while the daemon runs; the monotonic clock does not step.
+//! And a process that is frozen for a while.
+//!
+//! Judges promise 4.
 
 use crate::scene::{Context, Row, Scene, Sending};
 use std::time::Duration;
@@ -7,7 +9,7 @@ use tidegate_harness::{now_ms, WallClock};
 
 const HOUR_MS: u64 = 3_600_000;
 
-/// A daemon with a wall clock of its own; a wrong row where that cannot be had.
+/// A daemon with a separate wall clock; `Err` with a row if libfaketime is missing.
 fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, WallClock), Box<Row>> {
     let mut scene = Scene::on(context, &context.node, name, |_, c| c);
     let dir = scene.site.dir.clone();
@@ -20,8 +22,8 @@ fn faked<'c>(context: &'c Context, name: &str) -> Result<(Scene<'c>, WallClock),
     Ok((scene, clock))
 }
 
-/// Requests with an own time, `in_ms` from now by the real clock. Their earliest moment is left to the row: the
-/// daemon goes by another clock.
+/// Requests with an own time, `in_ms` from now by the real clock. The row itself checks the earliest moment,
+/// because the daemon uses another clock.
 fn timed(scene: &Scene<'_>, name: &str, count: u64, in_ms: u64) -> Vec<Sending> {
     let when = i64::try_from(now_ms() + in_ms).unwrap_or(i64::MAX);
     let request = |n| {
@@ -31,13 +33,13 @@ fn timed(scene: &Scene<'_>, name: &str, count: u64, in_ms: u64) -> Vec<Sending> 
     (0..count).map(request).collect()
 }
 
-/// What was due within the hour leaves at once, what is due later stays.
+/// Items due within the hour leave at once, later ones stay.
 pub fn forward(context: &Context) -> Row {
     let (mut scene, clock) = match faked(context, "forward") {
         Ok(faked) => faked,
         Err(row) => return *row,
     };
-    // A steady load is early by the real clock once the daemon's is ahead.
+    // Once the daemon's clock is ahead, a steady load would be early by the real clock.
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
     scene.send(timed(&scene, "soon", 300, HOUR_MS / 2));
@@ -51,12 +53,12 @@ pub fn forward(context: &Context) -> Row {
     scene.healed();
     let told = |s: &Scene<'_>| s.total("clock_forward") == 1;
     scene.check_soon("the step is counted", Duration::from_secs(10), told);
-    // What has arrived is let go of a moment later, with its confirm.
+    // A received item is removed shortly after, with its confirm.
     let rest = |s: &Scene<'_>| s.daemon.items("waiting") == 50;
     scene.check_soon("what is due in two hours waits", Duration::from_secs(10), rest);
     let missing = scene.ledger.missing();
     scene.check(missing == 50, format!("VERDICT: {} left hours early", 50 - missing));
-    // The load's windows go by the monotonic clock: they are as before.
+    // Windows use the monotonic clock, so the load's windows are unaffected.
     let windowed = |n: u64| -> Sending {
         let customer = format!("w{n}");
         let push = scene.site.push("shop", "{}").id(&format!("w{n}")).customer(&customer);
@@ -70,7 +72,7 @@ pub fn forward(context: &Context) -> Row {
     scene.finish()
 }
 
-/// Nothing sleeps for an hour, nothing is sent twice; what names a time waits for it.
+/// Nothing is delayed by an hour, nothing is sent twice, and an own time is still respected.
 pub fn backward(context: &Context) -> Row {
     let (mut scene, clock) = match faked(context, "backward") {
         Ok(faked) => faked,
@@ -84,7 +86,7 @@ pub fn backward(context: &Context) -> Row {
     clock.set(-3_600_000);
     let told = |s: &Scene<'_>| s.total("clock_backward") == 1;
     scene.check_soon("the step is counted", Duration::from_secs(10), told);
-    // Own times by the wall clock, windows and immediate requests as ever.
+    // Own times follow the wall clock; windows and immediate requests are not affected.
     let windowed = |n: u64| -> Sending {
         let customer = n.is_multiple_of(2).then(|| format!("w{n}"));
         let push = scene.site.push("shop", "{}").id(&format!("w{n}"));
@@ -106,7 +108,8 @@ pub fn backward(context: &Context) -> Row {
     scene.finish().without_repeats()
 }
 
-/// As a suspended machine is: what has become due meanwhile leaves when it goes on, the oldest first, and nothing twice.
+/// Like a suspended machine: items that became due leave when the process continues, oldest first, and none
+/// twice.
 pub fn frozen(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "frozen", 300, |_, c| c);
     for _ in 0..3 {

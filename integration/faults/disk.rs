@@ -1,18 +1,19 @@
 //! Rows 42: the store's file system is filled from outside, under load.
 //!
-//! Met by a commit or by the work behind it, the daemon says so, and either waits for room or ends with a sentence; a
-//! supervisor starts it again. Once there is room, everything that was confirmed to a producer arrives.
+//! The daemon reports the full disk, whether a commit or background work meets it, and either waits for room
+//! or exits with a message; a supervisor starts it again. Once there is room, every request that was
+//! confirmed to a producer arrives.
 
 use crate::scene::{Context, Row, Scene};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tidegate_harness::{Disk, Load, Push, Recipe};
 
-/// By then the daemon must have said it. A store call that does not come back is given up sooner.
+/// Time for the daemon to report it. A store call that does not return is given up sooner.
 const SAYS: Duration = Duration::from_secs(90);
-/// By then everything must have arrived once there is room.
+/// Time until it is ready again once there is room.
 const GOES_ON: Duration = Duration::from_secs(90);
-/// The daemon's own; what its libraries log is no sentence for an operator.
+/// The daemon's own sentences; log lines of its libraries do not count.
 const SENTENCES: [&str; 5] = [
     "the disk is full",
     "the disk is nearly full",
@@ -21,7 +22,7 @@ const SENTENCES: [&str; 5] = [
     "the store has failed",
 ];
 
-/// 200 requests of 20 kB a second, each due within two seconds.
+/// 200 requests of 20 kB per second, each due within two seconds.
 fn load(scene: &Scene<'_>) -> Load {
     let exchange = scene.site.ingest();
     let body = vec![b'x'; 20_000];
@@ -39,7 +40,7 @@ fn says_so(scene: &Scene<'_>) -> bool {
     own.any(|line| SENTENCES.iter().any(|sentence| line.contains(sentence)))
 }
 
-/// Starts it again if it has ended, as a supervisor does, and does not insist that it comes up.
+/// Restarts the daemon if it has ended, as a supervisor does, without waiting for it to be ready.
 fn supervise(scene: &mut Scene<'_>) -> bool {
     let ended = !scene.daemon.running();
     if ended {
@@ -55,13 +56,13 @@ fn filled(scene: &mut Scene<'_>, disk: &Disk) {
     disk.fill();
     let begun = Instant::now();
     while !says_so(scene) && begun.elapsed() < SAYS {
-        // What was given up in the meantime is no room for the daemon.
+        // Space that was freed in the meantime is filled again.
         disk.fill();
         std::thread::sleep(Duration::from_millis(200));
     }
     let said = says_so(scene);
     scene.check(said, format!("nothing about a full disk in the log after {SAYS:?}"));
-    // As a supervisor would, into the same full disk.
+    // As a supervisor does, while the disk is still full.
     if supervise(scene) {
         std::thread::sleep(Duration::from_secs(2));
     }
@@ -79,7 +80,7 @@ fn filled(scene: &mut Scene<'_>, disk: &Disk) {
     load.stop();
 }
 
-/// Everything of the store lies on the small file system.
+/// The whole store is on the small file system.
 pub fn full_for_all(context: &Context) -> Row {
     let Some(disk) = Disk::mount(300) else { return Row::lacking("mount") };
     let path = disk.path().join("store");
@@ -97,7 +98,7 @@ fn below(folder: &Path, name: &str) -> Option<PathBuf> {
     folders.find_map(|path| if path.ends_with(name) { Some(path) } else { below(&path, name) })
 }
 
-/// Only what is flushed from memory lies there; the log has room.
+/// Only flushed tables are on it; the log has room.
 pub fn full_for_a_flush(context: &Context) -> Row {
     let small = |c: tidegate_harness::Config| c.text("limits.memory", "32MiB");
     let mut scene = Scene::on(context, &context.node, "flush", |_, c| small(c));

@@ -1,9 +1,11 @@
 //! Rows 1 to 7 and 41: the process dies, at a named place or at a random moment.
+//!
+//! Judges promise 3.
 
 use crate::scene::{Context, Row, Scene};
 use std::time::{Duration, Instant};
 
-/// Deaths at one place, each at a later visit to it, under load.
+/// Kills at one failpoint, each at a random visit to it, under load.
 fn at(context: &Context, point: &str, kills: u32, panics: bool) -> Row {
     let Some(binary) = &context.failpoints else {
         return Row::lacking("TIDEGATE_FAILPOINT_BIN, a daemon built with the feature failpoints");
@@ -52,7 +54,7 @@ pub fn after_confirm(context: &Context) -> Row {
     at(context, "after-confirm", 4, false)
 }
 
-/// A panic in the store's thread, the loop, and the tasks of both connections: each ends the whole process.
+/// A panic in the store's thread, the loop, and the tasks of both connections: each ends the process.
 pub fn panics(context: &Context) -> Row {
     let mut sum = Row::default();
     for point in ["before-commit", "turn", "after-ack", "before-publish"] {
@@ -70,7 +72,7 @@ pub fn panics(context: &Context) -> Row {
     sum
 }
 
-/// Any moment will do.
+/// Kills at random moments.
 fn at_random(context: &Context, kind: &str, per_second: u64, kills: u32) -> Row {
     let mut scene = Scene::under_load(context, kind, per_second, |_, c| c.text("store.kind", kind));
     scene.restarted = true;
@@ -85,11 +87,11 @@ fn at_random(context: &Context, kind: &str, per_second: u64, kills: u32) -> Row 
         scene.healed();
     }
     scene.moments.pause(300, 600);
-    // The best of all: each would be slow over a store that takes long to open.
+    // The best of all, because a store that is slow to open would delay every start.
     let best = starts.iter().min().copied().unwrap_or_default();
     scene.check(best < Duration::from_secs(5), format!("each start took {best:?} or more"));
     let mut row = scene.finish();
-    // What was in flight, and what was not acked yet.
+    // Messages in flight, and messages not acked yet.
     if row.repeats > kills as usize * 4_000 {
         row.wrong.push("more repeats than what can have been in flight".to_owned());
     }
@@ -105,7 +107,7 @@ pub fn random(context: &Context) -> Row {
     at_random(context, "disk", if context.quick { 800 } else { 2000 }, kills)
 }
 
-/// Requests stay in the ingest queue until they have left.
+/// With the memory store, requests stay in the ingest queue until their items have left.
 pub fn random_in_memory(context: &Context) -> Row {
     at_random(context, "memory", 800, if context.long { 20 } else { 4 })
 }

@@ -4,7 +4,7 @@ use crate::scene::{Context, Row, Scene, Sending};
 use std::time::Duration;
 use tidegate_harness::{workdir, Daemon};
 
-/// Another process on the same store ends at once; the first goes on.
+/// Another process on the same store ends at once; the first continues.
 pub fn second_process(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "second", 300, |_, c| c);
     for _ in 0..2 {
@@ -21,7 +21,7 @@ pub fn second_process(context: &Context) -> Row {
     scene.finish().without_repeats()
 }
 
-/// Requests that come two to five times, on their own and marked as redelivered.
+/// Requests published two to five times, some of them also redelivered.
 pub fn same_request(context: &Context) -> Row {
     let mut scene = Scene::on(context, &context.node, "again", |_, c| c);
     scene.start();
@@ -49,7 +49,7 @@ pub fn same_request(context: &Context) -> Row {
     scene.site.client.give_back(&scene.site.ingest_queue(), 700);
     scene.start();
     scene.healed();
-    // Once more while they wait, and when they have been sent.
+    // Once more while they wait, and once after they were sent.
     let copies: Vec<_> = first.iter().map(|r| r.0.clone()).collect();
     scene.site.client.publish_all(copies.clone());
     let ledger = std::sync::Arc::clone(&scene.ledger);
@@ -66,7 +66,7 @@ pub fn same_request(context: &Context) -> Row {
     scene.finish().without_repeats()
 }
 
-/// Orderly stops under load, and then one that is cut short by a second signal.
+/// Orderly stops under load, and then one that a second signal cuts short.
 pub fn terminated(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "term", 800, |_, c| c);
     scene.restarted = true;
@@ -81,13 +81,13 @@ pub fn terminated(context: &Context) -> Row {
     }
     let repeats = scene.ledger.repeats();
     scene.check(repeats == 0, format!("{repeats} repeats after orderly stops"));
-    // What is due cannot leave, so that the stop takes its time.
+    // Due items cannot leave, so the stop takes a while.
     context.node.memory_alarm(true);
     let blocked = |s: &Scene<'_>| s.daemon.state()["state"] == "blocked";
     scene.check_soon("the state says that the broker blocks", Duration::from_secs(20), blocked);
     scene.fault();
     scene.daemon.term();
-    // Else the two would be one to it.
+    // Two signals in a row could be merged into one.
     let stops = |s: &Scene<'_>| s.daemon.state()["state"] == "draining";
     scene.check_soon("it stops", Duration::from_secs(10), stops);
     scene.daemon.term();
@@ -100,7 +100,8 @@ pub fn terminated(context: &Context) -> Row {
     scene.finish()
 }
 
-/// A file with faults changes nothing; new and changed applications count at once; a table that is gone loses nothing.
+/// A file with faults changes nothing; new and changed applications apply at once; a removed table loses
+/// nothing.
 pub fn reloaded(context: &Context) -> Row {
     let mut scene = Scene::under_load(context, "reload", 300, |_, c| c);
     let pid = scene.daemon.pid();

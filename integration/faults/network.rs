@@ -1,10 +1,10 @@
-//! Rows 13, 14, 31, 32: what networks do to connections, by a proxy in front of the broker.
+//! Rows 13, 14, 31, 32: network faults, made by a proxy in front of the broker.
 
 use crate::scene::{proxy, through, Context, Row, Scene};
 use std::time::{Duration, Instant};
 use tidegate_harness::{Way, Welcome};
 
-/// Both connections end again and again, by RST and by FIN, with hundreds of batches unconfirmed.
+/// Both connections are cut repeatedly, by RST and by FIN, with hundreds of batches unconfirmed.
 pub fn cut(context: &Context) -> Row {
     let proxy = proxy(&context.node);
     let mut scene = Scene::under_load(context, "cut", 1500, |_, c| c.text("amqp.uri", &through(&proxy)));
@@ -22,7 +22,7 @@ pub fn cut(context: &Context) -> Row {
     scene.finish()
 }
 
-/// The connection lives and confirms do not come; then nothing goes either way.
+/// The connection stays open but confirms do not arrive; then nothing passes in either direction.
 pub fn stalled(context: &Context) -> Row {
     let (ingest, egress) = (proxy(&context.node), proxy(&context.node));
     let mut scene = Scene::under_load(context, "stall", 500, |_, c| {
@@ -51,7 +51,7 @@ pub fn stalled(context: &Context) -> Row {
     scene.finish()
 }
 
-/// 10 kB a second each way, with more than that to carry: intake stops, memory stays, nothing is sent twice.
+/// 10 kB per second each way under a higher load: intake stops, memory stays bounded, nothing is sent twice.
 pub fn slow(context: &Context) -> Row {
     let proxy = proxy(&context.node);
     let mut scene = Scene::under_load(context, "slow", 300, |_, c| c.text("amqp.uri", &through(&proxy)));
@@ -70,7 +70,7 @@ pub fn slow(context: &Context) -> Row {
     scene.finish().without_repeats()
 }
 
-/// A host that accepts connections and says nothing is left for the next one, at the start and later.
+/// A host that accepts connections and never answers is skipped for the next one.
 pub fn silent(context: &Context) -> Row {
     let proxy = proxy(&context.node);
     proxy.welcome(Welcome::Silent);

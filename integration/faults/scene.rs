@@ -1,4 +1,4 @@
-//! What every row stands on: a corner of the broker, a daemon, a load, the ledger, and the verdict at the end.
+//! Common parts of all rows: the names on the broker, the daemon, the load, the ledger, and the verdict.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,37 +8,37 @@ use tidegate_harness::{
     Recorder, Report, Site, Verdict,
 };
 
-/// Longest time that a row may take: those that measure run up to three times.
+/// Time limit of a row: rows that measure run up to three times.
 const LIMIT: Duration = Duration::from_secs(900);
 const LIMIT_LONG: Duration = Duration::from_secs(3_600);
 
-/// What a run was told.
+/// Options and resources of a run.
 pub struct Context {
-    /// The node that rows share which leave it as it was.
+    /// The node shared by all rows that leave it unchanged.
     pub node: Node,
-    /// Of all random moments.
+    /// The seed of all random moments.
     pub seed: u64,
-    /// Backlogs of a million and more kills.
+    /// Backlogs of a million items, and more kills.
     pub long: bool,
-    /// Part of a test run: fewer kills.
+    /// Part of every `make test`: fewer kills.
     pub quick: bool,
-    /// The daemon with the feature `failpoints`.
+    /// A daemon built with the feature `failpoints`.
     pub failpoints: Option<PathBuf>,
 }
 
 /// One row of the table of faults.
 pub struct Fault {
-    /// Its number there.
+    /// Its number in the table.
     pub number: u32,
-    /// What is done.
+    /// Its title.
     pub name: &'static str,
-    /// Part of every test run.
+    /// Whether it is part of every test run.
     pub quick: bool,
-    /// Does it.
+    /// Injects the fault and checks the outcome.
     pub run: fn(&Context) -> Row,
 }
 
-/// What a fault came to.
+/// The result of a row.
 #[derive(Debug, Default)]
 pub struct Row {
     pub injections: u32,
@@ -48,13 +48,13 @@ pub struct Row {
     pub early: usize,
     /// Latest arrival after its due, ms.
     pub worst_ms: i64,
-    /// Longest time from the end of a fault to the first arrival of something new, ms.
+    /// Longest time from the end of a fault to the first arrival of a request sent after it, ms.
     pub recovery_ms: Option<u64>,
-    /// Whatever is not as it must be; empty is good.
+    /// Failed checks; empty is good.
     pub wrong: Vec<String>,
-    /// Longest turn of the daemon's loop, where a row is about that.
+    /// Longest turn of the daemon's loop, in rows about that.
     pub longest_turn_us: Option<u64>,
-    /// What this machine lacks for it.
+    /// What this machine lacks to run the row.
     pub lacking: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl Row {
         Row { lacking: Some(what.to_owned()), ..Row::default() }
     }
 
-    /// Without a crash or a lost connection nothing may come twice.
+    /// For faults without a crash or a lost connection: nothing may arrive twice.
     pub fn without_repeats(mut self) -> Row {
         if self.repeats > 0 {
             self.wrong.push(format!("{} repeats", self.repeats));
@@ -73,12 +73,12 @@ impl Row {
 }
 
 impl Fault {
-    /// Its number and name: no other row has both.
+    /// Its number and name, which together are unique.
     pub fn title(&self) -> String {
         format!("row {}, {}", self.number, self.name)
     }
 
-    /// Runs it, in a thread by whose name the harness tells of a row that hangs; a panic is a wrong row.
+    /// Runs it in a thread whose name the harness prints if the row hangs. A panic is a failed check.
     pub fn judge(&self, context: &Context) -> Row {
         let limit = if context.long { LIMIT_LONG } else { LIMIT };
         let ended = std::thread::scope(|scope| {
@@ -106,7 +106,7 @@ pub struct Scene<'n> {
     pub ledger: Arc<Ledger>,
     pub daemon: Daemon,
     pub moments: Moments,
-    /// Counters of the last process say nothing about those before it.
+    /// The process was restarted, so its counters do not cover the whole row.
     pub restarted: bool,
     recorders: Vec<Recorder>,
     load: Option<Load>,
@@ -116,7 +116,7 @@ pub struct Scene<'n> {
 }
 
 impl<'n> Scene<'n> {
-    /// On this node: the application `shop` is recorded, the daemon is configured and not started.
+    /// On this node: the application `shop` is recorded; the daemon is configured but not started.
     pub fn on(
         context: &Context,
         node: &'n Node,
@@ -124,7 +124,7 @@ impl<'n> Scene<'n> {
         change: impl FnOnce(&Site<'n>, Config) -> Config,
     ) -> Scene<'n> {
         let site = Site::on(node, name);
-        // Short pauses: what is measured is the daemon, not its patience.
+        // Short back-offs, so that they do not dominate the measurements.
         let config = site
             .config()
             .set("defaults.retry", r#"{ min = "200ms", max = "1s" }"#)
@@ -149,7 +149,7 @@ impl<'n> Scene<'n> {
         scene
     }
 
-    /// On the shared node, started, under a load of so many requests a second.
+    /// On the shared node: started, under a load of `per_second` requests.
     pub fn under_load(
         context: &'n Context,
         name: &str,
@@ -162,7 +162,7 @@ impl<'n> Scene<'n> {
         scene
     }
 
-    /// Records what an application gets.
+    /// Records what arrives for an application.
     pub fn record(&mut self, application: &str) {
         let recorder = Recorder::start(self.site.node.uri(), &[self.site.queue(application)], &self.ledger);
         self.recorders.push(recorder);
@@ -174,7 +174,7 @@ impl<'n> Scene<'n> {
         self.daemon.wait_ready();
     }
 
-    /// Windowed, timed (up to 2 s) and immediate requests for `shop`. A second load has ids of its own.
+    /// Windowed, timed (up to 2 s) and immediate requests for `shop`. Each load has distinct ids.
     pub fn load(&mut self, per_second: u64) {
         let name = format!("r{}-", self.loads);
         self.loads += 1;
@@ -187,7 +187,7 @@ impl<'n> Scene<'n> {
         }
     }
 
-    /// Publishes these and notes what was confirmed.
+    /// Publishes these and records which were confirmed.
     pub fn send(&self, requests: impl IntoIterator<Item = Sending>) {
         let requests: Vec<Sending> = requests.into_iter().collect();
         for slice in requests.chunks(500) {
@@ -204,7 +204,7 @@ impl<'n> Scene<'n> {
         }
     }
 
-    /// After a restart of the broker.
+    /// Connects the client again after a restart of the broker.
     pub fn reconnect(&mut self) {
         self.site.client = Client::connect(self.site.node.uri());
     }
@@ -215,31 +215,31 @@ impl<'n> Scene<'n> {
         self.ledger.fault();
     }
 
-    /// It is over.
+    /// The fault ends.
     pub fn healed(&self) {
         self.ledger.healed();
     }
 
-    /// A statement of the row's own.
+    /// Records a failure unless the row's own condition holds.
     pub fn check(&mut self, holds: bool, otherwise: impl Into<String>) {
         if !holds {
             self.wrong.push(otherwise.into());
         }
     }
 
-    /// Polls until it holds; wrong if it does not within `limit`, which is 10 s at the least.
+    /// Polls until the condition holds; a failure if it does not within `limit`, which is at least a minute.
     pub fn check_soon(&mut self, what: &str, limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
         let held = holds_within(limit, || holds(self));
         self.check(held, format!("not within {limit:?}: {what}"));
         held
     }
 
-    /// A number below `totals` of the state document; 0 while nobody answers.
+    /// A counter below `totals` of the state document; 0 if the daemon does not answer.
     pub fn total(&self, name: &str) -> u64 {
         self.daemon.ask("GET", "/api/v1/state").1["totals"][name].as_u64().unwrap_or(0)
     }
 
-    /// Waits for the end of all that was sent and gives the verdict.
+    /// Waits until all that was sent has ended, and returns the verdict.
     pub fn finish(mut self) -> Row {
         self.stop_load();
         let report = self.ledger.settle(Duration::from_secs(60));
@@ -261,7 +261,7 @@ impl<'n> Scene<'n> {
         self.row(&report)
     }
 
-    /// The verdict where much is left waiting: only what was to arrive has arrived.
+    /// The verdict of a row that leaves many items waiting: only the expected items have arrived.
     pub fn leave(mut self) -> Row {
         let report = self.ledger.settle(Duration::from_secs(60));
         let running = self.daemon.running();
@@ -313,7 +313,7 @@ fn id_of(push: &Push) -> String {
     push.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
-/// An application beside the one that suffers: its requests are due at once, and are not to be late.
+/// An application beside the one with the fault: its requests are due at once and must not be late.
 pub struct Bystander {
     ledger: Arc<Ledger>,
     load: Load,
@@ -321,7 +321,7 @@ pub struct Bystander {
 }
 
 impl Bystander {
-    /// Fifty requests a second for the application `mail`.
+    /// Fifty requests per second for the application `mail`.
     pub fn start(scene: &Scene<'_>) -> Bystander {
         scene.site.application("mail");
         let ledger = Ledger::new();
@@ -335,15 +335,15 @@ impl Bystander {
         Bystander { ledger, load, recorder }
     }
 
-    /// Nothing of it may be lost or repeated, and nineteen in twenty not later than this: some may be late for the
-    /// machine's reasons.
+    /// Nothing of it may be lost or repeated, and 95 % must arrive within this lateness: the machine may
+    /// delay some.
     pub fn finish(self, scene: &mut Scene<'_>, worst: Duration) {
         let late = percentile(&self.end(scene), 95.0);
         let bound = i64::try_from(worst.as_micros()).unwrap_or(i64::MAX);
         scene.check(late < bound, format!("another application was late by {} ms", late / 1000));
     }
 
-    /// Nothing of it may be lost or repeated; gives how late its messages were, us, sorted.
+    /// Nothing of it may be lost or repeated. Returns the lateness of its messages, us, sorted.
     pub fn end(self, scene: &mut Scene<'_>) -> Vec<i64> {
         self.load.stop();
         let report = self.ledger.settle(Duration::from_secs(30));

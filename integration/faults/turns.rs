@@ -1,21 +1,23 @@
-//! Rows 50 to 58: shapes of work that is much at once. No turn of the loop takes long, whatever comes, and the
-//! application beside it is served in time.
+//! Rows 50 to 58: large amounts of work at once. No turn of the loop may take long, and another application
+//! is served in time.
 //!
-//! What is measured is judged by the best of three runs: on a machine with other work each run is late for reasons that
-//! are none of the daemon's. What is lost or early is judged in each.
+//! Measured values are judged by the best of three runs, because other work on the machine delays a run.
+//! Losses and early deliveries count in every run.
+//!
+//! Judges promises 6 and 7.
 
 use crate::scene::{Bystander, Context, Row, Scene};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 use tidegate_harness::{now_ms, Config, Raw, RawProperties};
 
-/// Longest turn of the loop.
+/// Upper bound of the loop's longest turn.
 const LONGEST_TURN: Duration = Duration::from_millis(50);
-/// Largest lateness of the application beside it, that of the machine and the broker included.
+/// Upper bound of the other application's lateness, including that of the machine and the broker.
 const LATEST: Duration = Duration::from_secs(2);
 const RUNS: u32 = 3;
 const HOUR_MS: u64 = 3_600_000;
-/// To take in what was sent, and to work it off.
+/// Time to take in what was sent, and to deliver it.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// One header of a raw request.
@@ -48,7 +50,7 @@ fn table(headers: &[Header<'_>]) -> Vec<u8> {
     out
 }
 
-/// Publishes `count` requests for the applications that `application` names.
+/// Publishes `count` requests for the applications that `application` returns.
 fn publish(
     scene: &Scene<'_>,
     count: u64,
@@ -68,7 +70,7 @@ fn publish(
     raw.settle(0);
 }
 
-/// Looks seldom: the state of many applications is work, too.
+/// Polls at a low rate: the state document of many applications is work too.
 fn wait(scene: &mut Scene<'_>, what: &str, holds: impl Fn(&Scene<'_>) -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds(scene) {
@@ -87,7 +89,7 @@ fn waits_for(scene: &mut Scene<'_>, key: &str, count: u64) {
 struct Shape {
     name: &'static str,
     count: u64,
-    /// With `--long`.
+    /// The count with `--long`.
     long: u64,
     config: fn(Config) -> Config,
     work: fn(&mut Scene<'_>, u64),
@@ -160,21 +162,21 @@ pub fn one_customer(context: &Context) -> Row {
     Shape { name: "customer", count: 50_000, long: 1_000_000, config: |c| c, work }.run(context)
 }
 
-/// Each application has one item, far ahead.
+/// Each application has one far item.
 pub fn many_applications(context: &Context) -> Row {
     let work = |scene: &mut Scene<'_>, count: u64| {
         let far = table(&[Header::Number("x-delay", HOUR_MS)]);
         publish(scene, count, |n| format!("app-{n}"), |_| far.clone());
         waits_for(scene, "waiting", count);
-        // The seconds after it, with whatever is done once a second.
+        // Includes the periodic work of the following seconds.
         std::thread::sleep(Duration::from_secs(3));
     };
-    // Room for those others as well.
+    // Room for the other applications too.
     let config = |c: Config| c.set("limits.applications", "200000");
     Shape { name: "applications", count: 20_000, long: 100_000, config, work }.run(context)
 }
 
-/// All of it is due in the same millisecond.
+/// All items are due in the same millisecond.
 pub fn one_millisecond(context: &Context) -> Row {
     let work = |scene: &mut Scene<'_>, count: u64| {
         scene.site.application("big");
@@ -186,7 +188,7 @@ pub fn one_millisecond(context: &Context) -> Row {
     Shape { name: "instant", count: 50_000, long: 1_000_000, config: |c| c, work }.run(context)
 }
 
-/// Windows of many customers, all of which close with the clock.
+/// Aligned windows of many customers, which close together.
 pub fn windows_together(context: &Context) -> Row {
     let work = |scene: &mut Scene<'_>, count: u64| {
         scene.site.application("big");
@@ -197,7 +199,7 @@ pub fn windows_together(context: &Context) -> Row {
     Shape { name: "windows", count: 50_000, long: 500_000, config, work }.run(context)
 }
 
-/// Applications that nobody has bound a queue for.
+/// Applications without a bound queue.
 pub fn many_parked(context: &Context) -> Row {
     let work = |scene: &mut Scene<'_>, count: u64| {
         publish(scene, count, |n| format!("nobody-{}", n % 2_000), |_| vec![]);
@@ -231,20 +233,20 @@ pub fn envelopes(context: &Context) -> Row {
     Shape { name: "envelopes", count: 200_000, long: 1_000_000, config: |c| c, work }.run(context)
 }
 
-/// One customer's items are taken back, all of them by one command.
+/// One command cancels all items of a customer.
 pub fn cancel_of_many(context: &Context) -> Row {
     let work = |scene: &mut Scene<'_>, count: u64| {
         let far = table(&[Header::Number("x-delay", HOUR_MS), Header::Text("x-customer", "only")]);
         publish(scene, count, big, |_| far.clone());
         waits_for(scene, "waiting", count);
-        // The answer comes when all of them are gone, which may be later than a client waits.
+        // The answer arrives when all are cancelled, possibly after the client's time limit.
         let _answered = scene.daemon.ask("DELETE", "/api/v1/customers/big/only/items");
         wait(scene, "none is left", |s| s.total("cancelled") >= count);
     };
     Shape { name: "cancel", count: 100_000, long: 1_000_000, config: |c| c, work }.run(context)
 }
 
-/// An application at its limit, where each new item has the oldest one dropped.
+/// An application at its limit, where each new item causes the oldest to be dropped.
 pub fn drops_oldest(context: &Context) -> Row {
     let work = |scene: &mut Scene<'_>, count: u64| {
         let far = |n| table(&[Header::Number("x-delay", HOUR_MS + n % 1000 * 1000)]);
@@ -263,10 +265,10 @@ pub fn drops_oldest(context: &Context) -> Row {
     Shape { name: "oldest", count: 40_000, long: 400_000, config, work }.run(context)
 }
 
-/// Items of 4 MiB lie in the store, and a dozen people look over them at one time.
+/// Items of 4 MiB are in the store, and a dozen clients list them at the same time.
 pub fn looks_over_large_bodies(context: &Context) -> Row {
     const BODY: usize = 4 << 20;
-    /// In one batch of confirms: what the broker holds meanwhile is bounded.
+    /// Bounds the unconfirmed bytes at the broker.
     const AT_ONCE: u64 = 25;
     const LOOKS: u64 = 12;
     const PATHS: [&str; 3] = [
@@ -302,7 +304,8 @@ pub fn looks_over_large_bodies(context: &Context) -> Row {
             answered
         });
         for (path, status) in answered {
-            // Over 10 GB it takes longer than a client waits, which goes, or is told so: what it costs others counts.
+            // With 10 GB it takes longer than the client or the daemon allows: only the cost to others
+            // counts.
             let is_late = path != "/livez" && matches!(status, 0 | 503);
             scene.check(status == 200 || is_late, format!("{status} for {path}"));
         }

@@ -1,5 +1,6 @@
-//! The corpus, from the real encoders and by hand. A test holds its files against it, so that a format that changes takes
-//! them along; `WRITE_CORPUS=1 cargo test --test fuzz the_corpus` writes them anew. Files under other names (findings) stay.
+//! The corpus, from the real encoders and by hand. A test compares its files, so a change of format must
+//! update them: `WRITE_CORPUS=1 cargo test --test fuzz the_corpus`. Files with other names (findings) are
+//! kept.
 
 use lapin::protocol::basic::gen_properties;
 use lapin::types::{AMQPValue, DecimalValue, FieldArray, FieldTable};
@@ -26,7 +27,7 @@ fn part(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u16).to_be_bytes(), bytes].concat()
 }
 
-/// Without the checksum: the targets put one behind.
+/// Without the checksum, which the targets append.
 fn unsealed(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len() - 4]
 }
@@ -65,7 +66,7 @@ fn messages() {
         let mut table = FieldTable::default();
         table.insert(names[n % names.len()].into(), value.clone());
         table.insert("x-delay".into(), value.clone());
-        // One that goes into batches.
+        // A header that is copied into batches.
         table.insert("h".into(), value);
         table.insert("CC".into(), text("elsewhere"));
         let properties = BasicProperties::default()

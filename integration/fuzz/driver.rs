@@ -1,4 +1,4 @@
-//! Mutation of a corpus, blind to coverage: bits, splices, lengths that lie, and words of the formats.
+//! Mutation of a corpus, without coverage feedback: bits, splices, wrong lengths, and tokens of the formats.
 
 use rustix::time::{clock_gettime, ClockId};
 use std::fs;
@@ -6,10 +6,10 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Longest input, bytes.
+/// Length limit of an input, bytes.
 const MOST: usize = 64 << 10;
 
-/// What formats are made of.
+/// Tokens of the formats.
 const WORDS: [&[u8]; 48] = [
     b"\0",
     b"\xff",
@@ -80,11 +80,11 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|value| value.parse().ok())
 }
 
-/// Runs a target over its corpus as it is, then over mutations of it, until the time is up.
+/// Runs a target over its corpus, then over mutations of it, until the time is up.
 ///
 /// # Panics
 ///
-/// With the file of the first input that made the target panic.
+/// At the first input that makes the target panic; the message names its file.
 pub fn run(name: &str, target: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fuzz/corpus").join(name);
     let mut files: Vec<_> = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -110,7 +110,7 @@ pub fn run(name: &str, target: fn(&[u8])) {
         }
     }
     println!("{name}: {runs} inputs in {:?}, seed {seed}, the slowest took {slowest:?}", start.elapsed());
-    // Quadratic work would show as seconds, of the processor's time: this thread may have to wait for others.
+    // Quadratic work would take seconds. Measured in processor time, because the thread may have to wait.
     assert!(slowest < Duration::from_secs(2), "{name}: one input took {slowest:?} of work");
 }
 
@@ -125,7 +125,7 @@ fn judge(name: &str, target: fn(&[u8]), input: &[u8], seed: u64) -> Duration {
     worked().saturating_sub(start)
 }
 
-/// Processor time of this thread so far.
+/// Processor time used by this thread.
 fn worked() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -156,13 +156,13 @@ fn mutated(dice: &mut Dice, corpus: &[Vec<u8>]) -> Vec<u8> {
                 input.splice(at..at, word.iter().copied());
             }
             5 => {
-                // The head of this one, the tail of another.
+                // The head of this input with the tail of another.
                 let other = &corpus[dice.below(corpus.len())];
                 input.truncate(at);
                 input.extend_from_slice(&other[dice.below(other.len() + 1)..]);
             }
             6 => {
-                // A stretch of its own once more.
+                // Repeats a part of the input.
                 let end = input.len().min(at + 1 + dice.below(64));
                 let part = input[at.min(end)..end].to_vec();
                 for _ in 0..1 + dice.below(8) {
@@ -181,7 +181,7 @@ fn mutated(dice: &mut Dice, corpus: &[Vec<u8>]) -> Vec<u8> {
     input
 }
 
-/// Where a length may stand: one more, one less, or none of the true ones.
+/// Replaces a possible length field: one more, one less, or a wrong value.
 fn lie(dice: &mut Dice, input: &mut [u8], at: usize) {
     let width = [1, 2, 4][dice.below(3)];
     let Some(bytes) = input.get_mut(at..at + width) else { return };

@@ -1,4 +1,4 @@
-//! The targets. Beside not panicking, each holds what it reads against what was promised of it.
+//! The fuzz targets. Besides not panicking, each checks its results against the contract.
 
 use lapin::protocol::basic::parse_properties;
 use lapin::BasicProperties;
@@ -35,8 +35,8 @@ fn read(properties: BasicProperties, key: &str, body: &[u8]) -> RequestBody {
     )
 }
 
-/// Whatever has a name of these goes into batches; some of them cannot be attributes of events together, as after a
-/// reload.
+/// All these fields are copied into batches. Some of them cannot occur together in an event, as may happen
+/// after a reload.
 fn readings() -> Readings {
     let properties = CopiedProperty::ALL.iter().map(|(_, property)| *property).collect();
     let headers = ["traceparent", "x-tenant", "xtenant", "h", "lang", "id"].map(str::to_owned).to_vec();
@@ -46,7 +46,7 @@ fn readings() -> Readings {
     Readings { defaults, ..Readings::default() }
 }
 
-/// Everything that comes of a message keeps the contract's bounds, and can be published in every format.
+/// Every result respects the contract's bounds and can be published in every format.
 fn judge(meaning: RequestBody, body: &[u8]) {
     match meaning {
         RequestBody::Items(items) => {
@@ -68,7 +68,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
                 assert!((1..=200).contains(&of.application.len()) && (1..=255).contains(&of.id.len()));
                 assert!(of.identity.is_given(), "under an application of its own");
                 if let Some(assigned) = of.assigned {
-                    // Who is not the first of its window says how far it is behind that one.
+                    // An id contains the distance to the first item of the window, unless it is that item.
                     let behind = match assigned.seq - assigned.window {
                         0 => String::new(),
                         behind => format!("-{behind:x}"),
@@ -136,7 +136,7 @@ fn publish(items: &[NewItem]) {
             }
             Format::Passthrough => *outgoing.body == first.content.body[..],
         };
-        // A batch that came back goes out as it came.
+        // A batch that was sent back is published unchanged.
         let as_it_came = first.tried.retry > 0 && *outgoing.body == first.content.body[..];
         assert!(whole || as_it_came, "{format:?}: {}", outgoing.body.escape_ascii());
         let cost = overhead(format, &batch.application, batch.customer.as_deref());
@@ -146,12 +146,12 @@ fn publish(items: &[NewItem]) {
     }
 }
 
-/// Whether it is JSON. How deep is not asked: a payload as deep as is embedded is deeper within its batch.
+/// Whether it is JSON, at any depth: an embedded payload is nested deeper within its batch.
 fn parsed(text: &[u8]) -> bool {
     serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
 }
 
-/// Properties in wire form, a routing key and a body: each but the last with its length (u16, big endian) before it.
+/// Properties in wire form, a routing key and a body; the first two with a length prefix (u16, big endian).
 pub fn properties(data: &[u8]) {
     let Some((wire, rest)) = part(data) else { return };
     let Some((key, body)) = part(rest) else { return };
@@ -159,18 +159,18 @@ pub fn properties(data: &[u8]) {
     judge(read(properties, key, body), body);
 }
 
-/// The first part of an input.
+/// The first length-prefixed part of an input, and the rest.
 fn part(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = data.split_first_chunk::<2>()?;
     rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))
 }
 
-/// A body.
+/// The body of an envelope.
 pub fn envelope(data: &[u8]) {
     judge(read(BasicProperties::default().with_content_type(ENVELOPE.into()), "shop", data), data);
 }
 
-/// Which command, and its body.
+/// A byte that selects the command, and its body.
 pub fn command(data: &[u8]) {
     let Some((which, body)) = data.split_first() else { return };
     let kinds = ["cancel", "lookup", "flush", "", "x", "reschedule", "pause", "resume"];
@@ -188,10 +188,10 @@ pub fn command(data: &[u8]) {
     judge(meaning, body);
 }
 
-/// A record as it is, and the same with a right checksum.
+/// A record, as it is and with a valid checksum.
 pub fn record(data: &[u8]) {
     let key = Key::own(NOW, 7);
-    // A dead item lies in the queue of dead letters, whose name is empty.
+    // A dead item is stored in the dead-letter queue, whose name is empty.
     for queue in ["shop", ""] {
         let row = rows::item_key(queue, key).unwrap();
         let mut sealed = data.to_vec();
@@ -209,7 +209,7 @@ pub fn record(data: &[u8]) {
     }
 }
 
-/// A row of an ended item, with and without a right checksum.
+/// A row of an ended item, as it is and with a valid checksum.
 pub fn ended(data: &[u8]) {
     let identity = Identity::given([7; 16]);
     let mut sealed = data.to_vec();
@@ -220,7 +220,7 @@ pub fn ended(data: &[u8]) {
     }
 }
 
-/// Key and value of a small row, the key with its length before it; the value with and without a right checksum.
+/// Key and value of a small row, the key with a length prefix; the value as it is and with a valid checksum.
 pub fn rows(data: &[u8]) {
     let Some((key, value)) = part(data) else { return };
     let identity = Identity::assigned(7);
@@ -255,7 +255,7 @@ pub fn rows(data: &[u8]) {
     }
 }
 
-/// A file, and behind a NUL the environment: `NAME=VALUE` lines without the prefix.
+/// A file, then a NUL and the environment: `NAME=VALUE` lines without the prefix.
 pub fn config(data: &[u8]) {
     let (file, environment) = match data.iter().position(|byte| *byte == 0) {
         Some(at) => (&data[..at], &data[at + 1..]),
@@ -268,7 +268,7 @@ pub fn config(data: &[u8]) {
     fs::write(&path, file).unwrap();
     match Config::load(Some(&path), pairs) {
         Ok(loaded) => {
-            // What is accepted can be told to the engine, and shown.
+            // An accepted configuration must convert to engine settings and print.
             let _ = loaded.config.engine_settings();
             let _ = format!("{:?} {:?}", loaded.config, loaded.warnings);
         }
@@ -276,7 +276,7 @@ pub fn config(data: &[u8]) {
     }
 }
 
-/// A file of this thread's own, in memory where that can be had.
+/// A file of this thread, in memory if possible.
 fn scratch() -> PathBuf {
     thread_local! {
         static DIR: tempfile::TempDir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();

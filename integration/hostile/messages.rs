@@ -1,4 +1,4 @@
-//! One table of hostile messages. Behind all of them the same process serves a normal request.
+//! Hostile messages, in tables. After each table the same process handles a normal request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use tidegate_harness::{
     external_uri, now_ms, text, wait_until, Inbox, Push, Raw, RawProperties, Received, Site, Verdict,
 };
 
-/// What became of a message.
+/// The end of a message.
 #[derive(Debug)]
 enum End {
     Delivered,
-    /// Reason and sentence.
+    /// Reason and error sentence.
     Dead(String, String),
 }
 
-/// Takes what comes until the end of every id is known.
+/// Receives messages until the end of every id is known.
 fn ends(inboxes: &[&Inbox], dead: &Inbox, ids: &BTreeSet<String>, limit: Duration) -> BTreeMap<String, End> {
     let mut ends = BTreeMap::new();
     let until = Instant::now() + limit;
@@ -46,7 +46,7 @@ fn died(letter: &Received) -> End {
     End::Dead(reason, sentence)
 }
 
-/// Values of every type that the broker passes on.
+/// Values of every type that the broker forwards.
 fn values() -> Vec<(&'static str, AMQPValue)> {
     let mut table = FieldTable::default();
     table.insert("inner".into(), text("value"));
@@ -76,7 +76,8 @@ fn values() -> Vec<(&'static str, AMQPValue)> {
     ]
 }
 
-/// Not the headers that name an application: their integers name one that has no queue.
+/// Without the headers that name an application: an integer in them would name an application without a
+/// queue.
 const HEADERS: [&str; 7] = [
     "x-customer",
     "x-deliver-at",
@@ -130,7 +131,7 @@ fn every_known_header_with_every_wrong_type() {
                 delivered += 1;
             }
             End::Dead(reason, sentence) => {
-                // A time long past is no fault, but an expiry long past is an end of its own.
+                // A time in the past is valid, but an expiry in the past ends the item as `expired`.
                 assert!(
                     reason == "invalid" || (reason == "expired" && name == "x-deliver-before"),
                     "{id}: {reason}"
@@ -255,12 +256,12 @@ fn hostile_envelopes() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // What readers could not parse travels encoded.
+    // A payload nested too deeply for JSON parsers is delivered in base64.
     let push = site.push("shop", deep(500_000)).id("deep").content_type("application/vnd.tidegate+json");
     assert_eq!(site.client.publish(&push), Verdict::Taken);
     let item = inbox.batch().items.remove(0);
     assert!(item.payload.is_none() && item.base64.is_some_and(|text| text.len() > 1_000_000));
-    // As many as are allowed.
+    // The maximum number of entries.
     let push = site.push("shop", many(10_000)).id("most").content_type("application/vnd.tidegate+json");
     assert_eq!(site.client.publish(&push), Verdict::Taken);
     let ids: BTreeSet<_> =
@@ -293,7 +294,7 @@ fn answers_to_hostile_addresses_harm_nobody() {
                 .properties
                 .with_reply_to(address.as_str().into())
                 .with_correlation_id(correlation.into());
-            // Some of these the broker itself refuses.
+            // The broker itself refuses some of these.
             if site.client.try_publish(&push).is_err() {
                 break;
             }
@@ -308,7 +309,7 @@ fn answers_to_hostile_addresses_harm_nobody() {
     assert!(daemon.running() && daemon.pid() == pid, "the same process");
 }
 
-/// A header entry of this name and a long string of these bytes.
+/// A header entry with this name and a long string of these bytes.
 fn entry(name: &[u8], value: &[u8]) -> Vec<u8> {
     let length = u32::try_from(value.len()).expect("a short value").to_be_bytes();
     let short = [u8::try_from(name.len()).expect("a short name")];
@@ -321,14 +322,14 @@ fn what_the_client_library_cannot_read_is_dead_and_the_others_flow() {
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config());
     if external_uri().is_none() {
-        // Each of the fifty times that the daemon allows takes a connection of its own.
+        // The daemon's queue allows fifty deliveries, each of which would cost a connection here.
         let pattern = format!("^{}$", site.ingest_queue().replace('.', "\\."));
         let few = r#"{"delivery-limit":15}"#;
         site.node.ctl(&["set_policy", "few-returns", &pattern, few, "--apply-to", "queues"]);
     }
     let mut raw = Raw::connect(site.node);
     let persistent = || RawProperties::default();
-    // Values may be any bytes, names and short strings may not.
+    // Header values may be any bytes; names and short strings must be UTF-8.
     let value = persistent().headers(&entry(b"x-note", b"caf\xe9")).persistent().message_id(b"value");
     raw.publish(&site.ingest(), b"shop", &value, b"{}");
     assert_eq!(inbox.batch().ids(), ["value"]);
@@ -339,7 +340,7 @@ fn what_the_client_library_cannot_read_is_dead_and_the_others_flow() {
     }
     let limit = Duration::from_secs(180);
     good_in(&site, &inbox, "between", limit);
-    // Each is in the dead queue, or was delivered all the same.
+    // Each is in the dead-letter queue, or was delivered after all.
     let mut delivered = 0;
     wait_until("all have ended", limit, || {
         delivered += inbox.poll(Duration::from_millis(20)).map_or(0, |m| m.batch().items.len());

@@ -1,4 +1,5 @@
-//! Passwords, tokens, payloads and headers are told to nobody: a full run at debug level is searched for canaries.
+//! Passwords, tokens, payloads and headers appear in no output: a complete run at trace level is searched for
+//! canaries.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,7 +18,7 @@ const PAYLOAD: &str = "canary-payload-c0ffee";
 const HEADER: &str = "canary-header-b0bcat";
 const ALL: [&str; 6] = [URI, FILE, WRONG, TOKEN, PAYLOAD, HEADER];
 
-/// The widest that can be asked for; what must never be logged is kept out whatever is asked for.
+/// The most verbose level. Secrets must be kept out of the log at every level.
 const LEVEL: (&str, &str) = ("TIDEGATE_LOG", "trace");
 
 #[track_caller]
@@ -27,13 +28,13 @@ fn silent(place: &str, text: &str) {
         assert!(!text.contains(canary), "{place} tells {canary}:\n{text}");
         let encoded = base64::engine::general_purpose::STANDARD.encode(canary);
         assert!(!text.contains(encoded.trim_end_matches('=')), "{place} tells {canary} in base64");
-        // As bytes in a debug print.
+        // Bytes in a debug print.
         let bytes: Vec<String> = canary.bytes().take(8).map(|byte| byte.to_string()).collect();
         assert!(!text.contains(&bytes.join(", ")), "{place} tells {canary} in bytes");
     }
 }
 
-/// Status line, headers and body.
+/// Sends a request. Returns the status line, headers and body.
 fn http(address: SocketAddr, method: &str, path: &str, token: Option<&str>) -> String {
     let Ok(mut stream) = TcpStream::connect(address) else { return String::new() };
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a read timeout");
@@ -46,7 +47,7 @@ fn http(address: SocketAddr, method: &str, path: &str, token: Option<&str>) -> S
     answer
 }
 
-/// A daemon that logs all it can.
+/// A daemon at the most verbose log level.
 fn started(config: &Config, dir: &Path) -> Daemon {
     let mut daemon = Daemon::stopped(config, dir);
     daemon.environment(LEVEL.0, Some(LEVEL.1));
@@ -54,7 +55,7 @@ fn started(config: &Config, dir: &Path) -> Daemon {
     daemon
 }
 
-/// Standard output and standard error of a command.
+/// Runs a command. Returns its standard output and standard error.
 fn told(daemon: &Daemon, arguments: &[&str]) -> String {
     let mut command = Command::new(binary());
     command.arg("--config").arg(daemon.config_file()).args(arguments).env(LEVEL.0, LEVEL.1);
@@ -93,7 +94,7 @@ fn canaries_are_never_told() {
         let body = format!(r#"{{"secret":"{PAYLOAD}"}}"#);
         site.push(application, body).id(id).customer("customer-1").with("x-note", HEADER)
     };
-    // Unroutable; dead for a field beside the payload; dead for its body; waiting.
+    // One unroutable; one dead-lettered for a field beside the payload; two for their body; one waiting.
     let envelope = |body: String| {
         site.push("shop", body).content_type("application/vnd.tidegate+json").with("x-note", HEADER)
     };
@@ -154,7 +155,7 @@ fn canaries_are_never_told() {
     ] {
         silent(&arguments.join(" "), &told(&daemon, arguments));
     }
-    // The dead letters' own sentences name the field and not the content.
+    // The error sentences of dead letters name the field, not its content.
     let dead = site.dead_inbox();
     for letter in dead.take(3, Duration::from_secs(10)) {
         silent("a dead letter's sentence", &letter.text("x-tidegate-error").expect("a sentence"));
@@ -166,7 +167,7 @@ fn canaries_are_never_told() {
     assert!(log.contains("DEBUG lapin") && log.contains("DEBUG tidegate"), "a log at debug level");
     silent("the log", &log);
 
-    // A login that is refused, and a configuration that is at fault.
+    // A refused login, and a faulty configuration.
     let refused = config.clone().text("amqp.uri", &format!("amqp://canary-in:{WRONG}@{address}/%2f"));
     let dir = tidegate_harness::workdir("canary-refused");
     let refused = refused.text("store.path", &dir.join("store").to_string_lossy());

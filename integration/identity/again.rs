@@ -1,11 +1,11 @@
-//! Requests that RabbitMQ delivers a second time, because their acks were lost: no item comes of them twice.
+//! Requests that RabbitMQ delivers again because their acks were lost: none becomes two items.
 
 use super::{duplicates, wait_for, FAR};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tidegate_harness::{now_ms, wait_until, Daemon, Inbox, Proxy, Site, Way};
 
-/// So many items, each once and nothing more.
+/// Expects `count` items, each exactly once, and nothing more.
 fn each_once(inbox: &Inbox, count: usize) {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
     for item in inbox.items(count, Duration::from_secs(20)) {
@@ -24,7 +24,7 @@ fn durable(daemon: &Daemon, waiting: u64) {
     });
 }
 
-/// Holds what the daemon says on its ingest connection back, so that no ack gets through.
+/// A daemon whose ingest connection goes through a proxy, which can hold back its acks.
 fn behind_a_proxy(name: &str) -> (Site<'static>, Proxy, Inbox, Daemon) {
     let site = Site::new(name);
     let inbox = site.inbox("shop");
@@ -44,7 +44,7 @@ fn acks_lost_with_the_connection() {
         match n % 3 {
             0 => push.customer(&format!("c{}", n % 7)).number("x-deliver-at", due),
             1 => push.number("x-deliver-at", due),
-            // In the store alone.
+            // In the store only.
             _ => push.delay(FAR),
         }
     }));
@@ -123,7 +123,7 @@ fn what_had_ended_does_not_come_back_under_any_rule() {
     dead.quiet(Duration::from_millis(50));
     let dropped: u64 = rules.iter().map(|rule| duplicates(&daemon, rule, "dropped")).sum();
     assert_eq!((dropped, daemon.items("waiting")), (11, 0));
-    // Nobody marks this one: it is a new request.
+    // Not marked as redelivered, so it is a new request.
     site.client.publish(&push("cancelled-keep".to_owned(), "keep"));
     assert_eq!(inbox.batch().ids(), ["cancelled-keep"]);
 }

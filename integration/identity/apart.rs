@@ -1,4 +1,4 @@
-//! Racing repeats become one item; different ids, applications and customers are never taken for one another.
+//! Concurrent duplicates become one item; different ids, applications and customers are never confused.
 
 use super::duplicates;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ fn two_producers_with_the_same_ids_in_the_same_milliseconds() {
     let site = Site::new("race");
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config());
-    // At once, windowed and timed, so that every place meets its own repeat.
+    // At once, windowed and timed, so that every kind of waiting meets a duplicate.
     let pushes: Vec<_> = (0..300)
         .map(|n| {
             let push = site.push("shop", "1").id(&format!("{n}"));

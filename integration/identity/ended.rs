@@ -1,4 +1,5 @@
-//! The first one has ended, or is just leaving: what is remembered, for how long, and what may be used again.
+//! Duplicates of an item that has ended or is leaving: what is remembered, for how long, and which ids may be
+//! reused.
 
 use super::{duplicates, wait_for};
 use serde_json::json;
@@ -59,7 +60,7 @@ fn remembered(name: &str, kill: bool) {
     let all = || ["once", "windowed"].map(|id| site.push("shop", "1").id(id).customer(id));
     site.client.publish_all(all());
     inbox.items(2, Duration::from_secs(5));
-    // The answer comes once what it says is durable.
+    // The answer arrives once the end is durable.
     wait_for(&daemon, "shop", "once", "sent");
     wait_for(&daemon, "shop", "windowed", "sent");
     if kill {
@@ -112,13 +113,13 @@ fn in_flight_it_is_decided_when_the_attempt_ends() {
     let inbox = site.inbox("shop");
     let (egress, uri) = site.node.proxied();
     let daemon = site.start(&site.config().text("egress.uri", &uri));
-    // To an application that little has been delivered to yet, few batches are sent at a time.
+    // An application with few confirmed batches gets only a few batches at a time.
     for n in 0..8 {
         site.client.publish(&push(&site, &format!("before{n}"), "keep", "1"));
         assert_eq!(inbox.batch().items.len(), 1);
         wait_for(&daemon, "shop", &format!("before{n}"), "sent");
     }
-    // The broker takes the batches; its confirms do not get through.
+    // Batches reach the broker, but their confirms do not get through.
     egress.stall_one(Way::Down);
     for rule in ["keep", "replace", "latest", "earliest", "reject"] {
         site.client.publish(&push(&site, rule, rule, "1"));

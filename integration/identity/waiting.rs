@@ -1,4 +1,4 @@
-//! The first one has not left: in memory, in its window, or in the store alone.
+//! Duplicates of an item that waits: in memory, in a window, or in the store only.
 
 use super::{duplicates, payloads, wait_for, FAR};
 use serde_json::json;
@@ -89,7 +89,7 @@ fn what_is_in_the_store_alone_is_known_too() {
         site.client.publish(&push(&site, id, rule, 2).customer("second").delay(SHORT));
     }
     site.client.publish(&push(&site, "f", "latest", 2).customer("second").delay(2 * FAR));
-    // Of one customer, so both may leave together.
+    // Both are of one customer, so they may leave together.
     let mut ids = Vec::new();
     while ids.len() < 2 {
         let batch = inbox.batch();
@@ -196,7 +196,7 @@ fn a_kill_while_it_waits_forgets_no_id() {
     site.client.publish_all(all(2));
     daemon.start_again();
     daemon.wait_ready();
-    // The first three may come once more: the kill may have come before their acks.
+    // The first three may be delivered once more, if the kill came before their acks.
     site.lies(&site.ingest_queue(), 0);
     wait_until("all three are judged", Duration::from_secs(10), || {
         duplicates(&daemon, "keep", "dropped") >= 3

@@ -1,4 +1,4 @@
-//! Answers go to the virtual host that the command came from.
+//! Answers are sent to the virtual host of the command.
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
@@ -19,13 +19,13 @@ fn an_answer_reaches_a_queue_of_the_ingest_vhost_while_batches_go_elsewhere() {
     elsewhere.bind("vhosts.shop", &site.out(), "shop");
     site.client.publish(&site.push("shop", "{}").id("x"));
     assert_eq!(elsewhere.consume("vhosts.shop").batch().ids(), ["x"]);
-    // One that nobody waits for any more is said.
+    // An answer whose queue is gone is logged.
     let asker = Asker::new(&site);
     let gone = asker.command(site.push("shop", "").id("y"), "tidegate.lookup", "c");
     let properties = gone.properties.clone().with_reply_to("nobody.here".into());
     let gone = Push { properties, ..gone };
     site.client.publish(&gone);
     wait_until("a line about it", Duration::from_secs(10), || {
-        daemon.log().contains("have no queue to go to")
+        daemon.log().contains("reply queue does not exist")
     });
 }

@@ -1,4 +1,6 @@
-//! Dead letters that cannot be published hold up dead letters alone.
+//! Dead letters that cannot be published delay only dead letters.
+//!
+//! Judges promise 6.
 
 use std::time::{Duration, Instant};
 use tidegate_harness::{wait_until, Daemon, Node, Site};
@@ -6,7 +8,7 @@ use tidegate_harness::{wait_until, Daemon, Node, Site};
 const GOOD: u64 = 600;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// One malformed request, and then good ones at a steady rate; each must arrive, once.
+/// One malformed request, then good ones at a steady rate; each must arrive exactly once.
 fn good_ones_arrive(site: &Site<'_>, daemon: &Daemon, first: u64) {
     let inbox = site.inbox("shop");
     site.client.publish(&site.push("shop", "{}").with("x-delay", "soon").id(&format!("bad{first}")));
@@ -31,12 +33,12 @@ fn a_dead_exchange_that_is_missing_holds_up_dead_letters_alone() {
     let site = Site::new("dead-missing");
     let daemon = site.start(&site.config());
     site.client.delete_exchange(&site.dead());
-    // The next connect declares it again, so another mode is needed to see it missing for long.
+    // Each connection declares it again, so passive topology is needed for a longer absence.
     drop(daemon);
     let mut daemon = Daemon::start(&site.config().text("amqp.topology", "passive"), &site.dir);
     daemon.wait_ready();
     good_ones_arrive(&site, &daemon, 0);
-    // It comes, and the letter with it.
+    // Once the exchange exists, the dead letter is published.
     site.client.exchange(&site.dead(), tidegate_harness::lapin::ExchangeKind::Fanout);
     site.client.bind(&site.dead(), &site.dead(), "");
     let dead = site.dead_inbox();
@@ -62,9 +64,9 @@ fn a_dead_exchange_that_may_not_be_written_to_holds_up_dead_letters_alone() {
     assert!((1..10).contains(&told), "said, and not again and again: {told} times");
 }
 
-/// The broker takes messages of up to 20 kB: a larger dead letter is refused, smaller ones pass.
+/// The broker accepts messages of up to 20 kB: a larger dead letter is refused, smaller ones pass.
 ///
-/// That every small one leaves although the large one was refused first is the engine's part.
+/// The engine's tests cover that every small one leaves although the large one was refused first.
 #[test]
 fn a_dead_letter_that_the_broker_refuses_does_not_hold_up_the_small_ones() {
     let Some(node) = Node::own("a_dead_letter_that_the_broker_refuses", "") else { return };
@@ -73,7 +75,7 @@ fn a_dead_letter_that_the_broker_refuses_does_not_hold_up_the_small_ones() {
     let config = site.config().set("defaults.retry", r#"{ min = "100ms", max = "500ms" }"#);
     drop(site.start(&config));
     site.client.publish(&site.push("shop", vec![b'x'; 30_000]).with("x-delay", "soon").id("large"));
-    // It counts for channels that are opened later. RabbitMQ 4 looks at the second.
+    // It applies to channels opened later. RabbitMQ 4 uses the second setting.
     node.eval("application:set_env(rabbit, max_message_size, 20000).");
     node.eval("persistent_term:put(max_message_size, 20000).");
     let daemon = site.start(&config);

@@ -1,5 +1,5 @@
-//! Frames: what both ends have agreed upon bounds what is taken, and what was taken before is refused alone once the
-//! broker has smaller ones.
+//! Frames: the negotiated frame size bounds which requests are accepted. A request accepted earlier is
+//! refused alone when the broker negotiates a smaller size.
 
 use std::time::Duration;
 use tidegate_harness::{text, wait_until, Node, Site};
@@ -22,7 +22,7 @@ fn what_no_frame_can_carry_is_dead_and_costs_nobody_the_connection() {
             let push = site.push("whole", "body").header("x-large", text(&"h".repeat(bytes)));
             push.header("x-small", text("kept")).id(id)
         };
-        // Below half of the frames that there are at first.
+        // Less than half of the initial frame size.
         site.client.publish(&large("stored", 40_000).delay(3_600_000));
         site.client.publish(&site.push("whole", "body").id("small").delay(3_600_000));
         wait_until("both are stored", LIMIT, || daemon.items("waiting") == 2);
@@ -39,9 +39,9 @@ fn what_no_frame_can_carry_is_dead_and_costs_nobody_the_connection() {
         };
         let lost = failures();
         assert_eq!(lost.len(), 2, "{lost:?}");
-        // Above half of what was agreed upon now: not taken.
+        // More than half of the frame size now negotiated: rejected.
         site.client.publish(&large("fresh", frame as usize * 5 / 8));
-        // Just below it: taken, and it leaves with what is added.
+        // Just below half: accepted, and it leaves with the added headers.
         site.client.publish(&large("fits", frame as usize / 2 - 200));
         let letter = dead.next();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What waits at the start, and what a pause does to it.
+//! A backlog at the start, and the effect of a pause on it.
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
@@ -8,10 +8,11 @@ use tidegate_harness::{wait_until, Node, Site};
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
+/// Judges promise 7.
 #[test]
 fn large_bodies_that_wait_at_the_start_do_not_fill_the_memory() {
     let site = Site::new("large");
-    // Declared by a first start, as it will be used.
+    // The first start declares the topology.
     drop(site.start(&site.config()));
     site.client.exchange(&site.out(), ExchangeKind::Direct);
     site.client.queue(&site.queue("big"), FieldTable::default());
@@ -27,10 +28,11 @@ fn large_bodies_that_wait_at_the_start_do_not_fill_the_memory() {
     assert!(peak < 250 * MIB, "{} MiB", peak / MIB);
 }
 
-/// Needs the engine's part: a pause that begins nothing anew.
+/// Also depends on the engine, which must not begin anything new during a pause.
+/// Judges promise 12.
 #[test]
 fn a_pause_with_a_backlog_returns_nothing_to_the_queue() {
-    // Of its own: what others return is counted as well.
+    // A separate node, because the counter includes messages returned in other tests.
     let Some(node) = Node::own("a_pause_with_a_backlog", "") else { return };
     let site = Site::on(&node, "paused");
     drop(site.start(&site.config()));

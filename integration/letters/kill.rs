@@ -1,4 +1,4 @@
-//! The daemon is killed while it sends many letters back.
+//! The daemon is killed while it sends dead letters back.
 
 use super::{died, done, invalid, letter, lie_there};
 use serde_json::json;
@@ -16,14 +16,14 @@ fn a_kill_in_the_midst_of_a_retry_loses_none() {
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config());
     died(&site, (0..MANY).map(|n| invalid(&site, "shop", &n.to_string())), MANY);
-    // It gets no answer: its daemon is killed.
+    // It gets no answer, because the daemon is killed.
     let mut asking = TcpStream::connect(daemon.admin()).expect("the admin port");
     let head = format!(
         "POST /api/v1/dead/retry?all=true HTTP/1.1\r\nHost: {}\r\nContent-Length: 0\r\n\r\n",
         daemon.admin()
     );
     asking.write_all(head.as_bytes()).expect("it is asked");
-    // Some have come through as requests: others are unconfirmed, and more are merely held.
+    // Some requests have been accepted; others are unconfirmed, and the remaining dead letters are only held.
     let mut seen: BTreeSet<String> = BTreeSet::new();
     seen.extend(inbox.items(1, Duration::from_secs(20)).into_iter().map(|item| item.id));
     daemon.kill9();
@@ -32,8 +32,8 @@ fn a_kill_in_the_midst_of_a_retry_loses_none() {
     wait_until("what was held is back", Duration::from_secs(20), || {
         daemon.ask("GET", "/api/v1/dead/count").0 == 200
     });
-    // What was published in the last moments before the kill, letters included, may be published again; and what the
-    // daemon had not acked comes to it again in its own time, dies again, and is a letter once more.
+    // Messages published just before the kill, dead letters included, may be published again. Requests that
+    // the daemon had not acked are delivered again later and are dead-lettered once more.
     wait_until("all have come, and no letter is left", Duration::from_secs(180), || {
         let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true");
         while let Some(message) = inbox.poll(Duration::from_millis(200)) {
@@ -45,7 +45,7 @@ fn a_kill_in_the_midst_of_a_retry_loses_none() {
     });
 }
 
-/// The walk rests, its connection is open, and nothing but the answer has told of what it did.
+/// The walk is idle with its connection open; only its answer has confirmed what it dropped.
 #[test]
 fn what_a_walk_says_that_it_dropped_stays_dropped() {
     let site = Site::new("letters-kill-drop");
@@ -59,7 +59,7 @@ fn what_a_walk_says_that_it_dropped_stays_dropped() {
         let told = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&walk=true&limit=1100");
         daemon.kill9();
         assert_eq!((&told["count"], told["cursor"].is_string()), (&json!(1_000), true), "{told}");
-        // What it kept goes back with all that the broker has not heard of.
+        // The kept dead letters are requeued with all others that were not acked.
         wait_until("what is left", Duration::from_secs(20), || {
             site.client.depth(&site.dead()).is_some_and(|depth| depth > 100)
         });

@@ -1,10 +1,10 @@
-//! Counts, lists, one letter, and all of them as lines.
+//! Counts, lists, single dead letters, and exports.
 
 use super::{died, done, ids, invalid, lie_there, listed};
 use serde_json::{json, Value};
 use tidegate_harness::{now_ms, Site};
 
-/// More looks than a quorum queue of RabbitMQ 4 bears without a word about it.
+/// More looks than a quorum queue of RabbitMQ 4 survives with its default delivery limit.
 const LOOKS: usize = 25;
 
 #[test]
@@ -28,7 +28,7 @@ fn letters_are_counted_listed_and_shown_and_stay_where_they_are() {
     }
     assert_eq!(ids(&listed(&daemon, "?application=mail")), ["m0", "m1"]);
     assert_eq!(ids(&listed(&daemon, "?reason=expired")), ["late"]);
-    // What has no room is told of.
+    // `more` reports that the page has no room for the rest.
     for (limit, more) in [(3, true), (4, false)] {
         let page = done(&daemon, "GET", &format!("/api/v1/dead?application=shop&limit={limit}"));
         let letters = page["letters"].as_array().expect("letters");
@@ -63,16 +63,16 @@ fn the_command_line_lists_shows_saves_and_drops() {
     let key = page["letters"][0]["key"].as_str().expect("a key").to_owned();
     let told = cli(&format!("dead show {key}"));
     assert!(told.out.contains("header x-delay") && told.out.contains("{\"of\":\"s0\"}"), "{}", told.out);
-    // One document a line, with all of it.
+    // One complete JSON document per line.
     let told = cli("dead export");
     assert_eq!(told.code, 0, "{told:?}");
     let lines: Vec<Value> = told.out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(ids(&lines), ["s0", "s1", "s2", "raw"]);
     assert_eq!((&lines[1]["body"], &lines[3]["body_base64"]), (&json!("{\"of\":\"s1\"}"), &json!("/wA=")));
-    // Asked first: nothing is done without a word.
+    // Without --yes nothing is dropped.
     let told = cli("dead drop --application shop");
     assert_eq!((told.code, told.out.as_str()), (2, ""));
-    assert!(told.err.starts_with("3 letters: --yes takes them away for good"), "{}", told.err);
+    assert!(told.err.starts_with("3 letters: --yes deletes them permanently"), "{}", told.err);
     lie_there(&site, 4);
     assert_eq!(cli(&format!("dead drop {key} --yes")).code, 0);
     let told = cli(&format!("dead drop {key} --yes"));

@@ -1,5 +1,5 @@
-//! More letters than one call looks at, and larger ones than memory would hold: each can be reached, in calls that
-//! follow each other, and looks cost no more than they may.
+//! More dead letters than one call processes, and larger ones than memory holds: all can be reached by
+//! successive calls, and the cost of a look stays bounded.
 
 use super::{done, ids, letter, lie_there, listed};
 use serde_json::{json, Value};
@@ -28,7 +28,7 @@ fn every_letter_is_reached_however_many_lie_before_it() {
     let group =
         |reason: &str, count: usize| json!({ "reason": reason, "application": "shop", "count": count });
     assert_eq!(counted["groups"], json!([group("expired", 3), group("invalid", FIRST)]), "{counted}");
-    // A quorum queue does not keep the order of what was looked at.
+    // A quorum queue does not keep the order of messages that were looked at.
     let sorted = |letters: &[Value]| {
         let mut ids: Vec<String> = ids(letters).into_iter().map(str::to_owned).collect();
         ids.sort_unstable_by_key(|id| (id.len(), id.clone()));
@@ -66,12 +66,12 @@ fn a_walk_gives_way_to_others_and_says_so() {
     assert_eq!(counted, 2_100, "each once: {counts:?}");
     let again = done(&daemon, "GET", "/api/v1/dead/count?walk=true");
     let cursor = again["cursor"].as_str().expect("a cursor").to_owned();
-    // What the walk holds goes back first.
+    // A new look first requeues what the walk holds.
     assert_eq!(done(&daemon, "GET", "/api/v1/dead/count")["depth"], 2_100);
     let (status, told) = daemon.ask("GET", &format!("/api/v1/dead/count?cursor={cursor}"));
     assert_eq!(status, 409, "{told}");
     assert!(told["error"].as_str().is_some_and(|text| text.contains("this walk has ended")), "{told}");
-    // It is never more than was asked for.
+    // The total never exceeds the requested limit.
     let dropped = walked(&daemon, "DELETE", "/api/v1/dead?all=true&", "1500");
     let counts: Vec<u64> = dropped.iter().filter_map(|page| page["count"].as_u64()).collect();
     assert!(counts.len() > 1 && counts.iter().all(|count| *count <= 1_000), "{counts:?}");
@@ -79,7 +79,7 @@ fn a_walk_gives_way_to_others_and_says_so() {
     lie_there(&site, 600);
 }
 
-/// The pages of a walk to its end; how many letters one has is a matter of time. `limit`: of all together.
+/// The pages of a complete walk; their sizes depend on timing. `limit` applies to all pages together.
 fn walked(daemon: &Daemon, method: &str, path: &str, limit: &str) -> Vec<Value> {
     let mut left: Option<u64> = limit.parse().ok();
     let (mut pages, mut step) = (Vec::new(), "walk=true".to_owned());
@@ -120,7 +120,7 @@ fn letters_with_large_headers_are_looked_at_in_little_memory() {
     assert!(peak < before + 32 * MIB, "{} MiB, {} before", peak / MIB, before / MIB);
 }
 
-/// The look ends with its client, and what it holds is there for the next one.
+/// A look ends when its client disconnects, and the next one finds the messages that it held.
 #[test]
 fn a_look_whose_client_has_gone_holds_up_nobody() {
     let site = Site::new("letters-gone");
@@ -137,7 +137,7 @@ fn a_look_whose_client_has_gone_holds_up_nobody() {
     lie_there(&site, 2_000);
 }
 
-/// Each byte would be six as text.
+/// As JSON text each byte would take six.
 #[test]
 fn readers_that_stand_still_before_a_large_letter_cost_no_more_than_a_few() {
     let site = Site::new("letters-still");
@@ -154,7 +154,7 @@ fn readers_that_stand_still_before_a_large_letter_cost_no_more_than_a_few() {
             stream
         })
         .collect();
-    // Others do not wait for them: neither a probe, nor what changes something.
+    // Others do not wait for these readers: neither a probe nor an action.
     assert_eq!(daemon.ask("GET", "/livez").0, 200);
     let (status, told) = daemon.ask("GET", "/api/v1/dead");
     assert!(status == 200 || status == 503, "{status} {told}");

@@ -4,7 +4,7 @@ use super::{config, one_of_each};
 use serde_json::json;
 use tidegate_harness::Site;
 
-/// The first word of every line that begins with a column of this name.
+/// The first word below this column's title in each line.
 fn column(table: &str, name: &str) -> Vec<String> {
     let head = table.lines().next().expect("a head");
     let from = head.find(name).unwrap_or_else(|| panic!("no column {name}: {head}"));
@@ -38,7 +38,7 @@ fn tables_and_json() {
     ] {
         let table = run(arguments).out;
         assert_eq!(column(&table, "ID"), wanted, "{arguments}: {table}");
-        assert_eq!(table.contains("there is more"), arguments.contains("limit"), "{table}");
+        assert_eq!(table.contains("there are more"), arguments.contains("limit"), "{table}");
     }
     let listed = run("list --output json").json();
     assert_eq!(listed, daemon.ask("GET", "/api/v1/items").1);

@@ -1,4 +1,4 @@
-//! How many, by application and of a customer.
+//! Counts by application, and for a customer.
 
 use super::{config, one_of_each, FAR};
 use serde_json::{json, Value};

@@ -1,4 +1,4 @@
-//! Order, every filter, and parameters that are none.
+//! Order, every filter, and invalid parameters.
 
 use super::{config, ids, list, one_of_each, FAR, NEAR};
 use serde_json::{json, Value};
@@ -27,7 +27,7 @@ fn in_order_of_due_by_every_filter() {
         ("state=waiting", &["near", "alone", "window", "mail", "far", "farther"]),
         ("state=waiting&application=nobody", &[]),
         ("state=in_flight", &[]),
-        // Empty is absent.
+        // An empty parameter counts as absent.
         ("application=&customer=&state=&from=&to=&cursor=&limit=", &all),
     ] {
         assert_eq!(ids(&daemon, query), wanted, "{query}");

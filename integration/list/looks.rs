@@ -1,4 +1,4 @@
-//! What is asked for by a person makes nobody late who waits for an item, and ends with who asked for it.
+//! Queries by people do not delay other applications' items, and end when their client disconnects.
 
 use super::FAR;
 use std::io::Write;
@@ -8,7 +8,7 @@ use tidegate_harness::{
     alone, best_of_three, is_optimised, percentile, say, wait_until, Client, Daemon, Push, Site,
 };
 
-/// Asks, and goes before there is an answer.
+/// Sends a request and disconnects before the answer.
 fn ask_and_go(daemon: &Daemon, path: &str) {
     let mut stream = TcpStream::connect(daemon.admin()).expect("the port accepts");
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
@@ -22,7 +22,7 @@ fn stored(daemon: &Daemon, count: usize) {
     });
 }
 
-/// Items of `shop` that lie in the store alone.
+/// Items of `shop` that are in the store only.
 fn far<'s>(site: &'s Site<'_>, count: usize, bytes: usize) -> impl Iterator<Item = Push> + 's {
     (0..count).map(move |n| {
         let push = site.push("shop", "x".repeat(bytes)).content_type("text/plain");
@@ -30,14 +30,14 @@ fn far<'s>(site: &'s Site<'_>, count: usize, bytes: usize) -> impl Iterator<Item
     })
 }
 
-/// Each runs by itself, when all others have ended.
+/// These tests run one at a time, after all others.
 mod alone {
     use super::*;
 
-    /// Looks at one time, and how long they go on: fewer than the port's places for commands.
+    /// Concurrent queries and their duration: fewer than the port's places for commands.
     const LOOKS: usize = 24;
     const FOR: Duration = Duration::from_secs(3);
-    /// Another application meanwhile, at the 99th percentile: us.
+    /// Upper bound of another application's lateness, at the 99th percentile, us.
     const LATE_US: i64 = 50_000;
 
     #[test]
@@ -99,7 +99,7 @@ mod alone {
         for _ in 0..80 {
             ask_and_go(&daemon, "/api/v1/items?application=shop&customer=nobody&limit=1000");
         }
-        // No command is turned away for their sake, nor waits for them.
+        // They do not cause commands to be rejected or delayed.
         let (status, answer) = daemon.ask("GET", "/api/v1/items/shop/nobody");
         assert_eq!(status, 404, "{answer}");
         let still = || {

@@ -1,4 +1,4 @@
-//! Pages to the end: each item exactly once, whatever goes on meanwhile.
+//! Paging to the end: each item exactly once, whatever changes in between.
 
 use super::{config, FAR, NEAR};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidegate_harness::{alone, now_ms, now_us, wait_until, Daemon, Push, Received, Site};
 
-/// All rows of a query, page by page.
+/// All rows of a query, fetched page by page.
 fn pages(daemon: &Daemon, query: &str, limit: usize) -> Vec<Value> {
     let mut rows: Vec<Value> = Vec::new();
     let mut cursor = String::new();
@@ -31,7 +31,7 @@ fn in_order(rows: &[Value]) {
     assert!(jump.is_none(), "{jump:?}");
 }
 
-/// By id, how often each is there.
+/// Number of rows for each id.
 fn counted(rows: &[Value]) -> BTreeMap<String, u32> {
     let mut counted = BTreeMap::new();
     for row in rows {
@@ -40,7 +40,7 @@ fn counted(rows: &[Value]) -> BTreeMap<String, u32> {
     counted
 }
 
-/// `count` items in every place there is: near, far, many at one millisecond, windows, parked.
+/// `count` items of every kind: near, far, many at one millisecond, windows, parked.
 fn everywhere<'a>(site: &'a Site<'_>, count: u64) -> impl Iterator<Item = Push> + 'a {
     let one_instant = i64::try_from(now_ms()).expect("a date") + FAR;
     (0..count).map(move |n| {
@@ -72,7 +72,7 @@ fn each_item_exactly_once_in_order() {
             ("state=parked", 100, COUNT / 6),
             ("application=shop", 333, COUNT / 6 * 5),
             ("application=shop&state=waiting", 1000, COUNT / 6 * 5),
-            // Of six in a row, those that leave 1 or 4: every 50th customer has 20 of each.
+            // Of each six items, those with remainders 1 and 4: every 50th customer has 20 of them.
             ("customer=c10", 7, COUNT / 150),
         ] {
             let rows = pages(daemon, query, limit);
@@ -114,7 +114,7 @@ mod alone {
         let mut came: Vec<Received> = Vec::new();
         std::thread::scope(|scope| {
             let (daemon, site) = (&daemon, &site);
-            // Gone with a round that fails, too: the producer ends.
+            // Dropped on a failed round too, so that the producer ends.
             let stop = stop;
             scope.spawn(move || {
                 let producer = tidegate_harness::Client::connect(site.node.uri());
@@ -125,7 +125,7 @@ mod alone {
                     n += 1;
                 }
             });
-            // At least five rounds, and until so much has come beside them that it tells something.
+            // At least five rounds, and until enough has arrived to judge.
             let end = Instant::now() + Duration::from_secs(60);
             while rounds.len() < 5 || came.len() <= 20 {
                 let round = rounds.len();
@@ -144,7 +144,7 @@ mod alone {
         });
         came.extend(std::iter::from_fn(|| inbox.poll(Duration::from_millis(500))));
         came.iter().for_each(Received::is_not_early);
-        // By the best of the rounds: each would be held up by its lists.
+        // Judged by the best round: lists would delay items in every round.
         let worst = |round: &std::ops::Range<u64>| {
             let within = came.iter().filter(|message| round.contains(&message.at_us));
             within.map(Received::lateness_us).max()

@@ -1,4 +1,4 @@
-//! `check --connect`: what it proves of rights, what it tells of queues and policies, and that it changes nothing.
+//! `check --connect`: its findings about permissions, queues and policies; and it changes nothing.
 
 use super::setup;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use tidegate_harness::{skip, wait_until, Daemon, Node, Site, Told};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The findings of this level, as sentences.
+/// The texts of all findings with this level.
 fn of_level(told: &Told, level: &str) -> Vec<String> {
     let document: Value = serde_json::from_str(&told.out).unwrap_or_else(|e| panic!("{e}: {told:?}"));
     let findings = document["findings"].as_array().expect("findings");
@@ -16,7 +16,7 @@ fn of_level(told: &Told, level: &str) -> Vec<String> {
     texts.map(str::to_owned).collect()
 }
 
-/// Warnings, but for that of the test's file, which holds a password.
+/// Warnings, without the one about the password in the test's configuration file.
 fn about_the_broker(told: &Told) -> Vec<String> {
     let mut texts = of_level(told, "warn");
     texts.retain(|text| !text.contains("holds a password in a file"));
@@ -31,7 +31,7 @@ fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
         return skip(setup::ASKS_FOR_RIGHTS);
     }
     let site = Site::on(node, "rights");
-    // The daemon makes what it needs; an application's queue takes whatever is published there.
+    // The daemon declares what it needs. This queue would receive anything that the check published.
     site.application("tidegate.check");
     drop(site.start(&site.config()));
     let user = "limited";
@@ -53,7 +53,7 @@ fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
     assert!(faults[1].contains(&format!("the right to write '{}' is missing", site.out())), "{told:?}");
     assert!(faults[2].contains(&format!("the right to write '{}' is missing", site.dead())), "{told:?}");
     let lock = format!("the right to configure 'tidegate.lock.{}' is missing", site.ingest_queue());
-    for missing in [&*lock, "the right to write 'amq.default' is missing", "`tidegate dead` cannot look"] {
+    for missing in [&*lock, "the right to write 'amq.default' is missing", "`tidegate dead` cannot read"] {
         assert!(warnings.iter().any(|text| text.contains(missing)), "{missing}: {told:?}");
     }
     may(".*", ".*", ".*");
@@ -94,9 +94,9 @@ fn what_policies_do_to_the_queue_is_told_with_what_to_do() {
     assert!(advice[0].contains("policy 'short' sets a message-ttl of 60000 ms"), "{advice:?}");
     assert!(advice[1].contains("policy 'short' sets a delivery-limit of 3"), "{advice:?}");
 
-    // One that others have made: classic, so that all of the policy holds.
+    // Declared by others: a classic queue, so that the whole policy applies.
     site.client.queue("plain.ingest", FieldTable::default());
-    // With a key that its type does not have, a policy would not apply at all.
+    // RabbitMQ ignores a policy with a key that the queue type does not support.
     let definition = definition.replace(r#""delivery-limit":3,"#, "");
     node.ctl(&["set_policy", "plain", "^plain\\.ingest$", &definition, "--apply-to", "queues"]);
     daemon.rewrite(&site.config().text("ingest.queue", "plain.ingest"));
@@ -104,14 +104,14 @@ fn what_policies_do_to_the_queue_is_told_with_what_to_do() {
         "it is a classic queue",
         "policy 'plain' sets a message-ttl of 60000 ms",
         "policy 'plain' sets a max-length of 1000, and overflow is drop-head",
-        "policy 'plain' sends what the broker takes off to the exchange 'other'",
+        "policy 'plain' sends requests that the broker removes to the exchange 'other'",
     ];
     wait_until("all of it is told", PATIENCE, || {
         let advice = about_the_broker(&check(&url));
         expected.iter().all(|text| advice.iter().any(|told| told.contains(text)))
     });
 
-    // One for all queues deletes those that nobody uses: the dead letters, and the lock of a daemon that runs.
+    // A policy for all queues that deletes unused ones: the dead letters, and the lock of a running daemon.
     node.ctl(&[
         "set_policy",
         "gone",

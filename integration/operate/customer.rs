@@ -1,11 +1,11 @@
-//! One customer of an application is held back: all others' leaves, and it is remembered.
+//! One paused customer: all others' items leave, and the pause is remembered.
 
 use super::{application, run};
 use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::{now_ms, wait_until, Asker, Site};
 
-/// Windowed, timed and due at once, of two customers, over a kill; by the command line, HTTP and AMQP.
+/// Windowed, timed and due-at-once items of two customers, across a kill; by command line, HTTP and AMQP.
 #[test]
 fn one_customer_is_held_back_over_a_kill_and_others_are_not() {
     let site = Site::new("heldone");

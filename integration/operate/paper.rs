@@ -1,4 +1,5 @@
-//! What the command line tells of itself and of the configuration: completions, manual pages, schema, and `health`.
+//! Output of the command line about itself and the configuration: completions, manual pages, schema, and
+//! `health`.
 
 use serde_json::{json, Value};
 use std::fs;
@@ -43,7 +44,7 @@ fn each_command_has_a_manual_page() {
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/man"));
 }
 
-/// A configuration as JSON, as an editor's extension judges it.
+/// A configuration as JSON, as an editor validates it.
 fn document(toml: &str) -> Value {
     json!(toml::from_str::<toml::Table>(toml).expect("TOML"))
 }
@@ -54,7 +55,7 @@ fn the_schema_takes_what_the_daemon_takes() {
     let validator = jsonschema::validator_for(&schema).expect("a schema");
     let sample = text(&["config", "sample"]);
     assert!(validator.is_valid(&document(&sample)));
-    // With the examples in it, but for the second way to write addresses.
+    // With the commented examples enabled, except the alternative form of addresses.
     let active: String = sample
         .lines()
         .map(|line| {

@@ -1,16 +1,16 @@
-//! What cannot be delivered: shown with its reason, tried at once, given up on demand.
+//! Parked items: listed with their reason, retried at once, dropped on request.
 
 use super::{application, order, run};
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::{wait_until, Config, Daemon, Site};
 
-/// No retry of its own within a test.
+/// No automatic retry within a test.
 fn config(site: &Site<'_>) -> Config {
     site.config().set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
 }
 
-/// Parks so many items of `nobody`, which has no queue.
+/// Parks `count` items of `nobody`, which has no queue.
 fn park(site: &Site<'_>, daemon: &Daemon, count: u64) {
     let push = |n: u64| site.push("nobody", "1").id(&format!("{n}")).customer(&format!("c{}", n % 3));
     site.client.publish_all((0..count).map(push));

@@ -1,11 +1,13 @@
-//! Applications that are held back: none of theirs leaves, all of the others' does, and it is remembered.
+//! Paused applications: none of their items leaves, those of others do, and the pause is remembered.
+//!
+//! Judges promise 15.
 
 use super::{application, order, run};
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::{wait_until, Push, Site};
 
-/// Windowed, timed, and due at once; two hundred of each.
+/// Two hundred each: windowed, timed, and due at once.
 fn some<'a>(site: &'a Site<'_>, application: &'a str, name: &'a str) -> impl Iterator<Item = Push> + 'a {
     (0..600).map(move |n| {
         let push = site.push(application, "1").id(&format!("{name}{n}"));
@@ -39,7 +41,7 @@ fn held_back_over_kills_and_then_all_of_it_once() {
             application(&daemon, "shop")["total"] == 600
         });
     }
-    // What comes now waits with the rest, and what of the others comes does not.
+    // A new item waits with the others; one of another application leaves.
     site.client.publish_all([site.push("shop", "1").id("late"), site.push("mail", "1").id("late")]);
     assert_eq!(mail.batch().ids(), ["late"]);
     wait_until("it is held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 601);
@@ -77,7 +79,7 @@ fn what_is_held_back_can_be_cancelled_listed_replaced_and_expires() {
         push("expires").number("x-deliver-before", soon),
     ]);
     wait_until("all are held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 4);
-    // Past their times: they are where what is due and may not leave is kept.
+    // They are due now, so they are held.
     wait_until("all are due", Duration::from_secs(10), || tidegate_harness::now_ms() > soon as u64 + 300);
     assert_eq!(daemon.ask("DELETE", "/api/v1/items/shop/cancelled").1["result"], "cancelled");
     let replace = push("replaced").with("x-on-duplicate", "replace").content_type("application/json");
@@ -137,7 +139,7 @@ fn what_is_held_back_is_counted_and_is_not_parked() {
     site.client.publish_all((0..5).map(|n| site.push("shop", "1").id(&format!("{n}")).customer("c")));
     site.client.publish(&site.push("shop", "1").id("later").delay(60_000));
     wait_until("all are held", Duration::from_secs(10), || application(&daemon, "shop")["total"] == 6);
-    // The window has ended, and its items wait as the later one does: what is held back is not parked.
+    // The window has ended and its items wait like the later one: held items are not parked.
     wait_until("nothing of it is in memory", Duration::from_secs(10), || daemon.items("in_memory") == 0);
     daemon.holds("waiting", 6);
     daemon.holds("parked", 0);

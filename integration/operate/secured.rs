@@ -1,5 +1,5 @@
-//! TLS and logins: whom tidegate trusts, whom it makes itself known to and how, and what it says of each thing that is
-//! wrong.
+//! TLS and logins: which certificates tidegate trusts, which ones and which users it presents, and its
+//! messages for each fault.
 
 use super::setup::{self, make_accounts};
 use std::fs;
@@ -24,7 +24,7 @@ fn shows(config: Config, section: &str, own: &Signed) -> Config {
         .text(&format!("{section}.key_file"), path(&own.key))
 }
 
-/// A request goes all the way.
+/// A request passes through the daemon.
 fn works(site: &Site<'_>, daemon: &Daemon, id: &str) {
     let queue = site.queue(id);
     site.client.queue(&queue, FieldTable::default());
@@ -81,7 +81,7 @@ fn by_certificate_at_one_end_and_by_password_at_the_other() {
     let name = "by_certificate_at_one_end_and_by_password_at_the_other";
     let Some((node, port)) = Node::with_tls(name, &server, authority.file(), false) else { return };
     let site = Site::on(&node, "certificate");
-    // Nobody listens at the first address of the way out.
+    // The first egress address has no listener.
     let uris = format!("[\"amqps://guest:guest@127.0.0.1:1/%2f\", \"{}\"]", address("guest", port));
     let config = shows(site.config(), "amqp", &authority.client("other"))
         .text("amqp.uri", &format!("amqps://127.0.0.1:{port}/%2f"))
@@ -102,7 +102,7 @@ fn by_certificate_at_one_end_and_by_password_at_the_other() {
     assert!(line("tidegate egress").starts_with("guest\tPLAIN\ttrue\t7\t65536"), "{listed}");
 }
 
-/// Each end by a certificate of its own, and with the rights that `topology print` gives its user.
+/// Each connection uses a separate certificate, and its user has the permissions from `topology print`.
 #[test]
 fn certificates_log_in_with_the_least_rights() {
     let certificates = workdir("certificates");
@@ -128,7 +128,7 @@ fn what_is_renewed_holds_from_the_next_connection_on() {
     let (old, new) = (Authority::new(&certificates, "old-ca"), Authority::new(&certificates, "new-ca"));
     let server = old.expired("server", "127.0.0.1");
     let name = "what_is_renewed_holds_from_the_next_connection_on";
-    // What clients show is judged by the new authority.
+    // Client certificates are verified with the new authority.
     let Some((node, port)) = Node::with_tls(name, &server, new.file(), true) else { return };
     let site = Site::on(&node, "renewed");
     let trusted = certificates.join("trusted.pem");
@@ -141,7 +141,7 @@ fn what_is_renewed_holds_from_the_next_connection_on() {
         wait_until(sentence, PATIENCE, || daemon.log().contains(sentence));
     };
     said("the broker's certificate has expired or is not valid yet");
-    // The broker's new certificate is of another authority, which tidegate does not know yet.
+    // The broker's new certificate is from another authority, which tidegate does not trust yet.
     new.server("server", "127.0.0.1");
     node.eval("ssl:clear_pem_cache().");
     said("the CA that has signed the broker's certificate is not in ca_file");

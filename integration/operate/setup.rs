@@ -1,15 +1,15 @@
-//! `topology print`: what it prints is enough, and no more than that is needed.
+//! `topology print`: the printed topology and permissions are sufficient.
 
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
 use tidegate_harness::{skip, wait_until, Client, Config, Daemon, Node, Push, Site};
 
-/// Why what is said of rights is not tested on RabbitMQ 4.3 and later.
+/// Why findings about permissions are not tested with RabbitMQ 4.3 and later.
 pub(super) const ASKS_FOR_RIGHTS: &str =
     "from RabbitMQ 4.3 on it takes a right to see whether an exchange or a queue is there, which these do not give";
 
-/// What follows the program's name in a line of shell, as the shell takes it apart.
+/// The arguments of a `rabbitmqctl` line, as the shell splits them.
 fn arguments(line: &str) -> Vec<String> {
     let words = line.strip_prefix("rabbitmqctl ").expect("a command");
     let script = format!("printf '%s\\n' {words}");
@@ -17,10 +17,11 @@ fn arguments(line: &str) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
-/// Gives the arguments of `rabbitmqctl` to a node.
+/// Passes the arguments of `rabbitmqctl` to a node.
 pub(super) type Order = fn(&Node, &[&str]) -> String;
 
-/// Makes the accounts of the printed script, all with one password, and lets an account of the test in.
+/// Creates the accounts of the printed script, all with one password, and grants access to the test's
+/// account.
 pub(super) fn make_accounts(node: &Node, daemon: &Daemon, vhost: &str, order: Order) -> Client {
     let told = daemon.cli(&["topology", "print"]);
     assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
@@ -33,7 +34,7 @@ pub(super) fn make_accounts(node: &Node, daemon: &Daemon, vhost: &str, order: Or
     Client::connect(&node.uri_of(&user, vhost))
 }
 
-/// A message goes all the way, and an order by AMQP is answered: both logins may do their work.
+/// A message passes through, and a dead letter is sent back: both logins have what they need.
 pub(super) fn works(site: &Site<'_>, client: &Client, daemon: Daemon) {
     let mut daemon = daemon;
     daemon.start_again();
@@ -52,7 +53,7 @@ pub(super) fn works(site: &Site<'_>, client: &Client, daemon: Daemon) {
     let (status, answer) = daemon.ask("POST", "/api/v1/dead/retry?reason=invalid");
     assert_eq!((status, &answer["count"]), (200, &1.into()), "{answer}");
     assert_eq!(inbox.items(1, Duration::from_secs(20)).remove(0).id, "wrong");
-    // Without the right to it, consumers would be counted instead.
+    // Without permission for the lock the daemon would count consumers.
     assert!(!daemon.log().contains("are counted instead"), "{}", daemon.log_tail());
     assert!(!daemon.log().contains("ACCESS_REFUSED"), "{}", daemon.log_tail());
 }
@@ -72,7 +73,8 @@ fn the_printed_rights_are_enough() {
     if node.is_since(4, 3) {
         return skip(ASKS_FOR_RIGHTS);
     }
-    // The first one as its user would: each order takes a machine of Erlang's.
+    // The first case runs `rabbitmqctl` itself, as a user would; each call starts an Erlang VM, so the others
+    // do not.
     for (vhost, users, topology, order) in [
         ("least-passive", ["passive-in", "passive-out"], "passive", Node::rabbitmqctl as Order),
         ("least-one", ["passive-one", "passive-one"], "passive", Node::ctl),

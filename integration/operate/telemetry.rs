@@ -1,4 +1,4 @@
-//! Spans of published batches, as a collector gets them.
+//! Spans of published batches, as received by a collector.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_harness::{wait_until, Site};
 
-/// Takes OTLP over HTTP, and keeps the spans.
+/// Receives OTLP over HTTP and keeps the spans.
 struct Collector {
     endpoint: String,
     spans: Arc<Mutex<Vec<Value>>>,
@@ -34,7 +34,7 @@ impl Collector {
     }
 }
 
-/// One request, answered with success; the connection ends with it.
+/// Reads one request and answers it with success; the connection then ends.
 fn take(mut stream: &TcpStream) -> Value {
     stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
     let mut from = BufReader::new(stream);

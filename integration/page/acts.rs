@@ -1,11 +1,11 @@
-//! What is done from the page: asked first, with the number concerned, and told at the end.
+//! Actions on the page: each asks for confirmation with the number of items, and reports its outcome.
 
 use super::{press, press_in_row, row_has, says, shown, was_well_behaved};
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::{wait_until, Browser, Daemon, Site};
 
-/// The dialog asks this, of so much; answers with this button.
+/// Waits for the dialog with this title and count, and clicks this button.
 pub(super) fn asked(browser: &Browser, title: &str, counted: &str, answer: &str) {
     browser.wait("document.getElementById('ask').open");
     browser.wait(&says("#ask-title", title));
@@ -14,13 +14,13 @@ pub(super) fn asked(browser: &Browser, title: &str, counted: &str, answer: &str)
     browser.wait("!document.getElementById('ask').open");
 }
 
-/// One question after the other, as fast as can be: what is left of the one is no answer to the next.
+/// Two dialogs in immediate succession: the rest of the first must not answer the second.
 #[test]
 fn a_dialog_that_is_closed_answers_no_later_one() {
     let site = Site::new("pageagain");
     let Some((daemon, browser)) = shown(&site) else { return };
     browser.wait(&row_has("applications", &["shop", "12"]));
-    // The first one's end is told, and its count comes, when the second one is there already.
+    // The first dialog's end and its count arrive when the second is already open.
     browser.run(
         "window.first = carryOut({ title: ['one'], text: [], verb: 'A', told: () => 'the first', about: [], \
              counted: () => new Promise((told) => { window.late = told; }), method: 'POST', \
@@ -54,7 +54,7 @@ fn an_application_is_paused_and_resumed() {
     press_in_row(&browser, "applications", "shop", "Pause…");
     asked(&browser, "Pause shop?", "12 items: 12 waiting", "Leave it");
     assert_eq!((is_paused(&daemon, "shop"), audited(&daemon, "pause")), (false, 0), "it was left");
-    // With the keyboard: escape leaves it, and what was left does nothing.
+    // With the keyboard: Escape closes the dialog, and nothing is done.
     press_in_row(&browser, "applications", "shop", "Pause…");
     browser.wait(&says("#ask-count", "12 items"));
     browser.key('\u{e00c}');
@@ -69,7 +69,7 @@ fn an_application_is_paused_and_resumed() {
     asked(&browser, "Resume shop?", "12 items: 12 waiting", "Resume");
     browser.wait(&says("#outcomes", "Resumed: shop"));
     assert_eq!((is_paused(&daemon, "shop"), audited(&daemon, "pause")), (false, 1));
-    // For an hour.
+    // With an end, an hour ahead.
     press_in_row(&browser, "applications", "shop", "Pause…");
     browser.wait(&says("#ask-count", "12 items"));
     browser.run("document.getElementById('pause-for').value = '3600000'");
@@ -118,7 +118,7 @@ fn items_and_customers_are_taken_back_and_flushed() {
     was_well_behaved(&browser, &daemon);
 }
 
-/// What is chosen in the dialog is counted before it is cancelled, and nothing else is.
+/// The selected items are counted and then cancelled, and no others.
 #[test]
 fn items_of_an_application_are_cancelled_by_what_they_have_in_common() {
     let site = Site::new("pageselected");
@@ -160,8 +160,8 @@ fn what_is_parked_is_tried_and_given_up() {
     press_in_row(&browser, "parked", "nobody", "Drop…");
     asked(
         &browser,
-        "Drop what is parked of nobody?",
-        "2 items are parked and will be given up.",
+        "Drop the parked items of nobody?",
+        "2 items are parked and will be dropped.",
         "Drop 2 items",
     );
     browser.wait(&says("#outcomes", "Cancelled: 2 items"));
@@ -188,7 +188,7 @@ fn it_goes_on_after_a_restart_and_says_meanwhile_that_nobody_answers() {
     browser.wait(&row_has("applications", &["shop", "12"]));
     let first = browser.run("return board.at");
     browser.wait(&format!("board.at > {first} + 1500"));
-    // A tab that nobody looks at asks nothing.
+    // A hidden tab sends no requests.
     let hide = |hidden: bool| {
         browser.run(&format!(
             "Object.defineProperty(document, 'hidden', {{ value: {hidden}, configurable: true }}); \

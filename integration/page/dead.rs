@@ -1,4 +1,4 @@
-//! Dead letters on the page: looked at when that is asked for, sent back, saved and dropped.
+//! Dead letters on the page: loaded on request, sent back, saved and dropped.
 
 use super::acts::asked;
 use super::{opened, press, press_in_row, row_has, says, was_well_behaved};
@@ -10,7 +10,7 @@ fn dead_letters_are_looked_at_sent_back_saved_and_dropped() {
     let site = Site::new("pagedead");
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config());
-    // Names of producers are no markup.
+    // Names from producers are not treated as markup.
     let wrong = |application: &str, id: &str| site.push(application, "{}").with("x-delay", "soon").id(id);
     site.client.publish_all([
         wrong("shop", "s-1"),
@@ -20,14 +20,14 @@ fn dead_letters_are_looked_at_sent_back_saved_and_dropped() {
     ]);
     wait_until("they are dead", Duration::from_secs(20), || site.client.depth(&site.dead()) == Some(4));
     let Some(browser) = opened(&site, &daemon) else { return };
-    press(&browser, "#dead", "Look into their queue");
+    press(&browser, "#dead", "Read the queue");
     browser.wait(&row_has("dead-groups", &["invalid", "shop", "2"]));
     browser.wait(&says("#dead-text", "4 letters"));
     press(&browser, "#dead", "Save all as NDJSON");
     browser.wait(&says("#outcomes", "Saved: 4 letters."));
     press_in_row(&browser, "dead-groups", "shop", "Show");
     browser.wait(&row_has("dead-rows", &["<b>s-2</b>"]));
-    press_in_row(&browser, "dead-rows", "s-1", "Whole");
+    press_in_row(&browser, "dead-rows", "s-1", "Show");
     browser.wait(&says("#dead-letter", "\"x-delay\": \"soon\""));
     press_in_row(&browser, "dead-rows", "s-1", "Send back…");
     asked(&browser, "Send back s-1?", "1 letter", "Leave it");
@@ -36,7 +36,7 @@ fn dead_letters_are_looked_at_sent_back_saved_and_dropped() {
     asked(&browser, "Send back s-1?", "1 letter", "Send back");
     browser.wait(&says("#outcomes", "Sent back: 1 letter; 3 left in the queue: s-1"));
     assert_eq!(inbox.batch().ids(), ["s-1"]);
-    // The page has looked again.
+    // The page has reloaded the queue.
     browser.wait(&row_has("dead-groups", &["invalid", "shop", "1"]));
     press_in_row(&browser, "dead-groups", "mail", "Drop…");
     asked(&browser, "Drop invalid of mail?", "2 letters", "Drop");

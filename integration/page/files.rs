@@ -1,4 +1,4 @@
-//! What the page is made of, as any client gets it: three files, with or without a token.
+//! The files of the page: three, served with or without a token.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 use tidegate_harness::{Daemon, Site};
 
-/// The head of an answer, in lower case, and its body.
+/// The headers of a response, in lower case, and its body.
 fn exchange(daemon: &Daemon, method: &str, path: &str, host: &str) -> (String, String) {
     let mut stream = TcpStream::connect(daemon.admin()).expect("it listens");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
@@ -53,7 +53,7 @@ fn its_files_are_there_with_their_policy() {
             let (head, _) = exchange(&daemon, "GET", path, "evil.example");
             assert_eq!(head.starts_with("http/1.1 403"), !locked, "{path}: {head}");
         }
-        // Data are another matter.
+        // Data need the token.
         let (head, body) = exchange(&daemon, "GET", "/api/v1/timeline", "localhost");
         assert_eq!(head.starts_with("http/1.1 401"), locked, "{head}{body}");
         daemon.kill9();

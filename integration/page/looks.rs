@@ -1,11 +1,12 @@
-//! On a phone, in the dark, and with a keyboard.
+//! The layout: narrow screens, dark mode, and keyboard use.
 
 use super::{row_has, shown, was_well_behaved};
 use serde_json::{json, Value};
 use std::path::{Path, PathBuf};
 use tidegate_harness::{Browser, Site};
 
-/// A picture for whoever wants to look: in the folder named by `TIDEGATE_PICTURES`, else in the test's own.
+/// Saves a picture for inspection, in the folder named by `TIDEGATE_PICTURES`, otherwise in the test's
+/// directory.
 fn picture(browser: &Browser, dir: &Path, name: &str) {
     let dir = std::env::var_os("TIDEGATE_PICTURES").map_or_else(|| dir.to_owned(), PathBuf::from);
     browser.draw(&dir.join(name), 4_000);
@@ -21,7 +22,7 @@ pub(super) fn scheme(browser: &Browser, name: &str) {
     browser.command("Emulation.setEmulatedMedia", &json!({ "features": features }));
 }
 
-/// Light from 0 to 255 of what an expression's element stands on or is written with.
+/// Brightness, from 0 to 255, of a colour property of the page's body.
 fn light(browser: &Browser, property: &str) -> f64 {
     let told = browser.run(&format!("return getComputedStyle(document.body).{property}"));
     let text = told.as_str().unwrap_or_default().to_owned();
@@ -53,7 +54,7 @@ fn narrow_dark_and_without_a_pointer() {
     scheme(&browser, "light");
     browser.wait("document.querySelector('#due-chart svg').viewBox.baseVal.width < 375");
     picture(&browser, &site.dir, "phone.png");
-    // Every control has a name, and is reached by the key that goes from one to the next.
+    // Every control has a name and is reached by the Tab key.
     let nameless = "return [...document.querySelectorAll('button, input, select, summary, a')] \
          .filter((one) => !(one.innerText || one.labels?.length || one.getAttribute('aria-label')) \
          && !one.closest('[hidden], dialog')).map((one) => one.outerHTML)";

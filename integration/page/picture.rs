@@ -1,7 +1,7 @@
-//! The picture of the documents: a busy run of several applications, one of them paused, one parked.
+//! The pictures in the documents: a busy run of several applications, one of them paused, one parked.
 //!
-//! It is a test like the others and drawn by `cargo test --test integration page::picture -- --ignored`, into the
-//! folder named by `TIDEGATE_PICTURES`.
+//! A test that is ignored by default: `cargo test --test integration page::picture -- --ignored` writes them
+//! to the folder named by `TIDEGATE_PICTURES`.
 
 use super::looks::{scheme, size};
 use super::{opened, press, press_in_row, says};
@@ -10,11 +10,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tidegate_harness::{alone, Daemon, Moments, Site};
 
-/// So long it is busy before it is drawn.
+/// Duration of the load before the picture is taken.
 const BUSY: Duration = Duration::from_secs(100);
 const ROUND: Duration = Duration::from_millis(200);
 
-/// A fifth of a second's requests.
+/// The requests of a fifth of a second.
 fn requests(site: &Site<'_>, round: u64, moments: &mut Moments) -> Vec<tidegate_harness::Push> {
     let mut all = vec![];
     let customer = |moments: &mut Moments| format!("customer-{}", 1_000 + moments.pick(0, 400));
@@ -45,7 +45,7 @@ fn pause(daemon: &Daemon, name: &str) {
     assert_eq!(daemon.ask("POST", &format!("/api/v1/applications/{name}/pause")).0, 200);
 }
 
-/// Each runs by itself, when all others have ended.
+/// This test runs alone.
 mod alone {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! What there is, when it is due, who it is of, and what has become of it.
+//! What the page shows: items, when they are due, whose they are, and how they ended.
 
 use super::{config, opened, press, row_has, says, shown, some_of_each, was_well_behaved, FAR, SOON};
 use serde_json::json;
@@ -33,7 +33,7 @@ fn items_applications_and_what_is_due_when() {
     assert!(times
         .as_array()
         .is_some_and(|all| all.iter().all(|t| t.as_str().is_some_and(|t| t.contains('T')))));
-    // Where not all was counted the page says so; here as if it were.
+    // The page states when a count is incomplete; simulated here.
     browser.run(
         "timeline = { ...timeline, counted_until: timeline.from + 10 * timeline.bucket_ms }; \
                  showTimeline()",
@@ -46,7 +46,7 @@ fn items_applications_and_what_is_due_when() {
     assert!(browser.text("#due-text").contains("it is exact until"), "{}", browser.text("#due-text"));
     let pale = browser.run("return document.querySelectorAll('#due-chart rect.unsure').length");
     assert_eq!(pale, json!(38));
-    // It follows what happens.
+    // The page follows new items.
     site.client.publish(&site.push("mail", "1").id("new").delay(9_000));
     browser.wait(&row_has("rows", &["new", "mail"]));
     browser.wait(&format!("!({})", row_has("rows", &["new", "mail"])));
@@ -72,7 +72,7 @@ fn an_item_and_a_customer_are_found_by_name() {
         browser.type_into("#search-name", text);
         press(&browser, "#search", "Search");
     };
-    // Wherever it is: no application is named.
+    // An item is found without naming its application.
     search("far");
     browser.wait(&says("#found [data-of=item]", "Item far"));
     let card = browser.text("#found [data-of=item]");
@@ -85,7 +85,7 @@ fn an_item_and_a_customer_are_found_by_name() {
     search("anna");
     browser.wait("document.querySelectorAll('#found [data-of=customer]').length === 2");
     browser.wait("document.querySelectorAll('#rows tr').length === 9");
-    // No customer may have such a name, and the rest goes on.
+    // Too long for the name of a customer; the page continues.
     search(&"n".repeat(230));
     browser.wait(&says("#found", "No customer and no item of this name is known"));
     let shown = browser.run("return list.at");
@@ -97,7 +97,7 @@ fn an_item_and_a_customer_are_found_by_name() {
     was_well_behaved(&browser, &daemon);
 }
 
-/// Whoever may publish chooses these.
+/// Producers choose these names.
 #[test]
 fn hostile_names_are_text() {
     let site = Site::new("pagehostile");
@@ -125,7 +125,7 @@ fn hostile_names_are_text() {
     browser.wait(&says("#ask-count", "1 item: 1 waiting"));
     press(&browser, "#ask", "Cancel 1 item");
     browser.wait(&says("#outcomes", "Cancelled: 1 item"));
-    // A browser cannot ask for such a name, and does not ask for another instead.
+    // Browsers normalise this name away, so the page refuses and does not ask for another.
     super::press_in_row(&browser, "applications", "..", "Pause…");
     browser.wait(&says("#outcomes", "A browser cannot ask for the name \"..\""));
     let strange = "return [window.hacked ?? null, document.querySelectorAll('img').length, \
@@ -136,7 +136,7 @@ fn hostile_names_are_text() {
     was_well_behaved(&browser, &daemon);
 }
 
-/// Joined with a line break, application and id of the one are those of the other; and they came together.
+/// Joined with a line break, application and id of both are equal; and both arrived in one envelope.
 #[test]
 fn items_whose_names_are_alike_once_joined_have_rows_of_their_own() {
     let site = Site::new("pagekeys");

@@ -1,4 +1,4 @@
-//! Where a token is needed the page asks for it, keeps it for its tab, and does no more than it allows.
+//! If a token is needed, the page asks for it, keeps it for the tab, and does no more than the token allows.
 
 use super::{config, opened, press, press_in_row, row_has, says, some_of_each};
 use serde_json::json;
@@ -38,7 +38,7 @@ fn the_page_asks_for_a_token_and_keeps_it_for_its_tab() {
     browser.wait(&says("#ask-count", "12 items"));
     press(&browser, "#ask", "Pause");
     browser.wait(&says("#outcomes", "this token may only read"));
-    // It is known to this tab, and to nothing that outlives it.
+    // Only this tab's session keeps the token.
     browser.run("location.reload()");
     browser.wait(&row_has("applications", &["shop", "12"]));
     let kept = "return [localStorage.length, document.cookie, location.href.includes('canary'), \

@@ -1,15 +1,15 @@
-//! Logins to the database: over TLS, with a password from wherever it may come, and what is said where one fails.
+//! Logins to the database: over TLS, with a password from any source, and the messages for a failed login.
 
 use super::{state_of, LIMIT};
 use std::fs;
 use tidegate_harness::{wait_until, workdir, Authority, Config, Daemon, Database, Site};
 
 const PASSWORD: &str = "canary@9e1f/pg";
-/// The same within a URI.
+/// The password as encoded in a URI.
 const ENCODED: &str = "canary%409e1f%2Fpg";
 const WRONG: &str = "canary-wrong-2b7c";
 
-/// A server that demands TLS and passwords; a role of it, and its authority.
+/// A server that requires TLS and passwords, with a role and its certificate authority.
 struct Secured {
     server: Database,
     authority: Authority,
@@ -17,7 +17,7 @@ struct Secured {
 }
 
 impl Secured {
-    /// `None`: there is no PostgreSQL.
+    /// `None` if PostgreSQL is missing.
     fn start(site: &Site<'_>) -> Option<Secured> {
         let server = Database::own("")?;
         let authority = Authority::new(&workdir("pg-certificates"), "pg-ca");
@@ -28,7 +28,7 @@ impl Secured {
         Some(Secured { server, authority, role })
     }
 
-    /// The site's configuration with this login, hosts and parameters.
+    /// The site's configuration with this password, hosts and parameters.
     fn config(&self, site: &Site<'_>, password: &str, hosts: &str, parameters: &str) -> Config {
         let role = &self.role;
         let uri = format!("postgres://{role}{password}@{hosts}/postgres?{parameters}");
@@ -91,7 +91,7 @@ fn a_login_that_fails_says_why_and_waits() {
         ),
         (with(&good, "sslmode=require").text("store.ca_file", &ca(&other)), "UnknownIssuer"),
         (with(&good, "sslmode=disable"), "28000"),
-        // The server has another certificate by then.
+        // By then the server has another certificate.
         (trusted, "not valid for name"),
     ];
     let last = faults.len() - 1;

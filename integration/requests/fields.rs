@@ -19,7 +19,7 @@ fn application_comes_from_the_header_or_the_routing_key() {
         assert_eq!(batch.ids(), [push.properties.message_id().as_ref().map_or("", |i| i.as_str())]);
         assert!(batch.message.header("x-customer").is_none(), "left out where there is none");
     }
-    // Published to the default exchange, the routing key is the queue's name and names no application.
+    // With the default exchange the routing key is the queue's name, which names no application.
     site.client.publish(&Push::new("", &site.ingest_queue(), "4"));
     let dead = site.dead_inbox().next();
     assert_eq!(dead.text("x-tidegate-reason").as_deref(), Some("invalid"));
@@ -49,6 +49,7 @@ fn customer_is_text_bytes_or_an_integer() {
     assert_eq!(inbox.batch().customer, None, "empty is absent");
 }
 
+/// Judges promise 4.
 #[test]
 fn every_form_of_an_own_time_is_kept_and_never_early() {
     let site = Site::new("own-time");
@@ -183,13 +184,15 @@ fn an_item_that_cannot_leave_before_its_expiry_is_dead() {
     let batch = inbox.batch();
     assert_eq!(batch.ids(), ["window"], "its window closes before its expiry");
     assert_eq!(batch.message.text("x-closed-by").as_deref(), Some("expiry"));
-    // It left when it was due, or it would be dead: how long it took until here is the machine's business.
+    // It left when it was due, otherwise it would be dead; the time until its arrival here depends on the
+    // machine.
     assert!(batch.items[0].due < soon, "due {}, to be delivered before {soon}", batch.items[0].due);
     let dead = site.dead_inbox().next();
     assert_eq!(dead.text("x-tidegate-reason").as_deref(), Some("expired"));
     assert_eq!(dead.id(), "late");
 }
 
+/// Judges promise 9.
 #[test]
 fn an_assigned_id_is_there_and_unique() {
     let site = Site::new("assigned");
@@ -210,7 +213,7 @@ fn what_waited_in_the_queue_is_not_late_by_that_where_delays_count_from_the_time
     let config = site.config().text("applications.shop.delay_from", "timestamp");
     let mut daemon = site.start(&config);
     daemon.kill9();
-    // Published an hour ago, with a delay that ends in two seconds.
+    // Published an hour ago, with a delay that ends in two to three seconds.
     let made = now_ms() / 1_000 - 3_600;
     let due = made * 1_000 + 3_603_000;
     let mut push = site.push("shop", "1").id("waited").delay(3_603_000);
@@ -223,8 +226,9 @@ fn what_waited_in_the_queue_is_not_late_by_that_where_delays_count_from_the_time
     assert!((due..due + 2_000).contains(&arrived), "due {due}, arrived {arrived}");
 }
 
-/// The producer's own clock, to the microsecond, before it publishes: what lies below that plus the delay is
-/// early.
+/// Measured with the producer's clock in microseconds, taken before it publishes: anything before that time
+/// plus the delay is early.
+/// Judges promise 4.
 #[test]
 fn no_delay_is_over_before_its_time_by_the_producers_clock() {
     const DELAY_MS: i64 = 20;
@@ -260,7 +264,7 @@ fn a_note_of_arrival_in_seconds_is_refused() {
         let sentence = letter.text("x-tidegate-error").expect("a sentence");
         assert!(sentence.starts_with("timestamp_in_ms, which delays count from, is too small"), "{sentence}");
     }
-    // Where nothing counts from it, it says nothing.
+    // Where delays do not count from it, its value does not matter.
     site.client.publish(&site.push("shop", "1").id("at-once").number("timestamp_in_ms", 0));
     assert_eq!(inbox.batch().ids(), ["at-once"]);
 }

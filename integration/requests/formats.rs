@@ -1,4 +1,4 @@
-//! The four body formats, the properties of a batch, and what is never copied.
+//! The four body formats, the properties of a batch, and the properties that are never copied.
 
 use serde_json::Value;
 use tidegate_harness::lapin::types::{AMQPValue, FieldArray};
@@ -8,14 +8,14 @@ fn property(value: &Option<tidegate_harness::lapin::types::ShortString>) -> &str
     value.as_ref().map_or("", |v| v.as_str())
 }
 
-/// Three payloads of one customer: JSON, JSON by suffix, and bytes; the last has an encoding.
+/// Payloads of one customer: JSON, JSON by suffix, bytes, invalid JSON, and one with a content encoding.
 fn mixed(site: &Site<'_>) -> Vec<Push> {
     let push =
         |id: &str, body: &[u8], kind: &str| site.push("shop", body).customer("c").id(id).content_type(kind);
     let mut encoded = push("enc", b"{}", "application/json");
     encoded.properties = encoded.properties.with_content_encoding("gzip".into());
     let mut plain = push("json", b"{ \"a\":\n1.0 }", "application/json");
-    // As kombu sends all that it sends.
+    // As kombu sends every message.
     plain.properties = plain.properties.with_content_encoding("utf-8".into());
     vec![
         plain,

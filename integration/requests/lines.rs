@@ -1,11 +1,11 @@
-//! `tidegate push --ndjson`: many requests, a line each.
+//! `tidegate push --ndjson`: many requests, one per line.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidegate_harness::{binary, wait_until, Daemon, Site, Told};
 
-/// Runs it with these lines as standard input.
+/// Runs the command with these lines as standard input.
 fn push(daemon: &Daemon, arguments: &[&str], lines: &str) -> Told {
     let mut child = Command::new(binary())
         .arg("push")
@@ -19,7 +19,7 @@ fn push(daemon: &Daemon, arguments: &[&str], lines: &str) -> Told {
         .expect("the command starts");
     let mut input = child.stdin.take().expect("its input");
     let lines = lines.to_owned();
-    // It ends at the first fault, and reads no further.
+    // The command ends at the first fault and reads no further.
     let writer = std::thread::spawn(move || drop(input.write_all(lines.as_bytes())));
     let output = child.wait_with_output().expect("the command's end");
     writer.join().expect("the lines");
@@ -53,11 +53,11 @@ fn a_line_is_a_request_and_the_same_lines_again_are_dropped() {
     assert!(told.out.contains("3001"), "{told:?}");
     let last = site.client.consume(&site.queue("mail")).items(1, Duration::from_secs(30)).remove(0);
     assert_eq!(last.id, "last");
-    // It came behind all others.
+    // The last line came after all others.
     assert_eq!(daemon.state()["totals"]["duplicates"]["keep"]["dropped"], 3_000, "{}", daemon.state());
 }
 
-/// What the envelope takes, lines take.
+/// Lines accept the same values as the envelope.
 #[test]
 fn integers_are_ids_and_applications() {
     let site = Site::new("lineints");
@@ -104,7 +104,7 @@ fn who_writes_slowly_hears_of_a_fault_before_the_next_line() {
     let site = Site::new("slow-lines");
     site.application("shop");
     let daemon = site.start(&site.config());
-    // Nothing is bound to it any more: what is published comes back.
+    // Without a binding, published messages are returned.
     site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
     let mut child = Command::new(binary())
         .args(["push", "--ndjson", "shop", "--config"])
@@ -116,7 +116,7 @@ fn who_writes_slowly_hears_of_a_fault_before_the_next_line() {
         .expect("the command starts");
     let mut input = child.stdin.take().expect("its input");
     input.write_all(b"{\"payload\":1}\n").expect("a line");
-    // The input stays open, and nothing more comes.
+    // The input stays open without further lines.
     wait_until("the end of the command", Duration::from_secs(20), || {
         child.try_wait().expect("its status").is_some()
     });

@@ -1,4 +1,4 @@
-//! What entries of batches pass on of their requests: `copy_headers` and `copy_properties`.
+//! Fields of requests that the entries of a batch pass on: `copy_headers` and `copy_properties`.
 
 use serde_json::{json, Value};
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn passing_on(site: &Site<'_>, format: &str) -> Config {
         .set("defaults.copy_properties", r#"["correlation_id", "type", "timestamp"]"#)
 }
 
-/// One with all of it, and one without any.
+/// One request with all these fields, and one without any.
 fn two(site: &Site<'_>) -> [Push; 2] {
     let mut traced = site
         .push("shop", "{}")
@@ -38,7 +38,7 @@ fn entries(received: &Received) -> Vec<Value> {
     }
 }
 
-/// As the contract says for `json` and `ndjson`.
+/// As the contract specifies for `json` and `ndjson`.
 fn check_entry(entry: &Value) {
     assert_eq!(entry["headers"], json!({"traceparent": TRACE, "x-tenant": "blue"}), "{entry}");
     assert_eq!(entry["correlation_id"], "c-9");
@@ -82,7 +82,7 @@ fn cloudevents() {
     assert!(keys(&events[0]).iter().all(|name| *name == "data_base64" || named(name)), "{}", events[0]);
 }
 
-/// In whatever way it has waited: in memory, in the store alone, for a queue that was not there.
+/// For every way of waiting: in memory, in the store only, and parked.
 #[test]
 fn they_outlive_a_kill_and_a_retry() {
     let site = Site::new("passed-kill");
@@ -96,7 +96,7 @@ fn they_outlive_a_kill_and_a_retry() {
     site.client.publish_all([far, parked]);
     wait_until("it is parked", Duration::from_secs(10), || daemon.items("parked") == 1);
     daemon.kill9();
-    // A choice that has been made stays, also where the configuration is another one by then.
+    // The choice is made on arrival and stays, even if the configuration changes.
     daemon.rewrite(&config.clone().set("defaults.copy_headers", "[]"));
     daemon.start_again();
     daemon.wait_ready();
@@ -124,7 +124,7 @@ fn a_reload_counts_for_what_comes_then() {
     check_entry(&late);
     let early = entries(&inbox.next()).remove(0);
     assert_eq!((&early["id"], early.get("headers")), (&json!("early"), None));
-    // A file with a fault changes nothing, and names the key.
+    // A faulty file changes nothing, and the log names the key.
     daemon.rewrite(&config.set("defaults.copy_headers", r#"["x-delay"]"#));
     daemon.hup();
     wait_until("it is refused", Duration::from_secs(10), || daemon.log().contains("defaults.copy_headers"));
@@ -139,7 +139,7 @@ fn what_is_passed_on_counts_towards_max_bytes() {
         let inbox = site.inbox("shop");
         let config = passing_on(&site, format).text("defaults.max_bytes", "16KiB");
         let mut daemon = site.start(&config);
-        // Each control character takes six bytes; a table within an event is text within text.
+        // Each control character is encoded in six bytes; a table in an event is JSON text inside JSON text.
         let mut table = FieldTable::default();
         table.insert("\"k\"".into(), tidegate_harness::text(&"\"\\".repeat(100)));
         let push = |n: usize| {
@@ -151,7 +151,7 @@ fn what_is_passed_on_counts_towards_max_bytes() {
         let at_once = (20..40).map(|n| push(n).customer("b").delay(3_000));
         site.client.publish_all(windowed.chain(at_once));
         wait_until("all is taken", Duration::from_secs(10), || daemon.items("waiting") >= 20);
-        // Also of what has been read from the store.
+        // Also for items that are read from the store.
         daemon.kill9();
         daemon.start_again();
         let mut seen = std::collections::BTreeSet::new();

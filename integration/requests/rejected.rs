@@ -1,10 +1,11 @@
-//! Requests that cannot be understood end in the dead-letter queue with a reason and a sentence that names the
-//! field; those of others go on.
+//! Malformed requests are dead-lettered with a reason and a sentence that names the field; others are not
+//! affected.
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, ByteArray, FieldTable};
 use tidegate_harness::{now_ms, text, Push, Site, Verdict};
 
+/// Judges promise 8.
 #[test]
 fn each_malformed_field_is_named_and_nobody_else_is_held_up() {
     let site = Site::new("malformed");
@@ -14,7 +15,7 @@ fn each_malformed_field_is_named_and_nobody_else_is_held_up() {
     let now = i64::try_from(now_ms()).expect("a date");
     let push = || site.push("shop", "{}");
     let long = "x".repeat(201);
-    // Not among them: floats that are no numbers; RabbitMQ itself cuts the connection of whoever publishes one.
+    // Without NaN and infinite floats: RabbitMQ closes the connection of a client that publishes one.
     let cases: Vec<(Push, &str, &str)> = vec![
         (push().delay(1000).number("x-deliver-at", now + 50_000), "invalid", "x-delay"),
         (push().number("x-deliver-at", now / 1000), "invalid", "x-deliver-at"),
@@ -84,6 +85,7 @@ fn a_dead_letter_carries_what_it_came_with() {
     assert!(letter.header("x-tidegate-attempts").is_some());
 }
 
+/// Judges promise 8.
 #[test]
 fn an_expiration_of_the_producer_ends_in_the_dead_exchange_and_not_in_nothing() {
     let Some(node) = tidegate_harness::Node::controlled("expiration") else { return };

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// By task, with a glossary.
+/// The index of all documents, with the glossary.
 const INDEX: &str = "docs/README.md";
-/// Words of the glossary, at most: more would explain what should rather be renamed.
+/// Size limit of the glossary: beyond it, words should be renamed instead of explained.
 const MOST_WORDS: usize = 60;
+/// Length limit of a guide, lines.
+const MOST_LINES: usize = 200;
 
-/// One document.
+/// A document's headings and links.
 #[derive(Default)]
 struct Document {
-    /// Anchors of all headings, each with the number of its `#`.
+    /// Anchors of all headings, each with its level.
     headings: Vec<(usize, String)>,
     links: Vec<Link>,
     words: usize,
@@ -21,12 +23,12 @@ struct Document {
 
 struct Link {
     line: usize,
-    /// It stands above the first section, as a table of contents does.
+    /// Whether it comes before the first section, as a table of contents does.
     is_above: bool,
     target: String,
 }
 
-/// As GitHub makes it: lower case, without punctuation, hyphens for spaces.
+/// GitHub's anchor: lower case, without punctuation, hyphens for spaces.
 fn anchor(heading: &str) -> String {
     let kept = |c: char| c.is_alphanumeric() || ['-', '_', ' '].contains(&c);
     heading.to_lowercase().chars().filter(|&c| kept(c)).map(|c| if c == ' ' { '-' } else { c }).collect()
@@ -59,9 +61,8 @@ fn read(text: &str) -> Document {
     document
 }
 
-/// All of them, by path.
-fn documents() -> BTreeMap<PathBuf, Document> {
-    let mut found = BTreeMap::new();
+/// All documents by path.
+pub fn texts() -> BTreeMap<String, String> {
     let mut folders = vec![PathBuf::from("docs")];
     let mut paths: Vec<PathBuf> =
         fs::read_dir(".").expect("the project").flatten().map(|e| e.file_name().into()).collect();
@@ -71,15 +72,17 @@ fn documents() -> BTreeMap<PathBuf, Document> {
             into.push(entry.path());
         }
     }
-    for path in paths.into_iter().filter(|path| path.extension().is_some_and(|name| name == "md")) {
-        let text = fs::read_to_string(&path).expect("a document");
-        found.insert(path, read(&text));
-    }
-    assert!(found.len() > 10, "{} documents", found.len());
-    found
+    paths.retain(|path| path.extension().is_some_and(|name| name == "md"));
+    assert!(paths.len() > 10, "{} documents", paths.len());
+    let read = |path: PathBuf| (path.display().to_string(), fs::read_to_string(&path).expect("a document"));
+    paths.into_iter().map(read).collect()
 }
 
-/// The file that a link of this document leads to, and the anchor in it; `None` where it leads out of the project.
+fn documents() -> BTreeMap<PathBuf, Document> {
+    texts().into_iter().map(|(path, text)| (path.into(), read(&text))).collect()
+}
+
+/// Target file and anchor of a link; `None` if it leads out of the project.
 fn place(from: &Path, target: &str) -> Option<(PathBuf, String)> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -113,7 +116,18 @@ pub fn links_lead_somewhere(_: &[Source]) -> Vec<String> {
     faults
 }
 
-/// By the index itself, or by the table of contents of a document that the index names.
+/// A guide covers one task and can be read in one sitting.
+pub fn guides_are_short(_: &[Source]) -> Vec<String> {
+    let guides = ["docs/guide", "docs/operate"].into_iter().flat_map(|folder| {
+        let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder}: {error}"));
+        entries.flatten().map(|entry| entry.path())
+    });
+    let lines = |path: &PathBuf| fs::read_to_string(path).expect("a guide").lines().count();
+    let long = guides.map(|path| (lines(&path), path)).filter(|(lines, _)| *lines > MOST_LINES);
+    long.map(|(lines, path)| format!("{}: {lines} lines", path.display())).collect()
+}
+
+/// Through the index itself, or through the table of contents of a document in the index.
 pub fn the_index_leads_everywhere(_: &[Source]) -> Vec<String> {
     let documents = documents();
     let index = &documents[Path::new(INDEX)];

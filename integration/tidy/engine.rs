@@ -1,11 +1,11 @@
-//! Rules of the engine: pure, and cut into parts that know each other by their methods only.
+//! Rules of the engine: it is pure, and its parts know only each other's methods.
 
 use crate::source::{block, words, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Modules that hold values and no state (`ids`: typed handles): their fields are for everybody.
+/// Modules with values and without state (`ids`: typed handles), whose fields are public.
 const PLAIN: [&str; 7] = ["types", "event", "request", "snapshot", "size", "mutant", "ids"];
-/// Fields of the composition: each is a part, or what all parts are given.
+/// Limit of the composition's fields: each is a part, or shared by all parts.
 const MOST_FIELDS: usize = 15;
 
 const IMPURE: [&str; 13] = [
@@ -28,7 +28,7 @@ fn parts(sources: &[Source]) -> impl Iterator<Item = (&Source, &str)> {
     sources.iter().filter_map(|source| Some((source, source.engine_part()?)))
 }
 
-/// No clock, no input or output, no threads: the same inputs give the same effects.
+/// No clock, no I/O, no threads: the same inputs give the same effects.
 pub fn is_pure(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
     for (source, _) in parts(sources) {
@@ -41,7 +41,7 @@ pub fn is_pure(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// The order of a hash map differs from run to run; `Lookup` has none to walk in.
+/// The iteration order of a hash map differs between runs; `Lookup` offers no iteration.
 pub fn hashes_by_lookup_only(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
     for (source, _) in parts(sources).filter(|(_, part)| *part != "lookup") {
@@ -52,7 +52,7 @@ pub fn hashes_by_lookup_only(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// `Engine` is put together, and named, in one file: what the parts share they are given.
+/// `Engine` is composed and named in one file; parts receive what they share.
 pub fn composed_in_one_file(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
     for (source, _) in parts(sources).filter(|(_, part)| *part != "mod") {
@@ -63,7 +63,7 @@ pub fn composed_in_one_file(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// The fields of each struct as they are declared, with their places.
+/// The declared fields of each struct, with their positions.
 fn fields(code: &str) -> Vec<(String, Vec<(&str, usize)>)> {
     let mut out = vec![];
     let all: Vec<(usize, &str)> = words(code).collect();
@@ -76,7 +76,7 @@ fn fields(code: &str) -> Vec<(String, Vec<(&str, usize)>)> {
         for (at, byte) in code.bytes().enumerate().take(end).skip(open + 1) {
             match byte {
                 b'<' | b'(' | b'[' | b'{' => depth += 1,
-                // The arrow of a function's type closes nothing.
+                // The arrow of a function type closes no bracket.
                 b'>' if code.as_bytes()[at - 1] == b'-' => {}
                 b'>' | b')' | b']' => depth -= 1,
                 b',' | b'}' if depth == 0 => {
@@ -95,7 +95,7 @@ fn fields(code: &str) -> Vec<(String, Vec<(&str, usize)>)> {
     out
 }
 
-/// The composition is small.
+/// The composition has few fields.
 pub fn few_fields(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
     for (source, _) in parts(sources).filter(|(_, part)| *part == "mod") {
@@ -108,10 +108,10 @@ pub fn few_fields(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// A type with more methods is more than one thing.
+/// A type with more methods has more than one responsibility.
 const MOST_METHODS: usize = 40;
 
-/// Each `impl` of a file: the name of its type, and what stands between its braces.
+/// Each `impl` of a file: type name and body.
 fn impls(code: &str) -> Vec<(&str, &str)> {
     let of = |(at, _): (usize, &str)| {
         let head = &code[at + 5..];
@@ -124,7 +124,7 @@ fn impls(code: &str) -> Vec<(&str, &str)> {
     code.match_indices("\nimpl").filter_map(of).collect()
 }
 
-/// How many methods each type has in a file. `code` is without comments and tests.
+/// Number of methods of each type in a file. `code` is without comments and tests.
 fn methods(code: &str) -> BTreeMap<&str, usize> {
     let is_method = |line: &&str| {
         let head = line.strip_prefix("    ").filter(|rest| !rest.starts_with(' ')).unwrap_or_default();
@@ -139,7 +139,7 @@ fn methods(code: &str) -> BTreeMap<&str, usize> {
     out
 }
 
-/// No type of a part is all of it.
+/// No type of a part has too many methods.
 pub fn few_methods(sources: &[Source]) -> Vec<String> {
     let mut all: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for (source, part) in parts(sources) {
@@ -151,20 +151,20 @@ pub fn few_methods(sources: &[Source]) -> Vec<String> {
     many.map(|((part, name), count)| format!("src/engine/{part}: {name} has {count} methods")).collect()
 }
 
-/// Types that change themselves: a method of theirs takes `&mut self`.
+/// Types with a method that takes `&mut self`.
 fn owners(code: &str) -> BTreeSet<&str> {
     impls(code).into_iter().filter(|(_, body)| body.contains("&mut self")).map(|(name, _)| name).collect()
 }
 
-/// A declared field is seen outside its part, whose methods may stand in several files.
+/// Whether a field is visible outside its part, whose methods may be in several files.
 fn leaves_part(field: &str, path: &str, part: &str) -> bool {
     let inside = path.contains(&format!("/{part}/")) && !path.ends_with("/mod.rs");
     let public = field.lines().map(str::trim).find(|line| line.starts_with("pub"));
     public.is_some_and(|line| !(inside && line.starts_with("pub(super)")))
 }
 
-/// What an owner holds is its own; others ask its methods. A record, which has no method that changes it, may show all; and
-/// an owner may show one that it holds, which has walls itself.
+/// An owner's fields are private; others use its methods. A record without methods that change it may have
+/// public fields, and an owner may expose a field that is an owner itself.
 pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
     let mut all: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -190,7 +190,7 @@ pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// First names of what a `use` tree or path names: `{a::X, b::{Y}}` gives `a` and `b`.
+/// First names in a `use` tree or path: `{a::X, b::{Y}}` gives `a` and `b`.
 fn firsts(tree: &str) -> Vec<&str> {
     if !tree.starts_with('{') {
         return words(tree).take(1).map(|(_, word)| word).collect();
@@ -211,7 +211,7 @@ fn firsts(tree: &str) -> Vec<&str> {
     out
 }
 
-/// Which part names which.
+/// The parts that each part names.
 fn imports(sources: &[Source]) -> BTreeMap<&str, BTreeSet<&str>> {
     let names: BTreeSet<&str> = parts(sources).map(|(_, part)| part).collect();
     let mut out: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -227,8 +227,8 @@ fn imports(sources: &[Source]) -> BTreeMap<&str, BTreeSet<&str>> {
     out
 }
 
-/// No part knows a part that knows it, whether by others or not: each can be understood with those below it alone.
-/// Plain values may name each other; they stand below everything.
+/// No part depends on a part that depends on it, directly or not: each can be understood with the parts below
+/// it. Modules with plain values may name each other; they are below everything.
 pub fn parts_in_layers(sources: &[Source]) -> Vec<String> {
     let mut open = imports(sources);
     for part in PLAIN {
@@ -237,7 +237,7 @@ pub fn parts_in_layers(sources: &[Source]) -> Vec<String> {
         }
     }
     assert!(open.len() > 10, "{} parts", open.len());
-    // Whoever names nobody that is left, or is named by nobody that is left, is not in a circle.
+    // A part that names no remaining part, or that no remaining part names, is not in a cycle.
     loop {
         let named_by = |part: &str| open.values().any(|named| named.contains(part));
         let free = open.iter().filter(|(part, named)| named.is_empty() || !named_by(part));
@@ -251,7 +251,7 @@ pub fn parts_in_layers(sources: &[Source]) -> Vec<String> {
     open.iter().map(|(part, named)| format!("src/engine/{part}.rs: in a circle with {named:?}")).collect()
 }
 
-/// Methods stand where their type does.
+/// Methods are in the part of their type.
 pub fn methods_beside_their_type(sources: &[Source]) -> Vec<String> {
     let mut homes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (source, part) in parts(sources) {
@@ -265,7 +265,7 @@ pub fn methods_beside_their_type(sources: &[Source]) -> Vec<String> {
         for (at, _) in source.shipped.match_indices("\nimpl") {
             let head = &source.shipped[at + 5..];
             let head = &head[..head.find('{').unwrap_or(head.len())];
-            // Of a trait for a type: the type's. Generics stand before and behind the name.
+            // An `impl` of a trait counts for its type. Generics may come before and after the name.
             let of = head.rsplit_once(" for ").map_or_else(|| after_generics(head), |(_, of)| of.trim());
             let Some((_, name)) = words(of).next() else { continue };
             if homes.get(name).is_some_and(|homes| !homes.contains(part)) {

@@ -1,34 +1,34 @@
-//! Source files as the rules see them: with comments and literals blanked out, with or without what is only for tests.
+//! Source files as the rules see them: comments and literals blanked, with or without code for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// One file below `src`.
 pub struct Source {
-    /// Below the project's folder, as in `src/engine/mod.rs`.
+    /// Path relative to the project, as in `src/engine/mod.rs`.
     pub path: String,
-    /// As it stands.
+    /// The file's text.
     pub text: String,
-    /// Comments, strings and characters blanked out; lines as they were.
+    /// Comments, strings and characters blanked; line breaks kept.
     pub code: String,
-    /// The same without what is only compiled for tests.
+    /// The same without code compiled only for tests.
     pub shipped: String,
 }
 
 impl Source {
-    /// A file of tests alone.
+    /// Whether the file contains only tests.
     pub fn is_test(&self) -> bool {
         self.path.contains("/tests/") || self.path.ends_with("tests.rs")
     }
 
-    /// Its module in `engine`, that of a folder for the files in it; `None` outside and for tests.
+    /// Its module in `engine`, or that of its folder; `None` outside of it and for tests.
     pub fn engine_part(&self) -> Option<&str> {
         let part = self.path.strip_prefix("src/engine/")?.strip_suffix(".rs")?;
         let part = part.split_once('/').map_or(part, |(folder, _)| folder);
         (!self.is_test()).then_some(part)
     }
 
-    /// Where in the file a byte of `code` stands.
+    /// Line of a byte position in `code`.
     pub fn line_at(&self, at: usize) -> usize {
         self.code[..at].matches('\n').count() + 1
     }
@@ -39,7 +39,7 @@ pub fn sources() -> Vec<Source> {
     below("src")
 }
 
-/// Those of the tests that see tidegate from outside; what measures is none of them.
+/// The black-box tests, without benchmarks and harness.
 pub fn black_box_tests() -> Vec<Source> {
     let mut tests = below("integration");
     tests.retain(|test| !["/bench", "/harness/", "/tidy"].iter().any(|part| test.path.contains(part)));
@@ -73,12 +73,12 @@ fn collect(folder: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// Blanks with the same number of bytes and the same lines.
+/// Blanks of the same length in bytes, with the same line breaks.
 fn blank(text: &str, out: &mut String) {
     out.extend(text.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
 }
 
-/// Length of the literal or comment that `rest` begins with; 0 for anything else.
+/// Length of the literal or comment at the beginning of `rest`; 0 for anything else.
 fn length_of_other(rest: &str, after_word: bool) -> usize {
     let until =
         |from: usize, end: &str| rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len());
@@ -98,7 +98,7 @@ fn length_of_other(rest: &str, after_word: bool) -> usize {
     }
     let quote = raw.bytes().next().filter(|byte| b"\"'".contains(byte));
     let Some(quote) = quote.filter(|_| prefix <= 1) else { return 0 };
-    // A lifetime has no second quote behind one character.
+    // A lifetime has no second quote after one character.
     let is_char = raw[1..].starts_with('\\') || raw[1..].chars().nth(1) == Some('\'');
     if quote == b'\'' && !is_char {
         return 0;
@@ -131,11 +131,11 @@ fn blanked(text: &str) -> String {
     out
 }
 
-/// Where the block ends that opens at or behind `from`; `None` if a `;` comes first.
+/// Start and end of the block that opens at or after `from`; `None` if a `;` comes first.
 pub fn block(code: &str, from: usize) -> Option<(usize, usize)> {
     let mut depth = 0;
     let mut open = None;
-    // Brackets of a signature (`[u8; 4]`) hold semicolons that end nothing.
+    // Brackets in a signature (`[u8; 4]`) may contain semicolons.
     let mut inside = 0;
     for (at, byte) in code.bytes().enumerate().skip(from) {
         match byte {
@@ -177,7 +177,7 @@ fn without_tests(code: &str) -> String {
     out
 }
 
-/// Words of code with their places.
+/// The words of code, with their positions.
 pub fn words(code: &str) -> impl Iterator<Item = (usize, &str)> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut at = 0;

@@ -1,4 +1,5 @@
-//! Trouble on one publishing channel stays there: dead letters, batches alone, a channel closed over a message.
+//! A failure of one publishing channel stays there: dead letters, batches alone, a channel closed because of
+//! a message.
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
@@ -32,8 +33,9 @@ fn dead_of(event: Event) -> Option<Option<String>> {
     }
 }
 
-/// A channel closed over the content of a message: all there are suspects, and the culprit is found alone while the main
-/// channel goes on.
+/// The broker closes a channel because of a message: all batches on it are suspects, and the culprit is found
+/// on a channel alone while the main channel continues.
+/// Judges promise 6.
 #[test]
 fn a_culprit_is_found_alone_on_the_same_connection() {
     let script: Script = Box::new(|mut peer, n| {
@@ -41,11 +43,11 @@ fn a_culprit_is_found_alone_on_the_same_connection() {
         let batches: Vec<Published> = (0..3).map(|_| peer.next_publish()).collect();
         peer.ack(batches[0].channel, batches[0].tag, false);
         peer.close_channel(batches[0].channel, 406, TOO_LARGE);
-        // They come in any order.
+        // They arrive in any order.
         let (mut main, mut culprit, mut innocent) = (None, false, false);
         while main.is_none() || !culprit || !innocent {
             match peer.next() {
-                // Number 4 stays open until the suspects are through.
+                // Number 4 stays unconfirmed until the suspects are settled.
                 Seen::Published(p) if p.routing_key == "app4" => main = Some((p.channel, p.tag)),
                 Seen::Published(p) if p.routing_key == "app2" => {
                     peer.close_channel(p.channel, 406, TOO_LARGE);
@@ -77,7 +79,9 @@ fn a_culprit_is_found_alone_on_the_same_connection() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
-/// The dead exchange is missing, at the start and later: dead letters are told so, everything else goes on.
+/// The dead-letter exchange is missing, at the start and later: dead letters get that outcome, everything
+/// else continues.
+/// Judges promise 6.
 #[test]
 fn a_missing_dead_exchange_holds_up_dead_letters_alone() {
     let (go, next) = channel::<()>();
@@ -124,7 +128,7 @@ fn a_missing_dead_exchange_holds_up_dead_letters_alone() {
             "{settled:?}"
         );
     }
-    // Declared, and yet refused at the publish.
+    // The exchange is declared, but the publish is refused.
     daemon.amqp.publish(vec![batch(50)]);
     assert_eq!(daemon.settled(1)[&50], confirmed(50));
     daemon.amqp.publish(vec![letter(102), batch(51)]);
@@ -140,7 +144,8 @@ fn a_missing_dead_exchange_holds_up_dead_letters_alone() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
-/// A letter that is too large for the broker: those with it are suspects, and batches never notice.
+/// A dead letter that is too large for the broker: those on its channel are suspects, and batches are not
+/// affected.
 #[test]
 fn a_refused_dead_letter_closes_the_channel_of_dead_letters_alone() {
     let script: Script = Box::new(|mut peer, n| {
@@ -177,7 +182,8 @@ fn a_refused_dead_letter_closes_the_channel_of_dead_letters_alone() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
-/// Batches alone each have a channel; one whose confirm is overdue stays until the engine says that it gives it up.
+/// Each batch alone has a channel; one with an overdue confirm stays open until the engine gives it up.
+/// Judges promise 6.
 #[test]
 fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     const LIMIT: Duration = Duration::from_secs(2);
@@ -188,14 +194,14 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
         let mut unanswered: Vec<Published> = Vec::new();
         loop {
             match peer.next() {
-                // Those of a queue without its majority.
+                // Batches for a queue without a majority.
                 Seen::Published(p) if p.properties.headers().is_some() && p.routing_key.len() == 5 => {
                     assert!(unanswered.iter().all(|other| other.channel != p.channel), "alone");
                     unanswered.push(*p);
                 }
                 Seen::Published(p) if p.routing_key == "app7" => {
                     next.lock().unwrap().recv().unwrap();
-                    // Its majority is back: the confirm comes late.
+                    // The queue has a majority again: the confirm comes late.
                     let late = unanswered.iter().find(|other| other.routing_key == "app11").unwrap();
                     peer.ack(late.channel, late.tag, false);
                     peer.ack(p.channel, p.tag, false);
@@ -228,7 +234,7 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
-/// Acks whatever comes, until the client is gone.
+/// Acks every publish until the client is gone.
 fn serve_acking(peer: &mut Peer) {
     loop {
         match peer.next() {
@@ -239,8 +245,9 @@ fn serve_acking(peer: &mut Peer) {
     }
 }
 
-/// The broker reads nothing more of the connection, over a queue without majority: another takes its place long before
-/// confirms are overdue, and each that was out is tried alone.
+/// The broker stops reading from the connection, because of a queue without a majority: another connection
+/// replaces it long before confirms are overdue, and each unconfirmed batch is tried alone.
+/// Judges promise 6.
 #[test]
 fn a_connection_that_stands_still_is_replaced() {
     let (end, ended) = channel::<()>();
@@ -250,10 +257,10 @@ fn a_connection_that_stands_still_is_replaced() {
             return serve_acking(&mut peer);
         }
         let answered = peer.next_publish();
-        // Both channels are there: it works so far.
+        // Both channels are open: it works so far.
         assert!(peer.answer_selects(2));
         peer.ack(answered.channel, answered.tag, false);
-        // Open, and neither read nor written, until all is over.
+        // The connection stays open, but is neither read nor written until the end.
         let _ = ended.lock().unwrap().recv();
     });
     let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
@@ -276,13 +283,14 @@ fn a_connection_that_stands_still_is_replaced() {
     drop(end);
 }
 
-/// A slow queue is no reason to give up a connection on which the broker answers.
+/// A slow queue does not end a connection on which the broker still answers.
+/// Judges promise 6.
 #[test]
 fn a_connection_that_answers_stays_though_a_confirm_does_not_come() {
     let script: Script = Box::new(|mut peer, n| {
         assert_eq!(n, 0, "the connection stays");
         let slow = peer.next_publish();
-        // As long as a queue may be slow: none of the questions goes unanswered.
+        // For as long as a queue may be slow, every liveness probe is answered.
         assert!(peer.answer_selects(5), "it is asked again and again");
         peer.ack(slow.channel, slow.tag, false);
         serve_acking(&mut peer);
@@ -294,7 +302,7 @@ fn a_connection_that_answers_stays_though_a_confirm_does_not_come() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
-/// The broker pauses under load: however often the publisher is woken meanwhile, it has the same patience.
+/// The broker pauses under load: the time limit does not depend on how often the publisher is woken.
 #[test]
 fn a_connection_that_pauses_under_load_stays() {
     const PAUSE: Duration = Duration::from_secs(3);
@@ -316,7 +324,7 @@ fn a_connection_that_pauses_under_load_stays() {
         std::thread::sleep(Duration::from_millis(5));
     }
     go.send(()).unwrap();
-    // The first was read, and its answer is lost with the pause.
+    // The first publish was read during the pause, and is never confirmed.
     let settled = daemon.settled(last as usize - 1);
     assert!((2..=last).all(|n| settled[&n] == confirmed(n)), "{settled:?}");
     assert_eq!(daemon.amqp.stats().egress_failures, 0);

@@ -1,5 +1,6 @@
-//! The publishing connection ends, whatever is open on which of its channels: its end is noticed and told within its
-//! limit, every outcome is told once, the next connection goes on, and a culprit is found by its own connection.
+//! The publishing connection ends, with any publishes open on any channels: the end is noticed and reported
+//! within its limit, each outcome is reported once, the next connection continues, and a culprit is found on
+//! a separate connection.
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
@@ -12,7 +13,7 @@ use tidegate::engine::types::{Batch, Dead, Outcome, Reason};
 use tidegate_harness::{seed, Moments};
 
 const FRAME: &str = "FRAME_ERROR - frame too large";
-/// Before it the broker's test could not end: nothing of it takes longer than the search for the reason (250 ms).
+/// The fake broker cannot end earlier; nothing takes longer than the wait for the close reason (250 ms).
 const SOON: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,7 +26,7 @@ enum Way {
 const WAYS: [Way; 3] = [Way::Main, Way::Alone, Way::Letter];
 
 impl Way {
-    /// Another number for each.
+    /// A batch for this kind of channel, with this number.
     fn batch(self, number: u64) -> Batch {
         match self {
             Way::Main => batch(number),
@@ -40,11 +41,11 @@ impl Way {
 
 #[derive(Clone, Copy, Debug)]
 enum Ending {
-    /// The socket is closed.
+    /// The socket is closed without a close frame.
     Torn,
     /// An operator closes the connection.
     Closed,
-    /// The broker closes it over a message.
+    /// The broker closes it because of a message.
     Blamed,
 }
 
@@ -60,7 +61,7 @@ impl Ending {
     }
 }
 
-/// Acks all that comes.
+/// Acks every publish.
 fn taking(mut peer: Peer) {
     loop {
         match peer.next() {
@@ -75,7 +76,7 @@ fn number_of(published: &Published) -> u64 {
     published.routing_key.trim_start_matches("app").parse().expect("a number")
 }
 
-/// The connection was noticed to be lost, and the next one takes what is given to it.
+/// Waits until the loss is noticed, and expects the next connection to confirm a batch.
 fn goes_on(daemon: &Daemon, since: Instant, what: &str) {
     daemon.wait("the loss", |event| matches!(event, Event::EgressLost).then_some(()));
     assert!(since.elapsed() < SOON, "{what}: the loss was told after {:?}", since.elapsed());
@@ -84,8 +85,8 @@ fn goes_on(daemon: &Daemon, since: Instant, what: &str) {
     assert_eq!(daemon.settled(1)[&900], confirmed(900), "{what}");
 }
 
-/// Every mixture of what can be unconfirmed, every end. On a connection that a message has ended, what shares a channel
-/// are suspects; what was alone is not known.
+/// Every combination of unconfirmed publishes, with every ending. If a message ended the connection, batches
+/// on a shared channel are suspects; those alone are unknown.
 #[test]
 fn whatever_is_open_on_whichever_channel_the_connections_end_is_taken_for_one() {
     let cases = (0..8_u32).flat_map(|open| ENDINGS.map(|ending| (open, ending)));
@@ -103,7 +104,7 @@ fn ends_with(open: u32, ending: Ending) {
         if n > 0 {
             return taking(peer);
         }
-        // One each way is answered: the channels are open, and idle unless there is another.
+        // One publish on each channel is answered: the channels are open, and idle unless another follows.
         let mut left = 3 + expected;
         while left > 0 {
             match peer.next() {
@@ -127,7 +128,7 @@ fn ends_with(open: u32, ending: Ending) {
     let since = Instant::now();
     daemon.amqp.publish(ways.iter().zip(10..).map(|(way, number)| way.batch(number)).collect());
     if ways.is_empty() {
-        // Nothing was asked for: the script has ended it by itself.
+        // Nothing was published: the script ends the connection without a cause.
         return goes_on(&daemon, since, &what);
     }
     let settled = daemon.settled(ways.len());
@@ -139,7 +140,7 @@ fn ends_with(open: u32, ending: Ending) {
     goes_on(&daemon, since, &what);
 }
 
-/// Channels that are closed one after the other, in every order, and then the connection.
+/// Channels are closed one after the other, in every order, and then the connection.
 #[test]
 fn channels_may_end_in_any_order_before_their_connection_does() {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
@@ -177,7 +178,7 @@ fn channels_may_end_in_any_order_before_their_connection_does() {
     }
 }
 
-/// Batch 5 has ended the connection, over what it contains, and is suspected.
+/// Batch 5 has ended the connection by its content, and is a suspect.
 fn with_a_suspect(script: Script) -> Daemon {
     let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
     daemon.ready();
@@ -191,8 +192,8 @@ fn refused() -> Outcome {
     Outcome::Refused(format!("501 {FRAME}").into())
 }
 
-/// The one over which the broker ends the connection: then it is alone, on a connection of its own, and whoever goes on
-/// the other one does not notice.
+/// The batch over which the broker ends the connection is then sent alone on a separate connection, and the
+/// other connection is not affected.
 #[test]
 fn a_culprit_ends_its_own_connection_only_once_it_is_suspected() {
     let ended = Arc::new(Mutex::new(BTreeSet::new()));
@@ -224,8 +225,8 @@ fn a_culprit_ends_its_own_connection_only_once_it_is_suspected() {
     assert_eq!(ended, ["tidegate egress", "tidegate egress, apart"]);
 }
 
-/// A publish that is ended at once, while the channel of dead letters is being opened and one that goes alone is about to
-/// be: the publish alone was it, and its text is the reason.
+/// A publish ends the connection while the channel of dead letters is being opened, and a channel alone is
+/// about to be: that publish is the culprit, with the broker's text as the reason.
 #[test]
 fn what_is_only_being_opened_knows_of_no_culprit() {
     let cases = (0..40).map(|_| {
@@ -246,7 +247,7 @@ fn what_is_only_being_opened_knows_of_no_culprit() {
             daemon.amqp.publish(vec![batch(5), Way::Alone.batch(6)]);
             let settled = daemon.settled(2);
             assert_eq!(settled[&5], refused());
-            // It may have got its channel, or not; where it has it is suspected with the other.
+            // It may have got a channel or not; if it has, both are suspects.
             if settled[&6] == Outcome::Unsent {
                 daemon.ready();
                 daemon.amqp.publish(vec![Way::Alone.batch(6)]);
@@ -259,7 +260,8 @@ fn what_is_only_being_opened_knows_of_no_culprit() {
     }
 }
 
-/// Its own connection ends, and not over what it contains: nobody else notices, and it is not sent again at once.
+/// A suspect's separate connection ends for another reason: other batches are not affected, and the suspect
+/// is not sent again at once.
 #[test]
 fn a_suspect_whose_own_connection_is_lost_waits_and_nobody_else_does() {
     let script: Script = Box::new(|mut peer, n| loop {
@@ -281,7 +283,7 @@ fn a_suspect_whose_own_connection_is_lost_waits_and_nobody_else_does() {
     assert_eq!(daemon.amqp.stats().egress_failures, 1, "the first time only");
 }
 
-/// Any mixture of answers and ends, at any moment: whatever was handed over is settled, each once, and in time.
+/// Any combination of answers and endings at any moment: every batch is settled, exactly once and in time.
 #[test]
 fn every_batch_is_settled_once_whatever_ends_whenever() {
     let first = seed();
@@ -291,7 +293,7 @@ fn every_batch_is_settled_once_whatever_ends_whenever() {
     }
 }
 
-/// Connections that misbehave, before one that takes all.
+/// Number of connections that misbehave, before one that acks everything.
 const BAD: usize = 6;
 
 fn random_case(seed: u64) {
@@ -302,7 +304,7 @@ fn random_case(seed: u64) {
         }
         let mut moments = Moments::seeded(seed, &n.to_string());
         let ending = ENDINGS[moments.pick(0, 3) as usize];
-        // One that is apart has a single publish, and waits for its answer as long as nobody needs its place.
+        // A separate connection has a single publish, and waits for its answer until its place is needed.
         let (mut left, answers) =
             if peer.name.ends_with("apart") { (0, 5) } else { (moments.pick(0, 12), 6) };
         loop {
@@ -325,7 +327,7 @@ fn random_case(seed: u64) {
                     peer.ack(channel, tag, false);
                 }
                 4 => peer.close_channel(channel, 406, "PRECONDITION_FAILED - no"),
-                // Never answered.
+                // This one is never answered.
                 _ => {}
             }
         }
@@ -346,7 +348,7 @@ fn random_case(seed: u64) {
     let end = Instant::now() + Duration::from_secs(60);
     while (0..number).any(|number| !all.contains_key(&number)) {
         assert!(Instant::now() < end, "seed {seed}: {} of {number} settled", all.len());
-        // So that each of the bad connections comes to its end.
+        // A further publish lets each bad connection reach its end.
         daemon.amqp.publish(vec![batch(filler)]);
         filler += 1;
         for (number, outcome) in daemon.settled_next() {

@@ -1,4 +1,4 @@
-//! Taking requests: pauses that return nothing, a prefetch that grows, and one daemon for each queue.
+//! Intake: pauses that return nothing, a growing prefetch, and one daemon for each queue.
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Script, Seen};
@@ -16,7 +16,9 @@ fn is_request(event: &Event) -> bool {
     matches!(event, Event::Requests(_) | Event::IngestLost)
 }
 
-/// A pause costs neither channel nor consumer: what comes meanwhile is held, acks go on, and the resume forwards.
+/// A pause closes neither channel nor consumer: deliveries during the pause are held, acks continue, and the
+/// resume forwards the deliveries.
+/// Judges promise 12.
 #[test]
 fn a_pause_holds_deliveries_and_returns_none() {
     let (told, tells) = channel();
@@ -62,8 +64,9 @@ fn a_pause_holds_deliveries_and_returns_none() {
     assert_eq!(daemon.amqp.stats().ingest_failures, 0);
 }
 
-/// Held for nearly the broker's consumer timeout, they are returned, once; consuming begins again with the resume. A
-/// pause with nothing held returns nothing, however long.
+/// Deliveries held for nearly the broker's consumer timeout are returned once, and consuming begins again
+/// with the resume. A pause without held deliveries returns nothing, however long it is.
+/// Judges promise 12.
 #[test]
 fn deliveries_held_for_too_long_are_returned_once() {
     let (told, tells) = channel();
@@ -110,7 +113,7 @@ fn deliveries_held_for_too_long_are_returned_once() {
     go.send(()).unwrap();
 }
 
-/// A prefetch grows by another consumer on the same channel, and only when nothing is on its way.
+/// The prefetch grows by a new consumer on the same channel, and only when no delivery is in flight.
 #[test]
 fn the_prefetch_grows_when_it_is_used_up_and_messages_are_small() {
     let (told, tells) = channel();
@@ -144,8 +147,10 @@ fn the_prefetch_grows_when_it_is_used_up_and_messages_are_small() {
     assert_eq!(daemon.amqp.prefetch(), 1_000);
 }
 
-/// The lock queue belongs to another connection: this daemon stands by, says so once, and goes on once it has the lock,
-/// all on one connection. As long as somebody consumes it does not even try the lock: a refusal costs a channel.
+/// The lock queue belongs to another connection: this daemon stands by, logs that once, and continues once it
+/// has the lock, all on one connection. While the queue has a consumer it does not even try the lock, because
+/// a refusal closes a channel.
+/// Judges promise 11.
 #[test]
 fn a_second_daemon_waits_for_the_lock() {
     const LOCK: &str = "tidegate.lock.tidegate.ingest";
@@ -185,7 +190,8 @@ fn a_second_daemon_waits_for_the_lock() {
     assert_eq!(daemon.amqp.stats().ingest_failures, 0);
 }
 
-/// Without the permission to declare the lock it consumes all the same, and says what to grant.
+/// Without permission to declare the lock it consumes all the same, and names the permission to grant.
+/// Judges promise 11.
 #[test]
 fn without_the_right_to_the_lock_it_counts_consumers_and_warns() {
     const LOCK: &str = "tidegate.lock.tidegate.ingest";

@@ -1,4 +1,4 @@
-//! Answers to commands: each is told exactly once, whatever the broker does, and none disturbs a batch.
+//! Answers to commands: each is reported exactly once, whatever the broker does, and none affects a batch.
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Published, Script, Seen};
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use tidegate::amqp::{Event, OutgoingReply};
 use tidegate::engine::types::{Delivery, ReplyTo};
 
-/// The contract's limit for one answer, and what it may be exceeded by on a busy machine.
+/// The contract's time limit for one answer, and a margin for a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 const GRACE: Duration = PATIENCE;
-/// In every answer; no log may show it.
+/// The body of every answer; it must not appear in a log.
 const BODY: &[u8] = b"{\"result\":\"canary-answer\"}";
 
-/// To a queue named after the tag.
+/// An answer for a queue that is named after the tag.
 fn reply(tag: u64) -> OutgoingReply {
     OutgoingReply {
         delivery: Delivery { generation: 1, tag },
@@ -33,7 +33,7 @@ fn replies(tags: impl IntoIterator<Item = u64>) -> Vec<OutgoingReply> {
 }
 
 impl Daemon {
-    /// So many answers told; fails if one is told twice.
+    /// Waits for `count` reported answers; fails if one is reported twice.
     fn answered(&self, count: usize) -> Vec<u64> {
         let mut tags = Vec::new();
         while tags.len() < count {
@@ -54,7 +54,7 @@ impl Daemon {
     }
 }
 
-/// A broker whose batches are confirmed.
+/// A broker that confirms batches.
 fn broker(answers: Script) -> FakeBroker {
     let batches: Script = Box::new(|mut peer, n| {
         assert_eq!(n, 0, "answers cost the batches no connection");
@@ -115,7 +115,7 @@ fn an_answer_goes_out_while_a_batch_is_unconfirmed() {
     daemon.nothing_more_is_answered();
 }
 
-/// The login may not write to the default exchange: the broker closes the channel at each answer.
+/// The user may not write to the default exchange: the broker closes the channel at each answer.
 #[test]
 fn a_refused_answer_is_told_and_named_and_costs_no_batch() {
     let script: Script = Box::new(|mut peer, n| {
@@ -153,7 +153,8 @@ fn a_refused_answer_is_told_and_named_and_costs_no_batch() {
     assert!(!log.contains("canary-answer"));
 }
 
-/// Nothing can be sent: the oldest are given up when there are too many, and the others when their time is over.
+/// Nothing can be sent: the oldest answers are dropped when there are too many, and the others at their time
+/// limit.
 #[test]
 fn without_a_connection_answers_are_given_up_in_time() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -169,7 +170,8 @@ fn without_a_connection_answers_are_given_up_in_time() {
     daemon.nothing_more_is_answered();
 }
 
-/// It may or may not have arrived: it is told, and not sent again on the next connection.
+/// An unconfirmed answer may or may not have arrived: it is reported, and not sent again on the next
+/// connection.
 #[test]
 fn a_lost_connection_ends_what_is_unconfirmed_and_keeps_what_waits() {
     let (told, tells) = channel();
@@ -216,7 +218,7 @@ fn while_blocked_answers_wait_and_then_are_given_up() {
     let script: Script = Box::new(move |mut peer, n| {
         assert_eq!(n, 0, "the connection is not given up while blocked");
         let first = peer.next_publish();
-        // The confirm comes behind it: once it is told, the block is known.
+        // The confirm comes after it: once the confirm is reported, the block is known.
         peer.blocked("low on memory");
         peer.ack(first.channel, first.tag, false);
         next.lock().unwrap().recv().unwrap();

@@ -1,5 +1,4 @@
-//! The listener of the admin port, on an address or a unix socket, and who is at the other end of what it
-//! accepts.
+//! The listener of the admin port, on an address or a unix socket, and the peers of its connections.
 
 use super::socket::{self, AdminSocket};
 use crate::config::Listen;
@@ -9,39 +8,39 @@ use std::net::{IpAddr, SocketAddr};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-/// Either kind, bound.
+/// A bound listener of either kind.
 #[derive(Debug)]
 pub(super) enum AdminListener {
     Tcp(TcpListener),
     Unix(AdminSocket),
 }
 
-/// Bytes in both directions.
+/// A stream of bytes in both directions.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl Duplex for TcpStream {}
 impl Duplex for UnixStream {}
 
-/// Who has connected.
+/// The client of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// From this address.
+    /// A client at this address.
     Address(SocketAddr),
-    /// A process of this machine, as the kernel knew it when it connected.
+    /// A process of this machine, as the kernel reported it at the connect.
     Process { uid: u32, pid: Option<i32> },
 }
 
-/// Whose connections are counted together.
+/// Clients whose connections are counted together.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) enum Source {
-    /// All from one address.
+    /// All clients of one address.
     Machine(IpAddr),
-    /// All of one user of this machine.
+    /// All processes of one user of this machine.
     User(u32),
 }
 
 impl AdminListener {
-    /// Binds, and says where; `None` for a listener that is off.
+    /// Binds, and returns the actual address; `None` for a listener that is off.
     pub(super) async fn bind(listen: &Listen) -> io::Result<Option<(AdminListener, Listen)>> {
         match listen {
             Listen::Off => Ok(None),
@@ -57,12 +56,12 @@ impl AdminListener {
         }
     }
 
-    /// The next connection. May be dropped while it waits, without losing one.
+    /// The next connection. Cancelling the wait loses no connection.
     pub(super) async fn accept(&self) -> io::Result<(Box<dyn Duplex>, Peer)> {
         match self {
             AdminListener::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                // Only costs latency when it fails.
+                // A failure costs latency only.
                 let _ = stream.set_nodelay(true);
                 Ok((Box::new(stream), Peer::Address(address)))
             }
@@ -86,7 +85,7 @@ impl Peer {
 }
 
 impl From<IpAddr> for Source {
-    /// An IPv4 client of an IPv6 listener is the same client.
+    /// The IPv4 client of an IPv6 listener is the same source.
     fn from(address: IpAddr) -> Self {
         Source::Machine(address.to_canonical())
     }

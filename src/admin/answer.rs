@@ -1,4 +1,4 @@
-//! Asking the daemon's loop, with a bound on the wait, and the answers that are the same for all paths.
+//! Queries to the daemon's loop with a time limit, and the answers that all paths share.
 
 use super::audit::{self, Audit, Audited, Caller, RefusedLog};
 use super::command::{CommandRequest, CommandResponse, Status};
@@ -21,42 +21,44 @@ use std::time::Duration;
 use tokio::sync::{oneshot, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// How long the loop may take for a snapshot.
+/// Time limit for a snapshot by the loop.
 pub(super) const STATE_WITHIN: Duration = Duration::from_secs(5);
-/// How long a command may take: the cancel of an item in flight waits some seconds for its outcome, and a
-/// list or the cancel of a large customer for many reads.
+/// Time limit for a command. The cancel of an item in flight waits some seconds for its outcome; a list, or
+/// the cancel of a large customer, waits for many reads.
 pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
 
-/// How long an answer about dead letters waits until one of the others has been read.
+/// How long an answer about dead letters waits until another one has been read.
 const ROOM_WITHIN: Duration = Duration::from_secs(5);
-/// Answers that show dead letters and are made or being read. One takes up to three times
-/// [`crate::letters::FULL_PAGE`], or as much as the largest letter that is shown whole.
+/// Most answers with dead letters that are being prepared or read. One takes up to three times
+/// [`crate::letters::FULL_PAGE`], or the size of the largest dead letter that is shown whole. It keeps its
+/// place until its client has read it, so clients that do not read cost some 60 MiB beside `limits.memory`.
+/// Commands that change something need no place.
 pub(super) const LETTER_ANSWERS: usize = 3;
-/// Bytes of an answer that are handed over at a time.
+/// Most bytes of an answer handed over at a time.
 const PIECE: usize = 64 << 10;
 
 /// Media type of every error (RFC 9457).
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 
-/// What every handler knows.
+/// State that all handlers share.
 #[derive(Clone)]
 pub(super) struct ApiState {
     pub(super) readiness: Arc<Readiness>,
     pub(super) progress: Arc<ProgressMarks>,
     pub(super) ask: Ask,
-    /// Requests that were turned away.
+    /// The log of refused requests.
     pub(super) refused: Arc<RefusedLog>,
-    /// Room for answers about dead letters.
+    /// Places for answers about dead letters.
     pub(super) letter_answers: Arc<Semaphore>,
 }
 
 impl ApiState {
-    /// The state document of this moment, or the answer instead.
+    /// The state document of this moment, or an error response.
     pub(super) async fn state(&self) -> Result<Document, Response> {
         Ok(self.state_and_traffic().await?.0)
     }
 
-    /// As [`state`](Self::state), with what the metrics tell beyond it.
+    /// As [`state`](Self::state), with the figures that only the metrics show.
     pub(super) async fn state_and_traffic(&self) -> Result<(Document, Traffic), Response> {
         let (reply, answer) = oneshot::channel();
         (self.ask)(Query::State(reply));
@@ -70,7 +72,7 @@ impl ApiState {
         }
     }
 
-    /// Has a command carried out that changes nothing, unless it was not understood.
+    /// Runs a command that changes nothing; a bad request is refused.
     pub(super) async fn look(&self, request: Result<CommandRequest, BadRequest>) -> Response {
         match request {
             Ok(request) => of(self.carried_out(request).await),
@@ -78,7 +80,7 @@ impl ApiState {
         }
     }
 
-    /// As [`look`](Self::look), for a command that changes something: it is told who did it.
+    /// As [`look`](Self::look), for a command that changes something; the audit log names the caller.
     pub(super) async fn change(
         &self,
         caller: Caller,
@@ -96,7 +98,7 @@ impl ApiState {
         answer
     }
 
-    /// Has work on dead letters done, if it was understood; tells who did what changes something.
+    /// Runs an action on dead letters; a bad request is refused. The audit log names the caller of a change.
     pub(super) async fn letters(
         &self,
         caller: Caller,
@@ -113,7 +115,7 @@ impl ApiState {
             None => match timeout(ROOM_WITHIN, Arc::clone(&self.letter_answers).acquire_owned()).await {
                 Ok(Ok(room)) => Some(room),
                 Ok(Err(_)) | Err(_) => {
-                    return unavailable("answers about dead letters are still being read by others")
+                    return unavailable("other clients are still reading answers about dead letters")
                 }
             },
         };
@@ -160,14 +162,14 @@ impl ApiState {
     }
 }
 
-/// The same answer, which keeps its room until its client has taken it.
+/// The same answer, which keeps its place until the client has taken it.
 fn held(answer: Response, room: Option<OwnedSemaphorePermit>) -> Response {
     let Some(room) = room else { return answer };
     let (head, body) = answer.into_parts();
     let whole = (body.into_data_stream(), Bytes::new(), room);
     let pieces = stream::unfold(whole, |(mut data, mut rest, room)| async move {
         while rest.is_empty() {
-            // What was made in memory does not fail.
+            // A body made in memory does not fail.
             rest = data.next().await?.ok()?;
         }
         let piece = rest.split_to(rest.len().min(PIECE));
@@ -176,7 +178,8 @@ fn held(answer: Response, room: Option<OwnedSemaphorePermit>) -> Response {
     Response::from_parts(head, Body::from_stream(pieces))
 }
 
-/// What tells of something is the command's own JSON, `unknown` included; what is not done is a problem.
+/// A result is the command's own JSON, `unknown` included; a command that was not carried out is a problem
+/// document.
 fn of(answered: CommandResponse) -> Response {
     match answered.status {
         Status::Unavailable => busy(answered.document),
@@ -194,7 +197,7 @@ fn code(status: Status) -> StatusCode {
     }
 }
 
-/// 503 with this sentence.
+/// Status 503 with this sentence.
 pub(super) fn unavailable(text: &str) -> Response {
     busy(json!({ "error": text }))
 }
@@ -205,13 +208,13 @@ fn busy(document: Value) -> Response {
     answer
 }
 
-/// Any other refusal.
+/// Any other error response.
 pub(super) fn failure(status: StatusCode, text: &str) -> Response {
     problem(status, json!({ "error": text }))
 }
 
-/// Every error is made here: the members of RFC 9457 beside `error`, the sentence, which stays where it is.
-/// The status says what kind it is, so that no other `type` is needed.
+/// Makes every error response: the members of RFC 9457 beside `error`, which keeps the sentence. The status
+/// names the kind, so that no other `type` is needed.
 fn problem(status: StatusCode, mut document: Value) -> Response {
     let detail = document["error"].clone();
     document["type"] = "about:blank".into();

@@ -1,6 +1,7 @@
-//! Applications: how they stand, hold them back, let them go on, and what is parked.
+//! Applications: their state, pause and resume, their rate, and their parked items.
 //!
-//! How they stand is read from the state document, with the same names and the same bound on their number.
+//! The state comes from the state document, with the same names and the same bound on the number of
+//! applications.
 
 use super::answer::{failure, ApiState};
 use super::audit::Caller;
@@ -16,21 +17,21 @@ use axum::{Extension, Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// The applications of the state document, or some of them.
+/// All or some applications of the state document.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Applications {
-    /// In order of name.
+    /// Listed in order of name.
     pub applications: Vec<Application>,
-    /// The dead exchange, which is delivered to like an application.
+    /// The dead exchange, which receives dead letters like an application.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_letters: Option<Application>,
-    /// There are more than the daemon lists.
+    /// The daemon lists only some of its applications.
     pub applications_truncated: bool,
 }
 
 impl Applications {
-    /// All of them.
+    /// All applications listed.
     pub(crate) fn all(document: Document) -> Self {
         Applications {
             applications: document.snapshot.applications,
@@ -39,7 +40,7 @@ impl Applications {
         }
     }
 
-    /// Those that cannot be delivered to, or still hold items from a time when they could not.
+    /// Those that cannot be delivered to, or still hold items parked earlier.
     pub(crate) fn parked(document: Document) -> Self {
         let is_parked = |a: &Application| a.parked_since().is_some() || a.parked > 0;
         let mut all = Applications::all(document);
@@ -97,7 +98,7 @@ fn single(document: Document, application: &str) -> Response {
     let truncated = document.applications_truncated;
     match document.snapshot.applications.into_iter().find(|a| *a.name == *application) {
         Some(found) => Json(found).into_response(),
-        // It may be there all the same: `unknown` would be a lie.
+        // The application may exist beyond the list, so `unknown` would be false.
         None if truncated => failure(
             StatusCode::NOT_FOUND,
             "there are more applications than one answer lists, and this one is not among them",
@@ -123,7 +124,7 @@ async fn slow(State(shared): State<ApiState>, Extension(caller): Extension<Calle
     shared.change(caller, parse::application(uri.path()).and_then(read)).await
 }
 
-/// That of the settings again.
+/// Restores the rate of the configuration.
 async fn set_rate(
     State(shared): State<ApiState>,
     Extension(caller): Extension<Caller>,

@@ -1,9 +1,9 @@
-//! Who changed what, and how it ended: one line of the log for each command that changes something, and each
-//! deed on dead letters, under a target of its own; and, bounded in number, for requests that had no right,
-//! or would have changed something and were turned away; and one for each read of payloads.
+//! The audit log, under its own target: one line for each command that changes something, and for each such
+//! action on dead letters, with its caller and result; one for each read of payloads. Refused requests have
+//! lines too, bounded in number: those without a right, and those that would have changed something.
 //!
-//! Names are data of producers: they are quoted, and no longer than the contract lets them be. No token,
-//! header or body is ever written.
+//! Names are data of producers: they are quoted, and limited to the lengths of the contract. No token, header
+//! or body is ever written.
 
 use super::accept::Peer;
 use super::command::{CommandRequest, CommandResponse};
@@ -15,27 +15,26 @@ use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Most lines about requests that were turned away, in each span of [`REFUSED_SPAN`]: whoever may connect and
-/// no more must not fill the log.
+/// Most lines about refused requests in each [`REFUSED_SPAN`]: a client without rights must not fill the log.
 const REFUSED_LINES: u32 = 20;
 const REFUSED_SPAN: Duration = Duration::from_secs(60);
-/// Longest part of a path that is quoted, characters: a path of the contract fits unless it is all escapes.
+/// Longest quoted part of a path, characters. Every path of the contract fits unless all of it is escaped.
 const MAX_PATH: usize = 512;
 
-/// Who asks, and with what right.
+/// A client and its right.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
-    /// `None`: it did not come by a connection.
+    /// `None`: the request did not come by a connection.
     pub(super) peer: Option<Peer>,
     pub(super) grant: Grant,
 }
 
-/// Set on the answer to a command whose line is written.
+/// Marks the answer to a command that has its own line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Audited;
 
-/// A command on its way. Its line is written at its end, or when it is dropped: a client that goes before the
-/// answer does not take its command back.
+/// A command in progress. Its line is written at its end, or when this is dropped: a client that disconnects
+/// early does not revoke its command.
 #[derive(Debug)]
 pub(super) struct Audit<'c> {
     caller: Caller,
@@ -50,7 +49,7 @@ impl<'c> Audit<'c> {
         Audit { caller, action, subject, ended: false }
     }
 
-    /// `action` and filter are those of a [`crate::letters::LetterJob`] that changes something.
+    /// `action` and `filter` belong to a [`crate::letters::LetterJob`] that changes something.
     pub(super) fn of_letters(caller: Caller, action: &'static str, filter: &'c LetterFilter) -> Audit<'c> {
         let subject = Subject {
             application: filter.application.as_deref(),
@@ -61,7 +60,7 @@ impl<'c> Audit<'c> {
         Audit { caller, action, subject, ended: false }
     }
 
-    /// With the answer that the client gets.
+    /// Writes the line, with the answer that the client gets.
     pub(super) fn end(mut self, status: StatusCode, answered: &CommandResponse) {
         self.ended = true;
         let told = &answered.document;
@@ -84,7 +83,7 @@ impl<'c> Audit<'c> {
     }
 }
 
-/// Somebody is told payloads: `what` of them. By it, who has seen what producers sent is known afterwards.
+/// Logs a read of payloads, of the kind `what`, so that the log shows which clients have seen payloads.
 pub(super) fn payloads_read(caller: Caller, what: &'static str) {
     let peer = caller.peer.map(tracing::field::display);
     let token = caller.grant.as_str();
@@ -99,13 +98,13 @@ impl Drop for Audit<'_> {
     }
 }
 
-/// What a command is about.
+/// The target of a command.
 #[derive(Clone, Copy, Debug, Default)]
 struct Subject<'c> {
     application: Option<&'c str>,
     id: Option<&'c str>,
     customer: Option<&'c str>,
-    /// Of dead letters.
+    /// Reason of the selected dead letters.
     reason: Option<&'c str>,
     /// The key of one dead letter.
     letter: Option<&'c str>,
@@ -140,7 +139,8 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
     }
 }
 
-/// Requests that had no right, or would change something and reached no command: no sense, no room.
+/// Refused requests: those without a right, and those that would have changed something but reached no
+/// command, because they were invalid or found no place.
 #[derive(Debug, Default)]
 pub(super) struct RefusedLog(Mutex<RefusedLines>);
 
@@ -149,12 +149,12 @@ struct RefusedLines {
     since: Option<Instant>,
     written: u32,
     left_out: u64,
-    /// Since the start of the process.
+    /// Number since the start of the process.
     all: u64,
 }
 
 impl RefusedLog {
-    /// How many there were since the start of the process.
+    /// Number of refused requests since the start of the process.
     pub(super) fn count(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).all
     }
@@ -163,7 +163,7 @@ impl RefusedLog {
         let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
         let Some(left_out) = line else { return };
         let peer = peer.map(tracing::field::display);
-        // Still encoded, as it came.
+        // The path stays encoded, as it came.
         let path: String = path.chars().take(MAX_PATH).collect();
         let status = status.as_u16();
         tracing::info!(
@@ -175,7 +175,7 @@ impl RefusedLog {
 }
 
 impl RefusedLines {
-    /// Whether a line may be written now, and how many were left out before it.
+    /// The number of lines left out before this one; `None` if this one is to be left out, too.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         self.all += 1;
         if self.since.is_none_or(|since| now.duration_since(since) >= REFUSED_SPAN) {
@@ -198,7 +198,7 @@ mod tests {
     use serde_json::json;
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// What is logged meanwhile, without times.
+    /// The lines logged during `work`, without times.
     fn logged(work: impl FnOnce()) -> Vec<Value> {
         let lines = LogMemory::default();
         let to = lines.clone();

@@ -1,38 +1,38 @@
-//! What a client asks for beside the state: commands in its own words, and what comes back.
+//! The commands of clients and their answers.
 
 use crate::engine::types::Command;
 use serde_json::Value;
 
-/// One item, as a client names it.
+/// An item, as a client names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemOf {
     /// Application name; 1 to 200 bytes.
     pub application: Box<str>,
-    /// The producer's id, or one that was assigned; 1 to 255 bytes.
+    /// The producer's id or an assigned one; 1 to 255 bytes.
     pub id: Box<str>,
 }
 
-/// A command whose item is named by a client. The daemon knows the engine's name of it.
+/// A command whose item is named by a client. The daemon translates the name for the engine.
 pub type CommandRequest = Command<ItemOf>;
 
-/// What kind of answer it is; decides the HTTP status.
+/// The kind of an answer, which decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It names what was requested: 200.
+    /// It contains what was requested: 200.
     Known,
-    /// There is no such thing: 404.
+    /// The target does not exist: 404.
     Unknown,
-    /// It is understood, and not done as things stand; the document says why: 409.
+    /// The present state rules the command out; the document gives the reason: 409.
     Refused,
-    /// It cannot be answered or done at present: 503.
+    /// The command cannot be answered or carried out at present: 503.
     Unavailable,
 }
 
-/// The daemon's answer.
+/// The daemon's answer to a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommandResponse {
-    /// Gives the HTTP status.
+    /// Decides the HTTP status.
     pub status: Status,
-    /// The body, JSON.
+    /// The JSON body.
     pub document: Value,
 }

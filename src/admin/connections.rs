@@ -1,11 +1,11 @@
-//! The connections of the admin port: how many there may be, and who must go when one more comes.
+//! The connections of the admin port: their bounds, and which one makes room for a newcomer.
 //!
-//! A probe must get in whatever else is there. So a newcomer is not refused while some connection only waits
-//! for its next request: the one that has waited longest makes room, which is the slow or silent one, and
-//! rather one that has never asked anything. A connection that has just come is spared for a moment, in which
-//! the newcomer waits: else a crowd that comes again and again would throw out what is about to ask. Requests
-//! under way are bounded elsewhere to fewer than there are places, and are never ended for a newcomer; nor is
-//! an export.
+//! A probe must always get in. So a newcomer is not refused while any connection only waits for its next
+//! request. The connection that has waited longest makes room, which is the slow or silent one; connections
+//! without any request so far go first. A connection that has just come is spared for a moment, and the
+//! newcomer waits: otherwise a crowd of repeated connects would evict clients before their first request.
+//! Requests in progress are bounded elsewhere to fewer than the places, and are never ended for a newcomer;
+//! nor is an export.
 
 use super::accept::Source;
 use std::collections::{BTreeMap, HashMap};
@@ -13,17 +13,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex as AsyncMutex, Notify};
 
-/// Time in which a connection that waits for a request is spared.
+/// How long a connection that waits for a request is spared.
 const SPARED: Duration = Duration::from_millis(100);
 
 /// Bounds on connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// Upper bound over all sources. More than requests that may be under way, so that probes find a place.
+    /// Upper bound over all sources. It exceeds the bound on requests in progress, so that probes find a
+    /// place.
     pub(super) all: usize,
     /// Upper bound for one address, or for one user of this machine.
     pub(super) per_source: usize,
-    /// Newcomers of one source that wait for a place; twice as many of all. What is beyond is closed.
+    /// Most newcomers of one source that wait for a place; over all sources, twice as many. Others are
+    /// closed.
     pub(super) newcomers: usize,
 }
 
@@ -33,7 +35,7 @@ impl Default for Places {
     }
 }
 
-/// Everything that is open.
+/// All open connections.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     places: Places,
@@ -44,37 +46,37 @@ pub(super) struct Connections {
 struct ConnectionTable {
     next: u64,
     open: BTreeMap<u64, Open>,
-    /// Whose newcomers wait for a place, how many, and whose turn it is.
+    /// For each source with waiting newcomers: their number, and the lock of their order.
     newcomers: HashMap<Source, (usize, Arc<AsyncMutex<()>>)>,
 }
 
 #[derive(Debug)]
 struct Open {
     source: Source,
-    /// It has asked something and was answered.
+    /// It has completed a request.
     has_asked: bool,
     /// Set while it waits for a request.
     waits_since: Option<Instant>,
     leave: Arc<Notify>,
 }
 
-/// What becomes of a newcomer.
+/// The decision about a newcomer.
 #[derive(Debug)]
 pub(super) enum ConnectionAdmission {
-    /// It is in.
+    /// It has a place.
     Granted(ConnectionPlace),
-    /// It may be asked for again at this moment: then the next one can make room.
+    /// The newcomer may ask again at this moment, when the next connection can make room.
     Later(Instant),
-    /// All places are taken by requests under way.
+    /// Requests in progress take all places.
     Refused,
 }
 
-/// One connection's place; given back when dropped.
+/// The place of one connection, released when dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPlace {
     connections: Arc<Connections>,
     id: u64,
-    /// Told when it has to make room.
+    /// Notified when the connection has to make room.
     pub(super) leave: Arc<Notify>,
 }
 
@@ -83,7 +85,7 @@ impl Connections {
         Connections { places, table: Mutex::default() }
     }
 
-    /// A place for a newcomer.
+    /// Admits a newcomer if there is or can be a place.
     pub(super) fn admit(self: &Arc<Self>, source: Source, now: Instant) -> ConnectionAdmission {
         let mut table = self.table();
         let of_source = table.open.values().filter(|open| open.source == source).count();
@@ -106,7 +108,7 @@ impl Connections {
         ConnectionAdmission::Granted(ConnectionPlace { connections: Arc::clone(self), id, leave })
     }
 
-    /// A place for a newcomer, unless others of its source wait for one.
+    /// As [`admit`](Self::admit), but behind waiting newcomers of the same source.
     pub(super) fn admit_behind(self: &Arc<Self>, source: Source, now: Instant) -> ConnectionAdmission {
         if self.table().newcomers.contains_key(&source) {
             return ConnectionAdmission::Later(now);
@@ -114,7 +116,7 @@ impl Connections {
         self.admit(source, now)
     }
 
-    /// A newcomer that came too soon waits, behind those of its source and nobody else. `None`: too many do.
+    /// Makes a newcomer wait, behind those of its source only. `None`: too many wait.
     pub(super) fn wait(self: &Arc<Self>, source: Source) -> Option<Newcomer> {
         let newcomers = &mut self.table().newcomers;
         let all: usize = newcomers.values().map(|(count, _)| count).sum();
@@ -134,7 +136,7 @@ impl Connections {
     }
 }
 
-/// One that waits for a place; counted until it is dropped.
+/// A newcomer that waits for a place; counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct Newcomer {
     connections: Arc<Connections>,
@@ -143,8 +145,8 @@ pub(super) struct Newcomer {
 }
 
 impl Newcomer {
-    /// Its place, when its turn among those of its source has come and one can make room. `None`: all places
-    /// are taken by requests under way.
+    /// Its place, once it is first among those of its source and a connection can make room. `None`: requests
+    /// in progress take all places.
     pub(super) async fn place(&self) -> Option<ConnectionPlace> {
         let _turn = self.turn.lock().await;
         loop {
@@ -169,8 +171,8 @@ impl Drop for Newcomer {
 }
 
 impl ConnectionTable {
-    /// Sends one away that waits for its next request. If all that wait are spared: the moment at which the
-    /// first of them no longer is; `None` if none waits.
+    /// Evicts a connection that waits for its next request. If all those are spared, returns the moment at
+    /// which the first one no longer is; `None` if none waits.
     fn evict(&mut self, now: Instant, among: impl Fn(&Open) -> bool) -> Result<(), Option<Instant>> {
         let waiting = self.open.iter().filter(|(_, open)| among(open));
         let waiting =
@@ -190,14 +192,14 @@ impl ConnectionTable {
 }
 
 impl ConnectionPlace {
-    /// A request has come in whole, as far as its head goes.
+    /// The head of a request has arrived.
     pub(super) fn begin(&self) {
         if let Some(open) = self.connections.table().open.get_mut(&self.id) {
             open.waits_since = None;
         }
     }
 
-    /// It has been answered.
+    /// The request has been answered.
     pub(super) fn end(&self) {
         if let Some(open) = self.connections.table().open.get_mut(&self.id) {
             (open.has_asked, open.waits_since) = (true, Some(Instant::now()));
@@ -221,7 +223,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last]).into()
     }
 
-    /// Whether it is to leave.
+    /// Whether the connection has to leave.
     fn left(place: &ConnectionPlace) -> bool {
         place.leave.notified().now_or_never().is_some()
     }
@@ -238,17 +240,17 @@ mod tests {
         let all = Arc::new(Connections::new(Places { all: 3, per_source: 3, newcomers: 1 }));
         let t0 = Instant::now();
         let [first, second, third] = [1, 2, 3].map(|n| granted(&all, ip(n), t0));
-        // What has just come is spared.
+        // The latest connection is spared.
         let ConnectionAdmission::Later(then) = all.admit(ip(9), t0) else { panic!("a place") };
         assert_eq!(then, t0 + SPARED);
-        // The first has asked and been answered since: it is the last to go, however long ago that is.
+        // The first has completed a request since, and so goes last, even if that was long ago.
         first.begin();
         first.end();
         let later = Instant::now() + SPARED;
         let probe = granted(&all, ip(9), later);
         assert_eq!([&first, &second, &third].map(left), [false, true, false]);
         drop(second);
-        // All at work: none makes room.
+        // All are in a request: none makes room.
         for place in [&first, &third, &probe] {
             place.begin();
         }
@@ -264,7 +266,7 @@ mod tests {
         assert!(mine.iter().all(Option::is_some) && all.wait(ip(1)).is_none());
         let others: Vec<_> = (2..5).map(|n| all.wait(ip(n))).collect();
         assert!(others.iter().all(Option::is_some) && all.wait(ip(9)).is_none());
-        // Who comes now is no sooner than these, though there is a place.
+        // A newcomer now must wait behind these, although there is a place.
         let now = Instant::now();
         assert!(matches!(all.admit_behind(ip(1), now), ConnectionAdmission::Later(_)));
         drop(mine);

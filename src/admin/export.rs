@@ -1,4 +1,4 @@
-//! The store as lines, for a backup: streamed, since it is as large as the backlog.
+//! The store as lines, for a backup. The answer is streamed, since it is as large as the backlog.
 
 use super::answer::{failure, unavailable, ApiState, STATE_WITHIN};
 use super::audit::{self, Caller};
@@ -14,21 +14,21 @@ use std::io;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// Set on an answer that goes on for long, of which there is one at a time.
+/// Marks a long answer, of which only one runs at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streamed;
 
-/// Lines of an export, some at a time. An error is the last that comes.
+/// The lines of an export in chunks; an error is the last item.
 pub type ExportFeed = mpsc::Receiver<io::Result<Vec<u8>>>;
 
-/// Why there is no export.
+/// Why an export is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportRefusal {
-    /// The store keeps no items on a disk; where else, and what to do instead.
+    /// The store keeps no items on a disk; the text says where, and the alternative.
     NotOnDisk(&'static str),
-    /// Another one is under way.
+    /// Another export is running.
     Busy,
-    /// A row does not read as it was written; which, and what is wrong with it.
+    /// A row is damaged; the text names it and the fault.
     Unreadable(String),
 }
 

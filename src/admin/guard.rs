@@ -1,11 +1,12 @@
-//! Who may ask for what: method, token, `Host` and origin of a request, judged from its head alone; pure.
+//! Decides which requests are permitted, by method, token, `Host` and origin, from the head of a request
+//! alone. Pure.
 //!
-//! Two regimes. With a token, the bearer of it may do everything, from anywhere, the bearer of the second one
-//! may read, and that of the third may see how things stand. Without one the listener is on loopback or on a
-//! unix socket, and what has to be kept out is a web page in a browser on the same machine: by the name it
-//! used (DNS rebinding) and by the origin it comes from. No browser speaks to a unix socket, but a port that
-//! is forwarded to one (`ssh -L`) is within its reach: so both hold there, too. There is no CORS: no page may
-//! ever read an answer.
+//! There are two regimes. With tokens, a client may connect from anywhere: the first token permits
+//! everything, the second one permits reading, and the third one the state. Without tokens, the listener is
+//! on loopback or on a unix socket, and the guard keeps out web pages in a browser on the same machine: by
+//! the host name they used (DNS rebinding) and by their origin. No browser speaks to a unix socket, but it
+//! can reach a port that is forwarded to one (`ssh -L`), so both checks apply there, too. There is no CORS:
+//! no page may ever read an answer.
 
 use super::{openapi, page, Tokens};
 use crate::config::Listen;
@@ -14,34 +15,35 @@ use secrecy::{ExposeSecret, SecretString};
 use std::net::IpAddr;
 use subtle::ConstantTimeEq;
 
-/// Longest path and query, bytes: the longest names of the contract, percent-encoded, fit several times.
+/// Longest path and query, bytes. The longest names of the contract, percent-encoded, fit several times.
 pub(super) const MAX_URI: usize = 8 * 1024;
-/// Most bytes of a head: path, query and headers. What reads it has room for more, since it reads ahead.
+/// Largest head of a request in bytes: path, query and headers. The reader's buffer is larger, since it reads
+/// ahead.
 pub(super) const MAX_HEAD: usize = 32 << 10;
 
-/// What a request has to show.
+/// The tokens and the address by which requests are judged.
 #[derive(Clone, Debug)]
 pub(super) struct Guard {
     tokens: Tokens,
-    /// The address that is listened on, if it is one.
+    /// The listening address, if it is an IP address.
     listen: Option<IpAddr>,
 }
 
-/// What a request has shown; decides what it may.
+/// The right of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grant {
-    /// Nothing, and nothing is asked for.
+    /// No token is configured, or the path needs none.
     Open,
-    /// The token for the state, and it asks for that.
+    /// The token for the state, for a request of the state.
     State,
-    /// The token for reading, and it reads.
+    /// The token for reading, for a request that reads.
     Read,
-    /// The token for everything.
+    /// The token for all requests.
     Full,
 }
 
 impl Grant {
-    /// The token, as the log calls it.
+    /// Name of the token in the log.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Grant::Open => "none",
@@ -52,27 +54,27 @@ impl Grant {
     }
 }
 
-/// Why a request is turned away.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// Path and query above [`MAX_URI`].
     UriTooLong,
-    /// All of the head above [`MAX_HEAD`].
+    /// The whole head is above [`MAX_HEAD`].
     HeadTooLong,
-    /// No token, or a wrong one.
+    /// The token is missing or wrong.
     Unauthorized,
-    /// The token for reading, and this changes something.
+    /// The token for reading, for a request that changes something.
     ReadOnly,
-    /// The token for the state, and this is something else.
+    /// The token for the state, for any other request.
     StateOnly,
-    /// No `Host`, or one that does not mean this listener.
+    /// The `Host` is missing or does not name this listener.
     Host,
-    /// Sent by a web page of another origin.
+    /// The request comes from a web page of another origin.
     Origin,
 }
 
 impl Refusal {
-    /// The answer's status.
+    /// Status of the answer.
     pub(super) fn status(self) -> StatusCode {
         match self {
             Refusal::UriTooLong => StatusCode::URI_TOO_LONG,
@@ -82,27 +84,27 @@ impl Refusal {
         }
     }
 
-    /// The answer's sentence.
+    /// Sentence of the answer.
     pub(super) fn text(self) -> &'static str {
         match self {
             Refusal::UriTooLong => "the path and query are too long",
             Refusal::HeadTooLong => "path, query and headers have more than 32 KiB",
             Refusal::Unauthorized => "the header Authorization: Bearer TOKEN is missing or wrong",
             Refusal::ReadOnly => {
-                "this token may only read: what is not a GET needs the token of admin.token_file"
+                "this token may only read: methods other than GET need the token of admin.token_file"
             }
             Refusal::StateOnly => {
-                "this token is for the state and the metrics: what else is read needs the token of \
+                "this token is for the state and the metrics: other reads need the token of \
                  admin.read_token_file"
             }
             Refusal::Host => "the Host header does not name this listener",
-            Refusal::Origin => "requests from web pages are not answered",
+            Refusal::Origin => "requests from web pages of another origin are refused",
         }
     }
 }
 
 impl Guard {
-    /// For a listener on `listen`. Without a token that has to be local; `super::serve` sees to it.
+    /// The guard of a listener on `listen`, which must be local without a token; `super::serve` checks that.
     pub(super) fn new(tokens: Tokens, listen: &Listen) -> Self {
         let listen = match listen {
             Listen::Tcp(address) => Some(address.ip()),
@@ -111,15 +113,15 @@ impl Guard {
         Guard { tokens, listen }
     }
 
-    /// Judges one request. Probes (`/livez`, `/readyz`) need no token: they tell a supervisor nothing but
-    /// which part is not up, and supervisors seldom carry secrets. Nor do the files of the page, which hold
-    /// no data: it is the page that asks for the token.
+    /// Judges one request. Probes (`/livez`, `/readyz`) need no token: they show a supervisor only which part
+    /// is not up, and supervisors seldom have secrets. The files of the web page need none either: they
+    /// contain no data, and the page asks for the token.
     pub(super) fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Grant, Refusal> {
         let target = uri.path_and_query().map_or(0, |p| p.as_str().len());
         if target > MAX_URI {
             return Err(Refusal::UriTooLong);
         }
-        // Each line of a header has four more.
+        // Each header line has four more bytes.
         let lines: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
         if target + lines > MAX_HEAD {
             return Err(Refusal::HeadTooLong);
@@ -143,7 +145,7 @@ impl Guard {
     ) -> Result<Grant, Refusal> {
         let given = bearer(headers).ok_or(Refusal::Unauthorized)?;
         let is = |token: &Option<SecretString>| token.as_ref().is_some_and(|token| is_token(given, token));
-        // All are compared, whichever it is.
+        // The comparison covers all tokens, whichever one matches.
         match (is_token(given, full), is(&self.tokens.read), is(&self.tokens.state)) {
             (true, ..) => Ok(Grant::Full),
             (_, true, _) if reads(method) => Ok(Grant::Read),
@@ -155,15 +157,15 @@ impl Guard {
     }
 
     fn host_is_ours(&self, uri: &Uri, headers: &HeaderMap) -> bool {
-        // Both are looked at: with an absolute target the Host header should be ignored, but a page can
-        // choose neither, so neither may be foreign.
+        // Both are checked. With an absolute target the Host header should be ignored, but a page can choose
+        // neither, so neither may be foreign.
         let mut hosts = headers.get_all(header::HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
         let target_fits = uri.authority().is_none_or(|a| self.names_us(a.as_str()));
         target_fits && host.to_str().is_ok_and(|h| self.names_us(h))
     }
 
-    /// Any port will do: through a tunnel it is another one, and a rebound page is known by its name.
+    /// Any port is accepted: a tunnel has another one, and the host name reveals a rebound page.
     fn names_us(&self, authority: &str) -> bool {
         let Some(host) = host_part(authority) else { return false };
         if host.eq_ignore_ascii_case("localhost") {
@@ -178,7 +180,7 @@ impl Guard {
     }
 }
 
-/// Answered from memory alone: probes, the files of the page, the document of the API.
+/// Whether the answer comes from memory alone: probes, files of the web page, description of the API.
 pub(super) fn is_static(path: &str) -> bool {
     is_probe(path) || page::is_page(path) || path == openapi::PATH
 }
@@ -197,18 +199,20 @@ fn host_part(authority: &str) -> Option<&str> {
     (port_fits && !host.is_empty()).then_some(host)
 }
 
-/// Answered from a snapshot of the loop: how things stand, without payloads, ids and customers.
+/// Whether the answer comes from a snapshot of the loop and has no payloads, ids or customers.
 pub(super) fn is_of_state(method: &Method, path: &str) -> bool {
-    let reporting = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked", "/metrics"];
-    reads(method) && reporting.iter().any(|start| path.starts_with(start))
+    let reports = ["/api/v1/state", "/api/v1/applications", "/api/v1/parked", "/metrics"];
+    // The paths below an application are about its items; even counts of them would reveal its customers.
+    let is_application = path.strip_prefix("/api/v1/applications/").is_some_and(|name| !name.contains('/'));
+    reads(method) && (reports.contains(&path) || is_application)
 }
 
-/// Changes nothing. All that the paths do for these methods is to tell.
+/// Whether the method changes nothing; on every path these methods only read.
 pub(super) fn reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
-/// What the one `Authorization: Bearer` of a request holds.
+/// The token of the one `Authorization: Bearer` header of a request.
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
@@ -216,15 +220,15 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| given.trim_ascii())
 }
 
-/// Hashed before they are compared: so neither content nor length of the token shows in the time it takes.
+/// Compares hashes, so that the time it takes reveals neither content nor length of the token.
 fn is_token(given: &[u8], token: &SecretString) -> bool {
     let given = blake3::hash(given);
     let wanted = blake3::hash(token.expose_secret().as_bytes());
     given.as_bytes().ct_eq(wanted.as_bytes()).into()
 }
 
-/// Browsers add these to what a page sends; other clients do not. A page served from here would be
-/// `same-origin`.
+/// Whether a page of another origin sent the request. Browsers add these headers for pages; other clients do
+/// not. For a page served from here the value is `same-origin`.
 fn is_foreign_page(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return !matches!(site.as_bytes(), b"same-origin" | b"none");
@@ -357,7 +361,7 @@ mod tests {
             let uri = Uri::from_static(path);
             let posted = locked.judge(&Method::POST, &uri, &HeaderMap::new());
             assert_eq!(posted, Err(Refusal::Unauthorized), "{path}");
-            // Without a token whoever asks is known by the name that was asked for, here too.
+            // Without a token, the requested host name is checked here, too.
             assert_eq!(judge(&open(), path, &[("host", "localhost:1")]), Ok(Grant::Open));
             assert_eq!(judge(&open(), path, &[("host", "evil.example")]), Err(Refusal::Host));
             let foreign = [("host", "localhost"), ("sec-fetch-site", "cross-site")];
@@ -419,7 +423,7 @@ mod tests {
         for host in ["localhost", "127.0.0.1:9380", "[::1]"] {
             assert_eq!(judge(&guard, "/api/v1/state", &[("host", host)]), Ok(Grant::Open), "{host}");
         }
-        // What a page sends through a forwarded port, once its name leads to this machine.
+        // The request of a page through a forwarded port, after its name was rebound to this machine.
         let rebound = [("host", "evil.example:9380"), ("sec-fetch-site", "same-origin")];
         assert_eq!(judge(&guard, "/api/v1/state", &rebound), Err(Refusal::Host));
         let page = [("host", "localhost:9380"), ("sec-fetch-site", "cross-site")];

@@ -74,8 +74,8 @@ async fn resume(State(shared): State<ApiState>, Extension(caller): Extension<Cal
     shared.change(caller, named(&uri, parse::customer).map(CommandRequest::ResumeCustomer)).await
 }
 
-/// What a path names, where no query says more: one that was meant to narrow a command down must not be
-/// ignored.
+/// The target named by a path that takes no query. A query is refused and not ignored, since it may have been
+/// meant to narrow a command down.
 pub(super) fn named<T>(uri: &Uri, read: fn(&str) -> Result<T, BadRequest>) -> Result<T, BadRequest> {
     parse::no_query(uri.query())?;
     read(uri.path())

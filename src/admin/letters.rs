@@ -1,7 +1,7 @@
 //! Dead letters: count, list, show, export, send back, drop.
 //!
-//! They lie at the broker: each answer is a walk along their queue, which costs it something. So they are
-//! looked at when somebody asks for them, and never by the way.
+//! They are in a queue of the broker, and each answer is a walk along it, which costs the broker something.
+//! So the daemon reads them only on request.
 
 use super::answer::ApiState;
 use super::audit::Caller;
@@ -16,10 +16,10 @@ use axum::{Extension, Json, Router};
 use serde::Serialize;
 use serde_json::{json, Value};
 
-/// On an export that is not complete: why.
+/// Header of an incomplete export: the reason.
 const STOPPED: HeaderName = HeaderName::from_static("x-tidegate-stopped");
 
-/// On a part of an export with which the next call goes on.
+/// Header of a part of an export: the cursor for the next call.
 const CURSOR: HeaderName = HeaderName::from_static("x-tidegate-cursor");
 
 /// Routes of this file, below `/api/v1`.
@@ -67,7 +67,7 @@ async fn discard(State(shared): State<ApiState>, Extension(caller): Extension<Ca
     shared.letters(caller, parse::letter_drop(uri.query()), done).await
 }
 
-/// Of a count or a list: how far the look has come, and what was found.
+/// The answer to a count or a list: the progress of the walk and the findings.
 #[derive(Serialize)]
 struct Told<'r, T> {
     depth: usize,
@@ -97,7 +97,7 @@ impl<'r, T> Told<'r, T> {
     }
 }
 
-/// Of what was sent back or dropped.
+/// The answer to sending back or dropping.
 fn deed(report: &LetterReport) -> Json<Value> {
     let LetterReport { depth, looked_at, count, kept, more, stopped, cursor, .. } = report;
     Json(json!({
@@ -106,18 +106,18 @@ fn deed(report: &LetterReport) -> Json<Value> {
     }))
 }
 
-/// One letter a line.
+/// One dead letter per line.
 fn lines(report: LetterReport) -> Response {
     let mut text = Vec::new();
     for letter in &report.letters {
-        // Nothing of a letter is what JSON has no form for, and memory takes what is written to it.
+        // A dead letter has a JSON form in all its parts, and a write to memory does not fail.
         let _ = serde_json::to_writer(&mut text, letter);
         text.push(b'\n');
     }
     let kind = HeaderValue::from_static("application/x-ndjson");
     let mut answer = ([(header::CONTENT_TYPE, kind)], text).into_response();
-    let why = report.stopped.or_else(|| report.more.then(|| "there are more letters".to_owned()));
-    // An error's text may hold what no header can.
+    let why = report.stopped.or_else(|| report.more.then(|| "there are more dead letters".to_owned()));
+    // The text of an error may contain bytes that no header allows.
     let value =
         |text: String| HeaderValue::from_str(&text.replace(|c: char| !c.is_ascii_graphic(), " ")).ok();
     let told = why.and_then(value).map(|text| (STOPPED, text));

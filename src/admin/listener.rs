@@ -1,6 +1,6 @@
-//! A connection that is limited in idle time and in length of life.
+//! A connection with a limit on its idle time and one on its lifetime.
 //!
-//! Without it, clients that read nothing, or trickle, would keep file descriptors for ever.
+//! Without these, clients that read nothing, or that trickle bytes, would hold file descriptors indefinitely.
 
 use super::accept::Duplex;
 use std::future::Future;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// Bounds on one connection.
+/// Time limits of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Longest time without a byte in either direction. Longer than a request may take.
+    /// Longest time without a byte in either direction; longer than a request may take.
     pub(super) idle: Duration,
-    /// Longest life: what trickles bytes ends here.
+    /// Longest lifetime, which also ends clients that trickle bytes.
     pub(super) life: Duration,
 }
 
@@ -26,7 +26,7 @@ impl Default for Bounds {
     }
 }
 
-/// See the module.
+/// A stream with time limits.
 pub(super) struct Bounded {
     io: Box<dyn Duplex>,
     quiet: Pin<Box<Sleep>>,
@@ -35,7 +35,7 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    /// From now on.
+    /// The limits count from this call.
     pub(super) fn new(io: Box<dyn Duplex>, bounds: Bounds) -> Bounded {
         let now = Instant::now();
         let ends = now + bounds.life;
@@ -43,7 +43,7 @@ impl Bounded {
         Bounded { io, quiet, idle: bounds.idle, ends }
     }
 
-    /// Passes the outcome of an I/O poll on, unless the connection has been quiet, or alive, for too long.
+    /// Passes the result of an I/O poll on, unless a time limit has passed.
     fn judge<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             let until = (Instant::now() + self.idle).min(self.ends);
@@ -73,7 +73,7 @@ impl AsyncWrite for Bounded {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Without effect on a socket, and so no sign of life.
+        // It has no effect on a socket and so proves no activity.
         Pin::new(&mut *self.io).poll_flush(cx)
     }
 

@@ -1,9 +1,9 @@
-//! `/metrics`: the state document and the figures of both ends in OpenMetrics; pure, but for the process's
-//! own figures, which the system keeps.
+//! `/metrics`: the state document and the figures of both connections in OpenMetrics. Pure, except for the
+//! figures of the process, which come from the system.
 //!
-//! Names follow Prometheus' rules: one prefix, base units, `_total` on what only grows. Whatever is counted
-//! is counted for the life of the process, so that a reconnect breaks no rate. Labels have the values of
-//! closed sets: never a customer, an id, or an application, of which a producer may invent any number.
+//! Names follow Prometheus' rules: one prefix, base units, `_total` for counters. Counters count for the
+//! whole process, so that a reconnect breaks no rate. Labels have values of closed sets. They never contain a
+//! customer, an id or an application, since a producer may invent any number of those.
 
 use super::state::{Document, LinkState, STATES};
 use crate::distribution::Distribution;
@@ -16,40 +16,40 @@ use prometheus_client::registry::{Registry, Unit};
 use serde_json::Value;
 use std::fmt;
 
-/// Of OpenMetrics 1.0.
+/// The media type of OpenMetrics 1.0.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the metrics tell beyond the state document. Since the start of the process.
+/// The figures that the metrics show beyond the state document, since the start of the process.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
-    /// Per item: moment of publish minus due, or minus the end of what its rate held it back for.
+    /// Per item: moment of publish minus due, or minus the end of its wait for a rate.
     pub lateness: Distribution,
-    /// Per item that a rate held back: for how long.
+    /// Per item held back by a rate: the time held back.
     pub held: Distribution,
     /// Per batch: publish to confirm.
     pub confirm: Distribution,
-    /// Per batch, at its first publish: items in it.
+    /// Per batch, at its first publish: number of items.
     pub batch_items: Distribution,
-    /// The same: length of its body, bytes.
+    /// Per batch, at its first publish: length of the body, bytes.
     pub batch_bytes: Distribution,
-    /// Per commit: the sync with its writes.
+    /// Per commit: time to write and sync.
     pub commits: Distribution,
-    /// Connections that ended or did not come about, by side.
+    /// Connections that ended or could not be opened, by side.
     pub connections_failed: [(&'static str, u64); 2],
-    /// Most deliveries asked for in advance at present.
+    /// Current prefetch of the consumer.
     pub prefetch: u32,
     /// Connections that ended in a frame that cannot be parsed.
     pub parse_errors: u64,
-    /// Answers to commands whose reply queue is not there.
+    /// Answers to commands whose reply queue does not exist.
     pub answers_unroutable: u64,
-    /// Headers that are nearly named like one with a meaning.
+    /// Headers whose name is close to one that tidegate reads.
     pub near_miss_headers: u64,
 }
 
-/// The page. `refused`: requests to the admin port that were turned away.
+/// Writes the page. `refused` is the number of refused requests to the admin port.
 ///
 /// # Errors
-/// A metric cannot be written down.
+/// If a metric cannot be encoded.
 pub(super) fn page(document: Document, traffic: Traffic, refused: u64) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(ProcessFigures { started_at: document.started_at }));
@@ -83,15 +83,15 @@ impl Collector for DaemonFigures {
 impl DaemonFigures {
     fn daemon(&self, to: &mut Writer<'_>) -> fmt::Result {
         let document = &self.document;
-        to.0.encode_descriptor("build", "The binary that runs.", None, MetricType::Info)?
+        to.0.encode_descriptor("build", "Version of the binary.", None, MetricType::Info)?
             .encode_info(&[("version", document.version.as_str())])?;
         let states = STATES.map(|word| ([("state", word)], flag(document.state == word)));
-        to.gauges("state", "1 for the state of the whole, as in status.", states)?;
-        to.gauge("ready", "Whether it takes requests and delivers.", None, flag(document.ready))?;
+        to.gauges("state", "1 for the daemon's state, as in status.", states)?;
+        to.gauge("ready", "Whether the daemon takes requests and delivers.", None, flag(document.ready))?;
         let stuck = DaemonPart::ALL.map(DaemonPart::as_str);
         let stuck =
             stuck.map(|part| ([("part", part)], flag(document.stuck.iter().any(|name| name == part))));
-        to.gauges("stuck", "1 for a part that has something to do and comes no further.", stuck)?;
+        to.gauges("stuck", "1 for a part that has work and makes no progress.", stuck)?;
         let seconds = Some(Unit::Seconds);
         let longest = document.snapshot.longest_turn_us as f64 / 1e6;
         to.gauge("longest_turn", "Longest turn of the loop since the start.", seconds, longest)?;
@@ -99,7 +99,7 @@ impl DaemonFigures {
         let steps = [("forward", steps.clock_forward), ("backward", steps.clock_backward)];
         to.counters("clock_steps", "Steps of the wall clock.", by("direction", steps))?;
         let help =
-            "Requests to the admin port that were turned away, by their head or before a change came about.";
+            "Requests to the admin port that were refused, by their head or before their change began.";
         to.counter("admin_refused", help, self.refused)
     }
 
@@ -114,20 +114,20 @@ impl DaemonFigures {
             ("in_memory", items.in_memory),
         ];
         let states = states.map(|(state, count)| ([("state", state)], count as f64));
-        to.gauges("items", "Items, by what they are in; several may apply to one.", states)?;
+        to.gauges("items", "Items by state; an item may count in several states.", states)?;
         let overdue = items.oldest_due_at.map_or(0, |due| at.saturating_sub(due)) as f64 / 1e3;
         let help = "How long the first item that may leave has been due.";
         to.gauge("oldest_overdue", help, Some(Unit::Seconds), overdue)?;
         if let Some(due) = items.next_due_at {
-            let help = "When the first item in memory is due; what is due far ahead lies in the store alone.";
+            let help = "When the first item in memory is due; later items may be in the store only.";
             to.gauge("next_due_timestamp", help, Some(Unit::Seconds), due as f64 / 1e3)?;
         }
-        to.gauge("windows_open", "Windows with an end still to come.", None, items.windows as f64)?;
+        to.gauge("windows_open", "Windows that have not ended.", None, items.windows as f64)?;
         let help = "Payloads in memory.";
         to.gauge("payload", help, Some(Unit::Bytes), items.payload_bytes as f64)?;
-        let help = "Applications of which something is known.";
+        let help = "Applications known to the daemon.";
         to.gauge("applications", help, None, snapshot.applications_total as f64)?;
-        let help = "Whether requests are held back, deliberately or for want of room.";
+        let help = "Whether the daemon takes no requests, on purpose or for lack of room.";
         to.gauge("intake_paused", help, None, flag(snapshot.intake_paused))
     }
 
@@ -136,7 +136,7 @@ impl DaemonFigures {
         to.counter("requests_received", "Deliveries of the ingest queue.", totals.received)?;
         to.counter(
             "requests_redelivered",
-            "Of these, such as had been delivered before.",
+            "Requests received that had been delivered before.",
             totals.redelivered,
         )?;
         to.counter(
@@ -145,8 +145,8 @@ impl DaemonFigures {
             totals.rejected,
         )?;
         to.counter("items_accepted", "Items taken in.", totals.accepted)?;
-        to.counter("items_cancelled", "Items taken back by a command.", totals.cancelled)?;
-        to.counter("items_replaced", "Items that gave way to another of their id.", totals.replaced)?;
+        to.counter("items_cancelled", "Items cancelled by a command.", totals.cancelled)?;
+        to.counter("items_replaced", "Items replaced by a request with their id.", totals.replaced)?;
         to.counter("items_confirmed", "Items that the broker has confirmed.", totals.confirmed)?;
         to.counter("batches_published", "Batches sent, repeats included.", totals.batches_published)?;
         let settled = [
@@ -156,14 +156,14 @@ impl DaemonFigures {
             ("refused", totals.refused),
             ("unknown", totals.unknown),
         ];
-        to.counters("batches_settled", "What became of batches.", by("result", settled))?;
+        to.counters("batches_settled", "Results of published batches.", by("result", settled))?;
         to.gauge(
             "batches_in_flight",
-            "Batches without an answer.",
+            "Batches published and not settled.",
             None,
             self.document.snapshot.in_flight_batches as f64,
         )?;
-        // Their names are those of the state document.
+        // The labels have the names of the state document.
         let named = serde_json::to_value(totals).map_err(|_| fmt::Error)?;
         let help = "Items that became dead letters.";
         to.counters("items_dead", help, by("reason", counts(&named["dead"])))?;
@@ -172,76 +172,71 @@ impl DaemonFigures {
             "Dead letters that the broker has confirmed.",
             totals.dead_confirmed,
         )?;
-        let help = "Windows, by what closed them.";
+        let help = "Closed windows, by cause.";
         to.counters("windows_closed", help, by("cause", counts(&named["windows_closed"])))?;
-        let help = "Batches that left a part of their window behind for want of memory.";
+        let help = "Batches sent without a part of their window, for lack of memory.";
         to.counter("windows_in_parts", help, totals.windows_in_parts)?;
         let rules = named["duplicates"].as_object().into_iter().flatten();
         let duplicates = rules.flat_map(|(rule, results)| {
             counts(results).map(|(result, count)| ([("rule", rule.as_str()), ("result", result)], count))
         });
         to.counters("duplicates", "Requests whose id was known.", duplicates)?;
-        let help = "Of those dropped: sent back for another try, and none by the rules.";
+        let help = "Dropped duplicates that were sent back for another try, but do not qualify as one.";
         to.counter("tries_dropped", help, totals.tries_dropped)?;
-        let help = "Items that consumers have sent back, and that are delivered again.";
+        let help = "Items that consumers sent back, accepted for another delivery.";
         to.counter("tries_taken", help, totals.tries_taken)?;
-        let lateness = "Per item: moment of publish minus due, without what a rate held it back for.";
+        let lateness = "Per item: moment of publish minus due, without the time a rate held it back.";
         to.histogram("publish_lateness", lateness, Some(Unit::Seconds), &traffic.lateness)?;
-        let held = "Per item that a rate held back: for how long.";
+        let held = "Per item held back by a rate: the time held back.";
         to.histogram("held_back", held, Some(Unit::Seconds), &traffic.held)?;
         let confirm = "Per batch: publish to confirm.";
         to.histogram("publish_confirm", confirm, Some(Unit::Seconds), &traffic.confirm)?;
-        to.histogram("batch_items", "Per batch: items in it.", None, &traffic.batch_items)?;
-        let help = "Per batch: length of its body.";
+        to.histogram("batch_items", "Per batch: number of items.", None, &traffic.batch_items)?;
+        let help = "Per batch: length of the body.";
         to.histogram("batch_size", help, Some(Unit::Bytes), &traffic.batch_bytes)?;
         let links = self.document.links.iter().flat_map(|link| {
             LinkState::STATES
                 .map(|state| ([("side", link.side.as_str()), ("state", state)], flag(link.state == state)))
         });
         to.gauges("connection", "1 for the state of a connection to the broker.", links)?;
-        let help = "Connections that ended or did not come about.";
+        let help = "Connections that ended or could not be opened.";
         to.counters("connections_failed", help, by("side", traffic.connections_failed))?;
         to.counter(
             "frames_unreadable",
             "Connections that ended in a frame that cannot be parsed.",
             traffic.parse_errors,
         )?;
-        let help = "Answers to commands whose reply queue is not there.";
+        let help = "Answers to commands whose reply queue does not exist.";
         to.counter("answers_unroutable", help, traffic.answers_unroutable)?;
-        let help = "Headers that are nearly named like one with a meaning, and so have none.";
+        let help = "Headers ignored although their name is close to one that tidegate reads.";
         to.counter("headers_near_miss", help, traffic.near_miss_headers)?;
-        to.gauge(
-            "prefetch",
-            "Most deliveries asked for in advance at present.",
-            None,
-            f64::from(traffic.prefetch),
-        )
+        to.gauge("prefetch", "Current prefetch of the consumer.", None, f64::from(traffic.prefetch))
     }
 
     fn store(&self, to: &mut Writer<'_>) -> fmt::Result {
         let store = &self.document.store;
         to.counter("store_commits", "Durable commits.", store.commits)?;
         let seconds = |ms: u64| ms as f64 / 1e3;
-        let help = "Per commit: the sync with its writes.";
+        let help = "Per commit: time to write and sync.";
         to.histogram("store_commit", help, Some(Unit::Seconds), &self.traffic.commits)?;
-        let help = "Time that the last commit took.";
+        let help = "Duration of the last commit.";
         to.gauge("store_last_commit", help, Some(Unit::Seconds), seconds(store.last_commit_ms))?;
         let help = "Longest commit since the start.";
         to.gauge("store_longest_commit", help, Some(Unit::Seconds), seconds(store.max_commit_ms))?;
         to.gauge("store_size", "Size on disk.", Some(Unit::Bytes), store.bytes as f64)?;
         if let Some(free) = store.free_bytes {
-            to.gauge("store_free", "Free where it lies.", Some(Unit::Bytes), free as f64)?;
+            to.gauge("store_free", "Free space on its file system.", Some(Unit::Bytes), free as f64)?;
         }
         to.gauge("store_queue", "Commits and reads waiting for the store.", None, store.queue as f64)?;
         to.counter("store_lives", "How often the store was opened.", store.lives)?;
-        let help = "How often a store that others could have became this daemon's, by whose it was before.";
+        let help = "How often the daemon took a shared store, by the reason it could.";
         let takeovers = store.takeovers.iter().map(|(reason, count)| (reason.as_str(), *count));
         to.counters("store_takeovers", help, by("reason", takeovers))?;
-        let help = "How often the store was lost, and opened anew.";
+        let help = "How often the store was lost and reopened.";
         let losses = store.lives_ended.iter().map(|(reason, count)| (reason.as_str(), *count));
         to.counters("store_lives_ended", help, by("reason", losses))?;
         if let Some(left_ms) = store.lease_remaining_ms {
-            let help = "How long the store is this daemon's, unless that is extended.";
+            let help = "Time until this daemon's lease of the store ends, unless renewed.";
             to.gauge("store_lease_remaining", help, Some(Unit::Seconds), seconds(left_ms))?;
         }
         Ok(())
@@ -252,7 +247,7 @@ fn flag(is: bool) -> f64 {
     f64::from(u8::from(is))
 }
 
-/// Samples with this one label.
+/// Samples with this label only.
 fn by<'v>(
     label: &'v str,
     values: impl IntoIterator<Item = (&'v str, u64)>,
@@ -260,7 +255,7 @@ fn by<'v>(
     values.into_iter().map(move |(value, count)| ([(label, value)], count))
 }
 
-/// The members of an object of the document that are numbers.
+/// The numeric members of an object of the document.
 fn counts(of: &Value) -> impl Iterator<Item = (&str, u64)> {
     let members = of.as_object().into_iter().flatten();
     members.filter_map(|(name, count)| Some((name.as_str(), count.as_u64()?)))
@@ -299,7 +294,7 @@ impl Writer<'_> {
         samples.into_iter().try_for_each(|(labels, count)| counted(family.encode_family(&labels)?, &count))
     }
 
-    /// Durations are recorded in microseconds, all else in its own unit.
+    /// Durations are recorded in microseconds, other values in their own unit.
     fn histogram(&mut self, name: &str, help: &str, unit: Option<Unit>, of: &Distribution) -> fmt::Result {
         let scale = if matches!(unit, Some(Unit::Seconds)) { 1e6 } else { 1.0 };
         let bound = |bound: &Option<u64>| bound.map_or(f64::INFINITY, |bound| bound as f64 / scale);
@@ -313,7 +308,7 @@ fn counted(mut to: MetricEncoder<'_>, count: &impl EncodeCounterValue) -> fmt::R
     to.encode_counter::<NoLabelSet, _, u64>(count, None)
 }
 
-/// With the names that Prometheus gives to these of every process.
+/// The figures that Prometheus defines for every process, under its names.
 #[derive(Debug)]
 struct ProcessFigures {
     started_at: u64,
@@ -324,7 +319,7 @@ impl Collector for ProcessFigures {
         let mut to = Writer(encoder);
         let start = self.started_at as f64 / 1e3;
         to.gauge("process_start_time", "Start of the process since the epoch.", Some(Unit::Seconds), start)?;
-        // What the system does not tell is left out.
+        // Figures that the system does not report are left out.
         let Ok(process) = procfs::process::Process::myself() else { return Ok(()) };
         if let Ok(stat) = process.stat() {
             let cpu = (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64;
@@ -343,7 +338,7 @@ impl Collector for ProcessFigures {
         if let Ok(procfs::process::LimitValue::Value(most)) =
             process.limits().map(|limits| limits.max_open_files.soft_limit)
         {
-            to.gauge("process_max_fds", "Most that may be open.", None, most as f64)?;
+            to.gauge("process_max_fds", "Limit on open files and sockets.", None, most as f64)?;
         }
         Ok(())
     }
@@ -414,7 +409,7 @@ mod tests {
         );
     }
 
-    /// A page of ten thousand applications is no longer than that of two.
+    /// The page for ten thousand applications is no longer than the page for two.
     #[test]
     fn nothing_of_it_grows_with_what_producers_name() {
         let page = example_page();

@@ -1,9 +1,9 @@
-//! The admin HTTP server: probes, the state document, commands on items, customers and applications, and a
-//! page for people; for operators and supervisors.
+//! The admin HTTP server for operators and supervisors: probes, the state document, commands on items,
+//! customers and applications, and a web page.
 //!
-//! It owns nothing and decides nothing. What it tells it asks the daemon's loop for, through a callback that
-//! posts into the loop's mailbox and a one-shot reply, with a bound on the wait. There is no TLS here (a
-//! proxy's task), no CORS and no session.
+//! It owns nothing and decides nothing. It queries the daemon's loop through a callback that posts into the
+//! loop's mailbox, and waits for a one-shot reply with a time limit. There is no TLS (a proxy can add it), no
+//! CORS and no session.
 
 mod accept;
 mod answer;
@@ -45,42 +45,43 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// How long requests that are under way may take once the server is to stop.
+/// Time limit for requests in progress when the server stops.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the server asks the daemon's loop. A reply whose receiver has gone is dropped.
+/// Queries of the server to the daemon's loop. A reply without a receiver is dropped.
 #[derive(Debug)]
 pub enum Query {
-    /// Everything at this moment.
+    /// The state at this moment.
     State(oneshot::Sender<StateInput>),
-    /// A command, and where its response goes.
+    /// A command, and the sender of its response.
     Command(CommandRequest, oneshot::Sender<CommandResponse>),
-    /// Everything that is stored, as lines.
+    /// The whole store, as lines.
     Export(oneshot::Sender<Result<ExportFeed, ExportRefusal>>),
-    /// Work on dead letters, which is not the loop's: it goes to the broker, and to no other part.
+    /// An action on dead letters, which does not involve the loop but only the broker.
     Letters(LetterTask, oneshot::Sender<Result<LetterReport, LetterTrouble>>),
 }
 
-/// Posts a query into the loop's mailbox. Must not block.
+/// Posts a query into the loop's mailbox; must not block.
 pub type Ask = Arc<dyn Fn(Query) + Send + Sync>;
 
-/// Where to listen, and what a request has to show.
+/// The address of the server and its tokens.
 #[derive(Clone, Debug)]
 pub struct AdminOptions {
-    /// Address or socket; port 0 lets the system choose.
+    /// The address or socket; with port 0 the system chooses.
     pub listen: Listen,
-    /// Without one for everything, `listen` must be local.
+    /// Without the full token, `listen` must be local.
     pub tokens: Tokens,
 }
 
-/// Bearer tokens, and what each lets its bearer do.
+/// Bearer tokens and their rights.
 #[derive(Clone, Debug, Default)]
 pub struct Tokens {
-    /// Everything. `None`: no token is asked for.
+    /// Grants everything. `None`: requests need no token.
     pub full: Option<SecretString>,
-    /// What changes nothing. Without effect unless there is one for everything.
+    /// Grants requests that change nothing. No effect without the full token.
     pub read: Option<SecretString>,
-    /// The state and the metrics, in which no payload is, no id and no customer. Likewise.
+    /// Grants the state and the metrics, which contain no payload, id or customer. No effect without the full
+    /// token.
     pub state: Option<SecretString>,
 }
 
@@ -98,32 +99,32 @@ pub enum ServeError {
     /// Every machine of the network could read and write.
     #[error("admin.listen = {0} is not a loopback address: this needs admin.token_file")]
     TokenNeeded(Listen),
-    /// An empty token is none.
+    /// An empty token protects nothing.
     #[error("a token of [admin] is empty")]
     EmptyToken,
-    /// The address or the path is taken, foreign, or not allowed.
+    /// The address or the path is taken, not on this machine, or not permitted.
     #[error("admin.listen: cannot listen on {addr}: {source}")]
     Bind {
-        /// As in `admin.listen`.
+        /// The address of `admin.listen`.
         addr: Listen,
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// A running server. Dropping it stops it at once.
+/// A running server, which stops at once when dropped.
 #[derive(Debug)]
 pub struct Server {
     at: Listen,
     stop: Option<watch::Sender<bool>>,
-    /// `None`: it is off.
+    /// `None` if the admin port is off.
     task: Option<JoinHandle<()>>,
 }
 
-/// Binds and serves on the current tokio runtime. What is off serves nobody.
+/// Binds, and serves on the current tokio runtime until stopped. A listener that is off serves nothing.
 ///
 /// # Errors
-/// See [`ServeError`]; once it has been bound, it serves until it is stopped.
+/// See [`ServeError`]. Once bound, the server does not fail.
 pub async fn serve(
     options: AdminOptions,
     readiness: Arc<Readiness>,
@@ -150,16 +151,16 @@ pub async fn serve(
 }
 
 impl Server {
-    /// Where it listens, with the port that the system chose.
+    /// The actual address, with the port that the system chose.
     pub fn listens_at(&self) -> &Listen {
         &self.at
     }
 
-    /// Takes no more requests, and waits a bounded time for those under way.
+    /// Stops taking requests, and waits a bounded time for those in progress.
     pub async fn stop(mut self) {
         drop(self.stop.take());
         if let Some(task) = &mut self.task {
-            // Overdue: the drop below ends it.
+            // If the time is over, the drop below ends the task.
             let _ = tokio::time::timeout(STOP_WITHIN, task).await;
         }
     }

@@ -1,5 +1,5 @@
-//! What this listener understands and answers, as an OpenAPI 3.1 document at `/api/v1/openapi.json`: one file
-//! that is part of the binary. It holds no data; a token is asked for as for everything below `/api/v1`.
+//! The description of this API, an OpenAPI 3.1 document at `/api/v1/openapi.json`: one file within the
+//! binary. It contains no data; it needs a token like everything below `/api/v1`.
 
 use super::answer::ApiState;
 use axum::http::header;
@@ -7,11 +7,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::Router;
 
-/// Where it is served.
+/// Path of the document.
 pub(super) const PATH: &str = "/api/v1/openapi.json";
 const DOCUMENT: &str = include_str!("openapi.json");
 
-/// The route of this file.
+/// The route of the document.
 pub(super) fn router() -> Router<ApiState> {
     Router::new().route("/api/v1/openapi.json", get(served))
 }

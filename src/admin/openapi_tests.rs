@@ -1,4 +1,4 @@
-//! That the document tells of every route and of no other, and what the answers are.
+//! Tests that the document describes every route and no other, and the real answers.
 
 use super::super::page::FILES;
 use super::super::state::{self, LinkState, STATES};
@@ -16,7 +16,7 @@ fn document() -> Value {
     serde_json::from_str(DOCUMENT).unwrap()
 }
 
-/// Method and path of all that the document tells of.
+/// Method and path of every described operation.
 fn told() -> BTreeSet<(String, String)> {
     let document = document();
     let paths = document["paths"].as_object().unwrap().iter();
@@ -27,7 +27,7 @@ fn told() -> BTreeSet<(String, String)> {
     each.collect()
 }
 
-/// Method and path of all routes, as the sources name them: axum does not list what a router holds.
+/// Method and path of every route, read from the sources: axum does not list the routes of a router.
 fn routed() -> BTreeSet<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/admin");
     let mut routes: BTreeSet<_> = FILES.iter().map(|(path, ..)| ("get".to_owned(), (*path).into())).collect();
@@ -42,7 +42,7 @@ fn routed() -> BTreeSet<(String, String)> {
     routes
 }
 
-/// What stands behind `.route(`: a path, and one method or several.
+/// Reads what follows `.route(`: a path, and one method or several.
 fn route(rest: &str, file: &str) -> Vec<(String, String)> {
     let mut quoted = rest.split('"');
     let (before, path) = (quoted.next().unwrap(), quoted.next().unwrap());
@@ -67,7 +67,7 @@ fn the_document_tells_of_every_route_and_of_no_other() {
     assert!(routed.contains(&("get".into(), PATH.into())) && routed.len() > 20, "{routed:?}");
 }
 
-/// Every reference leads somewhere, and everything that can be referred to is.
+/// Every reference has a target, and every component is referenced.
 #[test]
 fn nothing_is_missing_and_nothing_is_left_over() {
     let document = document();
@@ -89,7 +89,7 @@ fn nothing_is_missing_and_nothing_is_left_over() {
     assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), told().len(), "{ids:?}");
 }
 
-/// Names stand in the code; here they are only repeated.
+/// The code defines these names; the document only repeats them.
 #[test]
 fn words_are_those_of_the_code() {
     let document = document();
@@ -102,7 +102,7 @@ fn words_are_those_of_the_code() {
     assert_eq!(dead.keys().map(String::as_str).collect::<BTreeSet<_>>(), reasons);
 }
 
-/// The state document has all its keys in its schema.
+/// The schema of the state document has all its keys.
 #[test]
 fn the_state_is_told_key_by_key() {
     let state = state::Document::new(&state::tests::example(), &["egress"], &Default::default());

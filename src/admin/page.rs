@@ -1,8 +1,8 @@
-//! The page for people at `/`: three files that are part of the binary.
+//! The web page at `/`: three files within the binary.
 //!
-//! They hold no data, so they are served to whoever may connect, without a token; what the page shows it asks
-//! the API for, as every client does. It loads nothing from elsewhere, and its policy lets it load nothing:
-//! names of producers stand on it, as text.
+//! They contain no data, so every client may load them without a token. The page gets its data from the API,
+//! like any client. It loads nothing from another host, and its policy forbids that: the page shows names
+//! given by producers, as text.
 
 use super::answer::ApiState;
 use axum::http::{header, HeaderValue};
@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::Router;
 
-/// One file: its path, its type, its text.
+/// Path, media type and text of one file.
 pub(super) type PageFile = (&'static str, &'static str, &'static str);
 
 pub(super) const FILES: [PageFile; 3] = [
@@ -19,19 +19,19 @@ pub(super) const FILES: [PageFile; 3] = [
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
 ];
 
-/// What the browser lets the page do: its own script and style, its own API, and nothing else. No script or
-/// style may stand in the document itself, so that no text can become one.
+/// The browser lets the page use its own script, style and API, and nothing else. The document itself may
+/// contain no script or style, so that no text can become one.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Routes of this file.
+/// The routes of the page.
 pub(super) fn router() -> Router<ApiState> {
     FILES
         .into_iter()
         .fold(Router::new(), |router, file| router.route(file.0, get(move || async move { served(file) })))
 }
 
-/// One of the files.
+/// Whether the path is a file of the page.
 pub(super) fn is_page(path: &str) -> bool {
     FILES.iter().any(|(known, ..)| *known == path)
 }
@@ -45,7 +45,7 @@ fn served((_, kind, text): PageFile) -> Response {
 mod tests {
     use super::*;
 
-    /// Nothing of the document runs by itself, and nothing is loaded from elsewhere.
+    /// The document contains no inline script or style and loads nothing from another host.
     #[test]
     fn the_document_keeps_to_its_policy() {
         let [(_, _, html), (_, _, css), (_, _, js)] = FILES;

@@ -1,8 +1,8 @@
-//! Paths and queries, read into checked values; pure.
+//! Reads paths and queries into checked values; pure.
 //!
-//! Names and ids may hold any UTF-8, slashes and spaces included: in a path they are percent-encoded, in a
-//! query form-encoded (`+` is a space). What is not understood is refused with a sentence that names the
-//! parameter, and is never guessed at: half of these requests destroy something.
+//! Names and ids may contain any UTF-8, slashes and spaces included: percent-encoded in a path, form-encoded
+//! in a query (`+` is a space). Invalid input is refused with a sentence that names the parameter, and is
+//! never guessed at: half of these requests destroy something.
 
 use super::command::ItemOf;
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
@@ -18,17 +18,17 @@ use std::sync::Arc;
 
 /// Most rows of one page.
 pub const MAX_PAGE: usize = 1_000;
-/// Rows of a page when nothing is said.
+/// Default number of rows of a page.
 pub const DEFAULT_PAGE: usize = 100;
 
-/// Where the application stands among the segments of every path that has one: `/api/v1/KIND/APPLICATION`.
+/// Index of the application in the segments of a path that names one: `/api/v1/KIND/APPLICATION`.
 const APPLICATION: usize = 4;
-/// What it is that the request is about, behind the application.
+/// Index of the segment behind the application, which names the target.
 const SECOND: usize = 5;
-/// Upper bound on what is quoted of a foreign text, characters.
+/// Most characters quoted of a client's text.
 const QUOTED: usize = 64;
 
-/// What is wrong with a request: a sentence that names the parameter.
+/// The fault of a request: a sentence that names the parameter.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadRequest(String);
@@ -40,7 +40,7 @@ fn fault(parameter: &str, text: &str) -> BadRequest {
 /// The application of a path.
 ///
 /// # Errors
-/// It is not 1 to [`MAX_NAME`] bytes of percent-encoded UTF-8.
+/// If it is not 1 to [`MAX_NAME`] bytes of percent-encoded UTF-8.
 pub fn application(path: &str) -> Result<Box<str>, BadRequest> {
     segment(path, APPLICATION, "application", MAX_NAME)
 }
@@ -56,7 +56,7 @@ pub fn customer(path: &str) -> Result<CustomerOf, BadRequest> {
 /// Application and id of a path.
 ///
 /// # Errors
-/// As [`application`]; an id has up to [`MAX_ID`] bytes.
+/// As [`application`]; an id may have up to [`MAX_ID`] bytes.
 pub fn item(path: &str) -> Result<ItemOf, BadRequest> {
     Ok(ItemOf { application: application(path)?, id: segment(path, SECOND, "id", MAX_ID)? })
 }
@@ -75,24 +75,24 @@ fn bounded(text: &str, parameter: &str, most: usize) -> Result<(), BadRequest> {
     }
 }
 
-/// A percent sign that begins no escape is refused and not taken literally: it was not encoded, and the
-/// name may mean something else.
+/// A percent sign that begins no escape is refused and not taken literally: the name was not encoded, and may
+/// mean something else.
 fn decoded(text: &str, parameter: &str) -> Result<String, BadRequest> {
     let whole = text.split('%').skip(1).all(|rest| {
         let digits = rest.as_bytes();
         digits.len() >= 2 && digits[..2].iter().all(u8::is_ascii_hexdigit)
     });
     if !whole {
-        return Err(fault(parameter, "a % stands without two hexadecimal digits behind it"));
+        return Err(fault(parameter, "a % is not followed by two hexadecimal digits"));
     }
     let text = percent_decode_str(text).decode_utf8();
     text.map(|t| t.into_owned()).map_err(|_| fault(parameter, "it is not UTF-8"))
 }
 
-/// For a path that knows no query.
+/// For a path without query parameters.
 ///
 /// # Errors
-/// There is one.
+/// If there is a query.
 pub fn no_query(query: Option<&str>) -> Result<(), BadRequest> {
     match pairs(query.unwrap_or_default())?.first() {
         None => Ok(()),
@@ -100,10 +100,10 @@ pub fn no_query(query: Option<&str>) -> Result<(), BadRequest> {
     }
 }
 
-/// Spans of a timeline, with the length of a stretch, ms, and their number.
+/// Spans of a timeline, with the length of a bucket in ms and the number of buckets.
 const SPANS: [(&str, u64, usize); 3] = [("minute", 1_000, 60), ("hour", 60_000, 60), ("day", 1_800_000, 48)];
 
-/// What a timeline is wanted of. An empty value is absent; without a span it is the next hour.
+/// The timeline that a query asks for. An empty value counts as absent; the default span is the next hour.
 ///
 /// # Errors
 /// As [`filter`].
@@ -117,17 +117,17 @@ pub fn timeline(query: Option<&str>) -> Result<TimelineQuery, BadRequest> {
         } else {
             let span = SPANS.into_iter().find(|(word, ..)| *word == value);
             let (_, each_ms, stretches) =
-                span.ok_or_else(|| fault(&name, "it is none of minute, hour and day"))?;
+                span.ok_or_else(|| fault(&name, "it must be minute, hour or day"))?;
             (timeline.each_ms, timeline.stretches) = (each_ms, stretches);
         }
     }
     Ok(timeline)
 }
 
-/// The filter of a list. An empty value is absent; `cursor` and `from` together: the later place counts.
+/// The filter of a list. An empty value counts as absent. Of `cursor` and `from`, the later position applies.
 ///
 /// # Errors
-/// A parameter is unknown, there twice, or not what it should be.
+/// If a parameter is unknown, given twice or invalid.
 pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
     const KNOWN: [&str; 7] = ["application", "customer", "state", "from", "to", "cursor", "limit"];
     let mut filter = Filter { limit: DEFAULT_PAGE, ..Filter::default() };
@@ -137,11 +137,11 @@ pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
     Ok(filter)
 }
 
-/// Items of an application to count or to cancel: `customer`, `customer_prefix`, `due_after`, `due_before`,
-/// `received_before`; or `all=true`.
+/// The items of an application to count or to cancel: `customer`, `customer_prefix`, `due_after`,
+/// `due_before`, `received_before`; or `all=true`.
 ///
 /// # Errors
-/// As [`filter`]; and nothing is named, nor all; or both are.
+/// As [`filter`]; and without any filter or `all`, or with both.
 pub fn selection(application: Box<str>, query: Option<&str>) -> Result<Selection, BadRequest> {
     const KNOWN: [&str; 6] =
         ["all", "customer", "customer_prefix", "due_after", "due_before", "received_before"];
@@ -150,7 +150,7 @@ pub fn selection(application: Box<str>, query: Option<&str>) -> Result<Selection
     let mut selection = Selection::all(application);
     for (name, value) in parameters.iter().filter(|(name, _)| name != "all") {
         if all {
-            return Err(fault("all", &format!("it is there beside `{name}`: only one can hold")));
+            return Err(fault("all", &format!("it cannot be combined with `{name}`")));
         }
         let at = || moment(value).map_err(|text| fault(name, text));
         match name.as_str() {
@@ -168,32 +168,32 @@ pub fn selection(application: Box<str>, query: Option<&str>) -> Result<Selection
         }
     }
     if !all && selection == Selection::all(selection.application.clone()) {
-        return Err(fault("all", "say which items are meant, or `all=true`"));
+        return Err(fault("all", "select items, or give `all=true`"));
     }
     Ok(selection)
 }
 
-/// The new time of an item: `at`, a moment, or `delay`, in ms; one of them.
+/// The new time of an item: `at` (a moment) or `delay` (in ms).
 ///
 /// # Errors
-/// As [`filter`]; and both, or neither.
+/// As [`filter`]; and with both parameters or neither.
 pub fn new_due(query: Option<&str>) -> Result<Moment, BadRequest> {
     own_time(&parameters(query, &["at", "delay"])?)?
         .ok_or_else(|| fault("at", "say when: `at`, a moment, or `delay`, in ms"))
 }
 
-/// When a pause is to end: `until`, a moment, or `for`, in ms; neither: not by itself.
+/// The end of a pause: `until` (a moment) or `for` (in ms). Without either it ends only by a command.
 ///
 /// # Errors
-/// As [`filter`]; and both.
+/// As [`filter`]; and with both parameters.
 pub fn pause_end(query: Option<&str>) -> Result<Option<Moment>, BadRequest> {
     one_time(&parameters(query, &["until", "for"])?, "until", "for")
 }
 
-/// How fast an application's items are to leave, and when that is to end: `until`, a moment, or `for`, in ms.
+/// The new rate of an application, and its end: `until` (a moment) or `for` (in ms).
 ///
 /// # Errors
-/// As [`filter`]; there is no rate, or both ends.
+/// As [`filter`]; and without a rate, or with both ends.
 pub fn slowed(query: Option<&str>) -> Result<(Rate, Option<Moment>), BadRequest> {
     let all = parameters(query, &["rate", "until", "for"])?;
     let rate = of(&all, "rate").ok_or_else(|| fault("rate", "say how fast, such as 10/s"))?;
@@ -201,12 +201,12 @@ pub fn slowed(query: Option<&str>) -> Result<(Rate, Option<Moment>), BadRequest>
     Ok((rate, one_time(&all, "until", "for")?))
 }
 
-/// `at`, a moment, or `delay`, in ms, if one of them is there.
+/// The value of `at` (a moment) or `delay` (in ms), if given.
 fn own_time(all: &[(String, String)]) -> Result<Option<Moment>, BadRequest> {
     one_time(all, "at", "delay")
 }
 
-/// A moment of one name, or a time from now on of another, in ms, if one of them is there.
+/// The value of one parameter (a moment) or another (a time from now in ms), if given.
 fn one_time(
     all: &[(String, String)],
     at_name: &'static str,
@@ -214,9 +214,7 @@ fn one_time(
 ) -> Result<Option<Moment>, BadRequest> {
     let at = of(all, at_name).map(|text| moment(text).map_err(|text| fault(at_name, text))).transpose()?;
     match (at, of(all, after_name)) {
-        (Some(_), Some(_)) => {
-            Err(fault(after_name, &format!("it is there beside `{at_name}`: only one can hold")))
-        }
+        (Some(_), Some(_)) => Err(fault(after_name, &format!("it cannot be combined with `{at_name}`"))),
         (Some(at), None) => Ok(Some(Moment::At(at))),
         (None, Some(text)) => {
             let ms = number(text).ok_or_else(|| fault(after_name, "it is not a number of milliseconds"))?;
@@ -226,7 +224,7 @@ fn one_time(
     }
 }
 
-/// Those that are not empty, each known and there once.
+/// The parameters with a value; each must be known and given once.
 fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
     let mut all = pairs(query.unwrap_or_default())?;
     for (place, (name, _)) in all.iter().enumerate() {
@@ -234,14 +232,14 @@ fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String
             return Err(unknown(name));
         }
         if all[..place].iter().any(|(before, _)| before == name) {
-            return Err(fault(name, "it is there twice"));
+            return Err(fault(name, "it is given twice"));
         }
     }
     all.retain(|(_, value)| !value.is_empty());
     Ok(all)
 }
 
-/// How many dead letters there are.
+/// A count of dead letters.
 ///
 /// # Errors
 /// As [`filter`].
@@ -249,12 +247,12 @@ pub fn letter_count(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     Ok(LetterTask { job: LetterJob::Count, walk: walk(&parameters(query, &LETTER_WALK)?)? })
 }
 
-/// What chooses dead letters.
+/// Parameters that select dead letters.
 const LETTER_CHOICE: [&str; 5] = ["reason", "application", "unreadable", "key", "limit"];
-/// From where on they are looked at.
+/// Parameters of a walk.
 const LETTER_WALK: [&str; 2] = ["walk", "cursor"];
 
-/// A page of dead letters. `whole` is `true` or `false`.
+/// A list of dead letters. `whole` is `true` or `false`.
 ///
 /// # Errors
 /// As [`filter`].
@@ -265,7 +263,7 @@ pub fn letter_list(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     Ok(LetterTask { job: LetterJob::List { filter, limit, whole: flag(&all, "whole")? }, walk })
 }
 
-/// Dead letters with all that they hold.
+/// Dead letters with headers and body.
 ///
 /// # Errors
 /// As [`filter`].
@@ -277,10 +275,10 @@ pub fn letter_export(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     Ok(LetterTask { job: LetterJob::List { filter, limit, whole: true }, walk })
 }
 
-/// One dead letter, whole: `/api/v1/dead/letters/KEY`.
+/// One dead letter with headers and body: `/api/v1/dead/letters/KEY`.
 ///
 /// # Errors
-/// What stands there is no key.
+/// If the path contains no valid key.
 pub fn letter(path: &str) -> Result<LetterTask, BadRequest> {
     let key = key_of(path.split('/').nth(SECOND).unwrap_or_default())?;
     let filter = LetterFilter { key: Some(key), ..LetterFilter::default() };
@@ -290,7 +288,7 @@ pub fn letter(path: &str) -> Result<LetterTask, BadRequest> {
 /// Dead letters to drop.
 ///
 /// # Errors
-/// As [`filter`]; and neither a key, a reason nor an application is named, nor `all=true` said.
+/// As [`filter`]; and without a key, a reason, an application or `all=true`.
 pub fn letter_drop(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     let all = letter_parameters(query, &["all"])?;
     let walk = walk(&all)?;
@@ -301,7 +299,7 @@ pub fn letter_drop(query: Option<&str>) -> Result<LetterTask, BadRequest> {
 /// Dead letters to send back. `at` and `deliver_before` are moments, `delay` is in ms.
 ///
 /// # Errors
-/// As [`letter_drop`]; and `at` with `delay`, or an expiry that is not behind the new time.
+/// As [`letter_drop`]; and with both `at` and `delay`, or an expiry that is not later than the new time.
 pub fn letter_retry(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     let all = letter_parameters(query, &["all", "at", "delay", "deliver_before"])?;
     let walk = walk(&all)?;
@@ -316,7 +314,7 @@ pub fn letter_retry(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     let deliver_before = before.transpose()?;
     if let (NewTime::At(at), Some(before)) = (time, deliver_before) {
         if before <= at {
-            return Err(fault("deliver_before", "it is not behind `at`: the item would expire"));
+            return Err(fault("deliver_before", "it is not later than `at`: the item would expire"));
         }
     }
     let terms = RetryTerms { time, deliver_before };
@@ -331,14 +329,14 @@ fn walk(all: &[(String, String)]) -> Result<LetterWalk, BadRequest> {
     match (flag(all, "walk")?, of(all, "cursor")) {
         (false, None) => Ok(LetterWalk::Once),
         (true, None) => Ok(LetterWalk::First),
-        (true, Some(_)) => Err(fault("walk", "it is there beside `cursor`, which goes on with one")),
+        (true, Some(_)) => Err(fault("walk", "it cannot be combined with `cursor`, which continues a walk")),
         (false, Some(text)) => WalkCursor::parse(text)
             .map(LetterWalk::Next)
-            .ok_or_else(|| fault("cursor", "it is no `cursor` of an answer")),
+            .ok_or_else(|| fault("cursor", "it is not a `cursor` of an answer")),
     }
 }
 
-/// What one call may be asked for, or all calls of a walk together.
+/// The largest limit of one call, or of all calls of a walk together.
 fn most(walk: &LetterWalk, of_a_call: usize) -> usize {
     match walk {
         LetterWalk::Once => of_a_call,
@@ -354,15 +352,15 @@ fn flag(all: &[(String, String)], name: &str) -> Result<bool, BadRequest> {
     match of(all, name) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),
-        Some(_) => Err(fault(name, "it is neither true nor false")),
+        Some(_) => Err(fault(name, "it must be true or false")),
     }
 }
 
 fn key_of(text: &str) -> Result<LetterKey, BadRequest> {
-    LetterKey::parse(text).ok_or_else(|| fault("key", "it is no key of a dead letter: 32 hexadecimal digits"))
+    LetterKey::parse(text).ok_or_else(|| fault("key", "it is not the key of a dead letter: 32 hex digits"))
 }
 
-/// Those whose application could not be read are `unreadable`: any other word could be a name.
+/// `unreadable` selects dead letters whose application could not be read: any word could be a name.
 fn letter_filter(
     all: &[(String, String)],
     limit: usize,
@@ -379,7 +377,7 @@ fn letter_filter(
     }
     if flag(all, "unreadable")? {
         if filter.application.is_some() {
-            return Err(fault("unreadable", "it is there beside `application`: only one can hold"));
+            return Err(fault("unreadable", "it cannot be combined with `application`"));
         }
         filter.application = Some("".into());
     }
@@ -387,20 +385,20 @@ fn letter_filter(
     Ok((filter, of(all, "limit").map_or(Ok(limit), |text| rows("limit", text, most))?))
 }
 
-/// Never all of them by mistake, as when a variable of a script is empty.
+/// An empty filter must not select all by mistake, such as when a variable of a script is empty.
 fn meant_letters(all: &[(String, String)], walk: &LetterWalk) -> Result<(LetterFilter, usize), BadRequest> {
     let most = most(walk, MOST_OF_A_CALL);
     let (filter, limit) = letter_filter(all, most, most)?;
     match (flag(all, "all")?, filter == LetterFilter::default()) {
         (false, true) => {
-            Err(fault("all", "name a key, a reason or an application, or say all=true to mean every letter"))
+            Err(fault("all", "name a key, a reason or an application, or give all=true for all dead letters"))
         }
-        (true, false) => Err(fault("all", "it is there beside a filter: only one can hold")),
+        (true, false) => Err(fault("all", "it cannot be combined with a filter")),
         (true, true) | (false, false) => Ok((filter, limit)),
     }
 }
 
-/// A number of rows.
+/// A number of rows, 1 to `most`.
 fn rows(name: &str, text: &str, most: usize) -> Result<usize, BadRequest> {
     let rows = number(text).and_then(|n| usize::try_from(n).ok());
     let within = rows.filter(|n| (1..=most).contains(n));
@@ -419,7 +417,7 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
         }
         "to" => filter.until = Some(moment(value).map_err(|text| fault(name, text))?),
         "cursor" => {
-            let place = cursor(value).ok_or_else(|| fault(name, "it is no `next` of a page"))?;
+            let place = cursor(value).ok_or_else(|| fault(name, "it is not a `next` of a page"))?;
             filter.from = filter.from.max(place);
         }
         "limit" => filter.limit = rows(name, value, MAX_PAGE)?,
@@ -430,7 +428,7 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
 
 fn unknown(name: &str) -> BadRequest {
     let cut: String = name.chars().take(QUOTED).collect();
-    fault(&cut, "this path knows no such query parameter")
+    fault(&cut, "this path has no such query parameter")
 }
 
 fn pairs(query: &str) -> Result<Vec<(String, String)>, BadRequest> {
@@ -447,27 +445,27 @@ fn pairs(query: &str) -> Result<Vec<(String, String)>, BadRequest> {
         .collect()
 }
 
-/// Reads a state of a list.
+/// Reads the state of a list's filter.
 ///
 /// # Errors
-/// It is none of them.
+/// If it is not one of the three.
 pub fn stage(text: &str) -> Result<ListedStage, &'static str> {
     [ListedStage::Waiting, ListedStage::InFlight, ListedStage::Parked]
         .into_iter()
         .find(|stage| stage.as_str() == text)
-        .ok_or("it is none of waiting, in_flight and parked")
+        .ok_or("it must be waiting, in_flight or parked")
 }
 
-/// Reads a time or the bound of a list, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms
-/// rounds up, and what lies before 1970 is 0.
+/// Reads a moment, UTC ms: milliseconds, or RFC 3339 with an offset. A fraction of a ms rounds up; moments
+/// before 1970 are 0.
 ///
 /// # Errors
-/// It is neither.
+/// If it is neither.
 pub fn moment(text: &str) -> Result<u64, &'static str> {
     read_moment(text, Rounding::Up)
 }
 
-/// The same for an expiry, of which a fraction of a ms rounds down.
+/// As [`moment`] for an expiry: a fraction of a ms rounds down.
 ///
 /// # Errors
 /// As [`moment`].
@@ -477,7 +475,7 @@ pub fn expiry(text: &str) -> Result<u64, &'static str> {
 
 fn read_moment(text: &str, rounding: Rounding) -> Result<u64, &'static str> {
     if let Some(ms) = number(text) {
-        // 0 is the epoch, and means just that.
+        // 0 means the epoch.
         return match ms {
             1..FIRST_PLAUSIBLE_MS => {
                 Err("that is in 1973 or before: it is read as milliseconds, and looks like seconds")
@@ -495,19 +493,19 @@ fn read_moment(text: &str, rounding: Rounding) -> Result<u64, &'static str> {
     Ok(u64::try_from(ms).unwrap_or(0))
 }
 
-/// Writes the place where the next page begins.
+/// The text of a page's end, where the next page begins.
 pub fn cursor_text(place: Key) -> String {
     format!("{}-{}-{}", place.due, place.window, place.seq)
 }
 
-/// Reads what [`cursor_text`] writes.
+/// Reads the text of [`cursor_text`].
 pub fn cursor(text: &str) -> Option<Key> {
     let (due, rest) = text.split_once('-')?;
     let (window, seq) = rest.split_once('-')?;
     Some(Key { due: number(due)?, window: number(window)?, seq: number(seq)? })
 }
 
-/// Digits alone: no sign, no space.
+/// A number of digits only, without sign or space.
 fn number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }

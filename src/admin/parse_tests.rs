@@ -1,4 +1,4 @@
-//! What paths and queries are understood, and which are refused with which words.
+//! Tests of valid paths and queries, and of the errors for the others.
 
 use super::*;
 use proptest::prelude::*;
@@ -48,7 +48,7 @@ fn what_no_name_is_is_refused_by_its_parameter() {
     ] {
         assert!(error(item(path)).starts_with(named), "{path}: {}", error(item(path)));
     }
-    // The bounds are of bytes as they are meant, not as they are written.
+    // The bounds count decoded bytes.
     let path = |id: &str| format!("/api/v1/items/a/{id}");
     assert!(item(&path(&"%41".repeat(255))).is_ok());
     assert!(error(item(&path(&"%41".repeat(256)))).starts_with("id: it has 256 bytes"));
@@ -73,10 +73,10 @@ fn a_timeline_is_of_a_span_and_perhaps_of_an_application() {
     }
     assert_eq!(timeline(None), timeline(Some("span=hour")));
     for (query, named) in [
-        ("span=week", "span: it is none of minute, hour and day"),
-        ("span=day&span=day", "span: it is there twice"),
-        ("spam=day", "spam: this path knows no such query parameter"),
-        ("customer=c", "customer: this path knows no such query parameter"),
+        ("span=week", "span: it must be minute, hour or day"),
+        ("span=day&span=day", "span: it is given twice"),
+        ("spam=day", "spam: this path has no such query parameter"),
+        ("customer=c", "customer: this path has no such query parameter"),
         ("application=%ff", "application: it is not UTF-8"),
     ] {
         assert_eq!(error(timeline(Some(query))), named, "{query}");
@@ -100,11 +100,11 @@ fn a_filter_takes_what_the_contract_names() {
         limit: 1_000,
     };
     assert_eq!(filter(Some(all)), Ok(want.clone()));
-    // In whatever order.
+    // The order does not matter.
     let reversed = all.split('&').rev().collect::<Vec<_>>().join("&");
     assert_eq!(filter(Some(&reversed)), Ok(want));
     let template = "application=&customer=&state=&from=&to=&cursor=&limit=";
-    assert_eq!(filter(Some(template)), filter(None), "empty is absent");
+    assert_eq!(filter(Some(template)), filter(None), "an empty value counts as absent");
     assert_eq!(filter(Some("")), filter(None));
 }
 
@@ -121,18 +121,18 @@ fn the_later_of_from_and_cursor_counts() {
 #[test]
 fn a_filter_refuses_by_name() {
     for (query, named) in [
-        ("colour=red", "colour: this path knows no such"),
-        ("Limit=5", "Limit: this path knows no such"),
-        ("=5", ": this path knows no such"),
-        ("limit=5&limit=5", "limit: it is there twice"),
-        ("application=&application=a", "application: it is there twice"),
+        ("colour=red", "colour: this path has no such"),
+        ("Limit=5", "Limit: this path has no such"),
+        ("=5", ": this path has no such"),
+        ("limit=5&limit=5", "limit: it is given twice"),
+        ("application=&application=a", "application: it is given twice"),
         ("limit=0", "limit: it is not a number from 1 to 1000"),
         ("limit=1001", "limit: "),
         ("limit=-1", "limit: "),
         ("limit=%2B5", "limit: "),
         ("limit=1e2", "limit: "),
         ("limit=99999999999999999999", "limit: "),
-        ("state=sent", "state: it is none of"),
+        ("state=sent", "state: it must be"),
         ("state=Waiting", "state: "),
         ("cursor=5", "cursor: "),
         ("cursor=5-", "cursor: "),
@@ -154,7 +154,7 @@ fn a_filter_refuses_by_name() {
     let long = format!("customer={}", "x".repeat(201));
     assert!(error(filter(Some(&long))).starts_with("customer: it has 201 bytes"));
     let hostile = format!("{}=1", "y".repeat(5_000));
-    assert!(error(filter(Some(&hostile))).len() < 200, "a foreign text is not given back whole");
+    assert!(error(filter(Some(&hostile))).len() < 200, "a client's text is not quoted whole");
 }
 
 #[test]
@@ -180,16 +180,16 @@ fn letters_are_meant_by_name_or_all_of_them() {
         ("", "all: name a key"),
         ("reason=&application=", "all: name a key"),
         ("all=false", "all: name a key"),
-        ("all=yes", "all: it is neither"),
+        ("all=yes", "all: it must be"),
         ("unreadable=false", "all: name a key"),
-        ("unreadable=true&application=a", "unreadable: it is there beside"),
-        ("unreadable=true&all=true", "all: it is there beside"),
-        ("all=true&reason=x", "all: it is there beside"),
-        ("key=12", "key: it is no key"),
+        ("unreadable=true&application=a", "unreadable: it cannot be combined"),
+        ("unreadable=true&all=true", "all: it cannot be combined"),
+        ("all=true&reason=x", "all: it cannot be combined"),
+        ("key=12", "key: it is not the key"),
         ("all=true&limit=0", "limit: it is not a number"),
-        ("all=true&cursor=1", "cursor: it is no `cursor`"),
-        ("all=true&walk=true&cursor=00000000000000ff", "walk: it is there beside"),
-        ("all=true&page=1", "page: this path knows no"),
+        ("all=true&cursor=1", "cursor: it is not a `cursor`"),
+        ("all=true&walk=true&cursor=00000000000000ff", "walk: it cannot be combined"),
+        ("all=true&page=1", "page: this path has no"),
     ] {
         let text = error(letter_drop(Some(query)));
         assert!(text.starts_with(named), "{query}: {text}");
@@ -210,10 +210,10 @@ fn letters_go_back_at_one_time() {
     let both = terms("at=1800000000000&deliver_before=1800000000001");
     assert_eq!(both, new(NewTime::At(1_800_000_000_000), Some(1_800_000_000_001)));
     for (query, named) in [
-        ("at=1800000000000&delay=5", "delay: it is there beside"),
+        ("at=1800000000000&delay=5", "delay: it cannot be combined"),
         ("delay=-5", "delay: it is not a number"),
         ("at=soon", "at: it is neither"),
-        ("at=1800000000001&deliver_before=1800000000001", "deliver_before: it is not behind"),
+        ("at=1800000000001&deliver_before=1800000000001", "deliver_before: it is not later"),
     ] {
         let text = error(letter_retry(Some(&format!("all=true&{query}"))));
         assert!(text.starts_with(named), "{query}: {text}");
@@ -242,7 +242,7 @@ fn letters_are_listed_in_one_call_or_in_several() {
         walk: next,
     };
     assert_eq!(list("limit=50000&cursor=00000000000000ff"), want);
-    assert!(error(letter_count(Some("limit=5"))).starts_with("limit: this path knows no"));
+    assert!(error(letter_count(Some("limit=5"))).starts_with("limit: this path has no"));
     assert!(letter("/api/v1/dead/letters/..").is_err());
 }
 
@@ -282,7 +282,7 @@ fn moments() {
 }
 
 proptest! {
-    /// Nothing that can be sent panics, and a cursor survives its journey.
+    /// No input causes a panic, and a cursor survives the round trip.
     #[test]
     fn whatever_is_sent_is_read_or_refused(path in "\\PC{0,80}", query in "\\PC{0,80}") {
         let _ = item(&path);

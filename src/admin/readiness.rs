@@ -1,7 +1,8 @@
-//! Readiness as a set of latches: each part of the daemon sets its own, and the whole is ready when all are
-//! set.
+//! Readiness as a set of latches: each part of the daemon sets its own, and the daemon is ready when all are
+//! closed.
 //!
-//! Pure but for one atomic. It does not know why a latch is open: that is for the state document and the log.
+//! Pure except for one atomic. Readiness does not know why a latch is open; the state document and the log
+//! do.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -25,7 +26,7 @@ impl Latch {
     pub const ALL: [Latch; 5] =
         [Latch::Store, Latch::Ingest, Latch::Egress, Latch::Topology, Latch::Consumer];
 
-    /// The stable name in `missing` of `/readyz` and of the state document.
+    /// Its stable name in `missing` of `/readyz` and of the state document.
     pub fn as_str(self) -> &'static str {
         match self {
             Latch::Ingest => "ingest",
@@ -41,13 +42,13 @@ impl Latch {
     }
 }
 
-/// Set while the process stands by: whatever its latches say, it is ready to take over.
+/// Set while the process stands by: it is ready to take over, whatever its latches are.
 const SPARE: u8 = 1 << 7;
 
 /// The latches of one process. All are open at first. Shared as `Arc<Readiness>`.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    // One word, so that a reader sees all latches at one moment.
+    // One word, so that a reader sees all latches at the same moment.
     closed: AtomicU8,
 }
 
@@ -66,7 +67,8 @@ impl Readiness {
         }
     }
 
-    /// All latches are open, and it stands by (`true`): or it waits for something that is missing.
+    /// Opens all latches. With `true` the process stands by; otherwise it waits for something that is
+    /// missing.
     pub fn reset(&self, stands_by: bool) {
         self.closed.store(if stands_by { SPARE } else { 0 }, Ordering::Release);
     }

@@ -1,6 +1,5 @@
-//! The layers that every request passes, and the routers that lie within: probes and state here, items and
-//! customers (`items.rs`), applications (`applications.rs`). What a handler tells is made by pure functions
-//! of what it was given.
+//! The layers that every request passes, and the routers behind them. Probes and state are here, items and
+//! customers in `items.rs`, applications in `applications.rs`. Handlers make their answers by pure functions.
 
 use super::accept::Peer;
 use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN, LETTER_ANSWERS};
@@ -22,23 +21,24 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Whole time of a request, from its headers to the head of its answer. Longer than the wait for the daemon.
+/// Time limit of a request, from its head to the head of its answer; longer than the wait for the daemon.
 const REQUEST_WITHIN: Duration = COMMAND_WITHIN.saturating_add(Duration::from_secs(5));
-/// Longest request body: names and filters, never payloads.
+/// Largest request body, bytes: names and filters, never payloads.
 pub(super) const MAX_BODY: usize = 64 * 1024;
-/// Time for it, from the end of the head.
+/// Time limit for the body, from the end of the head.
 const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Bodies that are waited for at one time. Apart from the commands, which seldom have one: what does not come
-/// keeps none of them out.
+/// Most bodies that are received at one time. They are counted apart from the commands, which seldom have
+/// one: a body that does not arrive keeps no command out.
 const MAX_BODIES: usize = 8;
-/// Questions about the state at one time; each costs the loop a snapshot.
+/// Most queries of the state at one time; each costs the loop a snapshot.
 const MAX_QUESTIONS: usize = 16;
-/// Commands under way at one time. Apart from the questions, which the loop answers at once: commands that
-/// wait for the store or for an outcome must not keep an operator from seeing why. All together leave
-/// connections for probes.
+/// Most commands in progress. They are counted apart from the queries, which the loop answers at once:
+/// commands that wait for the store or for an outcome must not keep an operator from seeing the reason. All
+/// together leave connections for probes.
 pub(super) const MAX_COMMANDS: usize = 32;
 
-/// On every answer. No page may frame, sniff, keep or read it; only the own page has a policy of its own.
+/// Headers of every answer. No other page may frame, sniff, cache or read it. Only the web page sets its own
+/// policy.
 const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
@@ -57,7 +57,7 @@ struct Gate {
     refused: Arc<RefusedLog>,
 }
 
-/// Everything that is served.
+/// The router for all paths.
 pub(super) fn router(
     guard: Guard,
     readiness: Arc<Readiness>,
@@ -82,7 +82,7 @@ pub(super) fn router(
         .route("/metrics", get(metrics))
         .fallback(nothing)
         .method_not_allowed_fallback(|| async {
-            failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not know this method")
+            failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not allow this method")
         })
         .with_state(ApiState {
             readiness,
@@ -99,7 +99,7 @@ fn probes() -> Router<ApiState> {
     Router::new().route("/livez", get(livez)).route("/readyz", get(readyz))
 }
 
-/// Answered from what the parts left behind, not by any of them.
+/// The answer comes from the marks of the parts and involves none of them.
 async fn livez(State(shared): State<ApiState>) -> Response {
     let stuck = shared.progress.verdict().dead_names();
     if stuck.is_empty() {
@@ -133,7 +133,7 @@ async fn metrics(State(shared): State<ApiState>) -> Response {
     }
 }
 
-/// A script with an empty variable meets no route; the answer says so.
+/// Names the cause when a script with an empty variable matches no route.
 async fn nothing(uri: Uri) -> Response {
     let path = uri.path();
     if path.starts_with("/api/") && (path.contains("//") || path.ends_with('/')) {
@@ -145,9 +145,9 @@ async fn nothing(uri: Uri) -> Response {
     failure(StatusCode::NOT_FOUND, "there is nothing at this path")
 }
 
-/// The gate before every handler: who asks, how much at a time, how large, how long. Whoever has no right
-/// leaves a line, and so does what would change something and did not come to that; what did has left its
-/// own.
+/// The gate before every handler: rights, number of requests, sizes and times. A request without a right is
+/// logged, and so is one that would change something but was refused before. A change that was tried has its
+/// own line.
 async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().copied();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
@@ -169,7 +169,7 @@ async fn granted_to(gate: &Gate, caller: Caller, request: Request, next: Next) -
         Err(answer) => return answer,
     };
     request.extensions_mut().insert(caller);
-    // These are answered from memory; probes must be when everything else is stuck.
+    // These are answered from memory; probes must be answered even when everything else is stuck.
     let _slot = if is_static(request.uri().path()) {
         None
     } else {
@@ -189,14 +189,14 @@ async fn granted_to(gate: &Gate, caller: Caller, request: Request, next: Next) -
     }
 }
 
-/// The body is read whole before the handler runs, so that no handler can forget its limit. What reads has
-/// none that anybody looks at: it is not waited for.
+/// Reads the whole body before the handler runs, so that no handler can forget its limit. The body of a read
+/// request is ignored and not waited for.
 async fn with_bounded_body(bodies: &Semaphore, request: Request) -> Result<Request, Response> {
     let (head, body) = request.into_parts();
     if reads(&head.method) || body.is_end_stream() {
         return Ok(Request::from_parts(head, Body::empty()));
     }
-    let too_large = || failure(StatusCode::PAYLOAD_TOO_LARGE, "the body is above 64 KiB, or it broke off");
+    let too_large = || failure(StatusCode::PAYLOAD_TOO_LARGE, "the body is above 64 KiB or incomplete");
     let announced =
         head.headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|n| n > MAX_BODY as u64) {

@@ -1,8 +1,7 @@
-//! Accepts connections and speaks HTTP/1 on them, within bounds on their number, their patience and their
-//! life.
+//! Accepts connections and speaks HTTP/1 on them, with bounds on their number, idle time and lifetime.
 //!
-//! hyper is used directly: what hands it connections must know when a request begins and ends, and must set
-//! the time in which a head has to come.
+//! The server uses hyper directly, because it must know when a request begins and ends, and must set a time
+//! limit for the head of a request.
 
 use super::accept::{AdminListener, Duplex, Peer};
 use super::connections::{ConnectionAdmission, ConnectionPlace, Connections};
@@ -27,13 +26,14 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Time for the head of a request, from the moment at which the connection could send it; so also the longest
-/// time for which a connection is kept for another request.
+/// Time limit for the head of a request, from the moment at which the client could send it. It is also the
+/// longest wait of a connection for its next request.
 const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// Pause after the system could not accept for want of its own means.
+/// Pause after the system lacked the resources to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Serves until `stop` says so (or its sender goes), and then until the requests under way are answered.
+/// Serves until `stop` changes or its sender is dropped, and then until the requests in progress are
+/// answered.
 pub(super) async fn serve(
     listener: AdminListener,
     app: Router,
@@ -51,7 +51,7 @@ pub(super) async fn serve(
                         ConnectionAdmission::Granted(place) => {
                             tasks.spawn(connection(stream, peer, place, served));
                         }
-                        // Apart from this loop: others come meanwhile, and need not wait.
+                        // In a separate task, so that other clients need not wait.
                         ConnectionAdmission::Later(_) => match connections.wait(peer.source()) {
                             Some(newcomer) => {
                                 tasks.spawn(async move {
@@ -82,14 +82,14 @@ pub(super) async fn serve(
     while tasks.join_next().await.is_some() {}
 }
 
-/// Closed at once: a client that waits in a queue would wait for ever.
+/// Closes at once: a client waiting here would wait indefinitely.
 fn closed(peer: Peer) {
     tracing::debug!(%peer, "too many requests under way: a connection was closed");
 }
 
-/// A request under way: its connection makes no room meanwhile. It ends with the head of its answer, or,
-/// where that is [`Streamed`], of which there is one at a time, with the answer itself. Answers that nobody
-/// reads would else have all places.
+/// A request in progress, whose connection is not evicted. It ends with the head of its answer, or with the
+/// whole answer if that is [`Streamed`], of which only one runs at a time. Otherwise unread answers could
+/// take all places.
 struct AtWork(Arc<ConnectionPlace>);
 
 impl AtWork {
@@ -105,7 +105,7 @@ impl Drop for AtWork {
     }
 }
 
-/// The body of an answer.
+/// The body of an answer, with its request in progress.
 struct AnswerBody {
     body: Body,
     _work: Option<AtWork>,
@@ -131,7 +131,7 @@ impl hyper::body::Body for AnswerBody {
     }
 }
 
-/// The client has gone before it was accepted.
+/// The client disconnected before the connection was accepted.
 fn is_of_the_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
@@ -170,7 +170,7 @@ async fn connection(
                 return;
             }
             () = place.leave.notified() => return,
-            // Sent or dropped, it means the same.
+            // A change of the value and a dropped sender both mean stop.
             _ = stop.changed(), if !stopping => {
                 stopping = true;
                 served.as_mut().graceful_shutdown();

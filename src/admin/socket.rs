@@ -1,8 +1,8 @@
-//! The unix socket of the admin port: a file that only its owner and group may ever connect to, that takes
-//! the place of one left behind by a process that died, and goes with its listener.
+//! The unix socket of the admin port. Only the owner and the group of its file may ever connect. It replaces
+//! the file of a process that died, and its file is removed with the listener.
 //!
-//! Deliberately absent: a lock. Two daemons that take one path in the same instant are a fault of their
-//! configurations that the lock of the store finds as soon as it is shared, too.
+//! Deliberately absent: a lock. Two daemons that take one path at the same instant are misconfigured; the
+//! lock of the store detects that if they share the store, too.
 
 use rustix::fs::{fchmod, Mode};
 use std::fs::{self, Metadata, Permissions};
@@ -13,17 +13,17 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 use tokio::time::timeout;
 
-/// Of the file: whoever may write it may connect.
+/// Mode of the file: the right to write it is the right to connect.
 const MODE: u32 = 0o660;
-/// Connections that the system holds until they are accepted; as many as for an address.
+/// Connections that the system holds until they are accepted, as many as for an address.
 const BACKLOG: u32 = 1_024;
-/// Time for a process that listens already to be told from one that is gone; the system answers at once.
+/// Time limit of the check whether a process still listens; the system answers at once.
 const PROBE_WITHIN: Duration = Duration::from_secs(1);
 
 /// A listening socket and its file.
 #[derive(Debug)]
 pub(super) struct AdminSocket {
-    // Dropped in this order: whoever finds no file is not refused by a listener that has gone.
+    // The file is dropped first: once the listener has gone, no client finds a file that leads nowhere.
     _file: SocketFile,
     pub(super) listener: UnixListener,
 }
@@ -31,27 +31,29 @@ pub(super) struct AdminSocket {
 /// Listens at this path.
 ///
 /// # Errors
-/// A process listens there, there is something else than a socket, or the system's answer.
+/// If a process listens there, if the file is not a socket, or on an error of the system.
 pub(super) async fn bind(path: &Path) -> io::Result<AdminSocket> {
     make_room(path).await?;
     let socket = UnixSocket::new_stream()?;
-    // The file takes its mode from the socket, less what the umask takes: so at no moment it has more. A
-    // umask set for this moment would be that of all threads, and so of the store's files.
+    // The file takes its mode from the socket, reduced by the umask, so its mode is never too wide. Setting
+    // the umask would affect all threads, and so the files of the store. After a rename, `ss` would show the
+    // earlier name.
     fchmod(&socket, Mode::from_raw_mode(MODE))?;
     socket.bind(path)?;
     let file = SocketFile::at(path)?;
-    // What the umask took from the group is given back. Nobody can connect yet: it does not listen.
+    // Restores the group's rights that the umask removed. No client can connect yet, as the socket does not
+    // listen.
     fs::set_permissions(path, Permissions::from_mode(MODE))?;
     let listener = socket.listen(BACKLOG)?;
     Ok(AdminSocket { _file: file, listener })
 }
 
-/// Removes the socket of a process that has gone; nothing else is touched.
+/// Removes the socket of a process that has ended, and nothing else.
 async fn make_room(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
         Ok(_) => {
-            let text = "there is something at this path that is no socket, and it is left alone";
+            let text = "the file at this path is not a socket and is not replaced";
             return Err(io::Error::new(ErrorKind::AlreadyExists, text));
         }
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -64,20 +66,20 @@ async fn make_room(path: &Path) -> io::Result<()> {
     };
     let kind = error.kind();
     if kind == ErrorKind::ConnectionRefused {
-        // The file of a socket that nobody has open any more.
+        // No process has this socket open any more.
         fs::remove_file(path)
     } else if kind == ErrorKind::NotFound {
         Ok(())
     } else if kind == ErrorKind::WouldBlock {
-        // It has more newcomers than it can hold.
+        // A process listens there, and its backlog is full.
         Err(taken())
     } else {
-        let text = format!("it cannot be told whether a process listens there: {error}");
+        let text = format!("cannot determine whether a process listens there: {error}");
         Err(io::Error::new(kind, text))
     }
 }
 
-/// The file of a socket that this process has made; removed when dropped, unless it is another's by now.
+/// The file of this process's socket. Dropping it removes the file, unless another process has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -93,7 +95,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|found| identity(&found) == self.identity) {
-            // One that is left behind is replaced at the next start.
+            // A file that remains is replaced at the next start.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -134,7 +136,7 @@ mod tests {
         let socket = UnixSocket::new_stream().unwrap();
         fchmod(&socket, Mode::from_raw_mode(MODE)).unwrap();
         socket.bind(&path).unwrap();
-        // Whatever the umask of the tests.
+        // The test does not depend on its umask.
         assert_eq!(mode(&path) & !MODE, 0, "{:o}", mode(&path));
         let refused = blocking::UnixStream::connect(&path).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused, "before it listens");
@@ -143,7 +145,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_dead_process_left_is_replaced() {
         let (_dir, path) = place();
-        // Its listener is gone, its file is not.
+        // The listener has gone; its file remains.
         drop(blocking::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let _socket = bind(&path).await.unwrap();
@@ -158,7 +160,7 @@ mod tests {
         assert_eq!(refused.to_string(), "another process listens there");
         assert!(blocking::UnixStream::connect(&path).is_ok());
         drop(first);
-        // One that has more newcomers than it takes is alive as well.
+        // A listener with a full backlog is alive as well.
         let full = UnixSocket::new_stream().unwrap();
         full.bind(&path).unwrap();
         let _full = full.listen(0).unwrap();
@@ -175,12 +177,12 @@ mod tests {
         let (dir, path) = place();
         fs::write(&path, "kept").unwrap();
         let refused = bind(&path).await.unwrap_err();
-        assert!(refused.to_string().contains("no socket"), "{refused}");
+        assert!(refused.to_string().contains("not a socket"), "{refused}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "kept");
         fs::remove_file(&path).unwrap();
-        // A link leads elsewhere, whatever is there.
+        // The path is a link to another place.
         std::os::unix::fs::symlink(dir.path().join("other"), &path).unwrap();
-        assert!(bind(&path).await.unwrap_err().to_string().contains("no socket"));
+        assert!(bind(&path).await.unwrap_err().to_string().contains("not a socket"));
         let nowhere = dir.path().join("none/admin.sock");
         assert_eq!(bind(&nowhere).await.unwrap_err().kind(), ErrorKind::NotFound);
     }

@@ -1,8 +1,8 @@
-//! The state document of `/api/v1/state`: the engine's snapshot as it is, and beside it what else the daemon
-//! knows; pure.
+//! The state document of `/api/v1/state`: the engine's snapshot, and beside it the daemon's other figures.
+//! Pure.
 //!
-//! The engine's part, with the rule for names, is [`crate::engine::snapshot`]: nothing is copied or renamed
-//! here. There are no payloads, no customers and no secrets in it.
+//! The engine's part and the rule for names are in [`crate::engine::snapshot`]; nothing is copied or renamed
+//! here. The document contains no payloads, customers or secrets.
 
 use super::metrics::Traffic;
 pub(crate) use crate::engine::snapshot::Application;
@@ -11,32 +11,32 @@ use crate::progress::ProgressMarks;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Words of [`Document::state`], the gravest first.
+/// Values of [`Document::state`], the gravest first.
 pub(super) const STATES: [&str; 8] =
     ["draining", "waiting", "not_ready", "blocked", "stuck", "standby", "paused", "running"];
 
-/// What the daemon's loop answers to [`super::Query::State`].
+/// The answer of the daemon's loop to [`super::Query::State`].
 #[derive(Clone, Debug)]
 pub struct StateInput {
     /// The engine's numbers.
     pub snapshot: Snapshot,
-    /// Ingest and egress connection.
+    /// The ingest and the egress connection.
     pub links: Vec<LinkState>,
     /// Counters of the store.
     pub store: StoreState,
     /// Moment of publish minus due.
     pub lateness: LatenessState,
-    /// What the metrics tell beyond the document.
+    /// The figures that only the metrics show.
     pub traffic: Traffic,
-    /// It is shutting down.
+    /// The daemon is shutting down.
     pub draining: bool,
-    /// Of this binary.
+    /// Version of this binary.
     pub version: &'static str,
     /// Start of the process, UTC ms.
     pub started_at: u64,
     /// Moment of the snapshot, UTC ms.
     pub at: u64,
-    /// Since the start, by the monotonic clock, ms.
+    /// Time since the start by the monotonic clock, ms.
     pub uptime_ms: u64,
 }
 
@@ -48,12 +48,12 @@ pub struct LinkState {
     pub side: String,
     /// One of [`LinkState::STATES`].
     pub state: String,
-    /// A sentence, when there is something to say: address, last error, time of the next try. No secrets.
+    /// Details where there are any: address, last error, time of the next attempt. No secrets.
     pub detail: String,
 }
 
 impl LinkState {
-    /// Words of its state.
+    /// Values of its state.
     pub const STATES: [&str; 8] =
         ["connecting", "connected", "paused", "standby", "blocked", "waiting", "down", "closed"];
 }
@@ -66,25 +66,25 @@ pub struct StoreState {
     pub kind: String,
     /// Durable commits since the start.
     pub commits: u64,
-    /// Time the last commit took.
+    /// Duration of the last commit.
     pub last_commit_ms: u64,
     /// Longest commit since the start.
     pub max_commit_ms: u64,
     /// Size on disk.
     pub bytes: u64,
-    /// Free where it lies; absent where that is not known.
+    /// Free space on its file system, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
     /// Commits and reads waiting for the store's thread.
     pub queue: u64,
-    /// How often it was opened since the start.
+    /// Number of times it was opened since the start.
     pub lives: u64,
-    /// Of these, such as could have been another daemon's, by how it came to be this one's.
+    /// Those of them in which another daemon could have had it, by the reason this one could take it.
     pub takeovers: BTreeMap<String, u64>,
-    /// How often it was lost since the start, by what happened.
+    /// Number of times it was lost since the start, by cause.
     pub lives_ended: BTreeMap<String, u64>,
-    /// How long it is this daemon's, unless that is extended; absent where nobody else can have it, or there
-    /// is none at present.
+    /// Time until the lease ends unless renewed; absent if no other daemon can take the store, or there is no
+    /// store at present.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_remaining_ms: Option<u64>,
 }
@@ -97,37 +97,37 @@ pub struct LatenessState {
     pub count: u64,
     /// Median, in microseconds.
     pub p50_us: u64,
-    /// 99 of 100 are not later.
+    /// 99 of 100 items are not later.
     pub p99_us: u64,
-    /// 999 of 1,000 are not later.
+    /// 999 of 1,000 items are not later.
     pub p999_us: u64,
     /// Largest value, in microseconds.
     pub max_us: u64,
 }
 
-/// The document. Also what `tidegate status` reads: a key that an older or newer daemon leaves out is its
+/// The document. `tidegate status` reads it, too: a key that an older or newer daemon leaves out has its
 /// default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Document {
-    /// Of the daemon.
+    /// Version of the daemon.
     pub version: String,
-    /// The whole in a word: `draining`, `waiting`, `not_ready`, `blocked`, `stuck`, `standby`, `paused` or
+    /// The daemon's state: `draining`, `waiting`, `not_ready`, `blocked`, `stuck`, `standby`, `paused` or
     /// `running`; the first that applies.
     pub state: String,
-    /// As `/readyz` says.
+    /// The answer of `/readyz`.
     pub ready: bool,
     /// Names of the latches that are open.
     pub missing: Vec<String>,
-    /// Names of the parts that stand still.
+    /// Names of the parts that are stuck.
     pub stuck: Vec<String>,
     /// Start of the process, UTC ms.
     pub started_at: u64,
     /// Moment of this document, UTC ms.
     pub at: u64,
-    /// By the monotonic clock.
+    /// Uptime by the monotonic clock.
     pub uptime_ms: u64,
-    /// Ingest and egress connection.
+    /// The ingest and the egress connection.
     pub links: Vec<LinkState>,
     /// Counters of the store.
     pub store: StoreState,
@@ -136,12 +136,12 @@ pub(crate) struct Document {
     /// The engine's own numbers, key by key beside the others.
     #[serde(flatten)]
     pub snapshot: Snapshot,
-    /// `applications` is not all of them.
+    /// `applications` contains only some of them.
     pub applications_truncated: bool,
 }
 
 impl Document {
-    /// Makes the document. `missing`: names of the open latches.
+    /// Makes the document; `missing` has the names of the open latches.
     pub(crate) fn new(input: &StateInput, missing: &[&str], progress: &ProgressMarks) -> Self {
         let snapshot = &input.snapshot;
         let stuck = progress.verdict().stuck_names();
@@ -164,7 +164,7 @@ impl Document {
     }
 }
 
-/// Why it is not ready, in words, from the names of what is missing and of what stands still.
+/// Why the daemon is not ready, from the names of open latches and stuck parts.
 pub(crate) fn unready(missing: &[String], stuck: &[String]) -> String {
     let told = [(missing, "missing"), (stuck, "stuck")];
     let told = told.into_iter().filter(|(names, _)| !names.is_empty());
@@ -193,17 +193,17 @@ fn overall(input: &StateInput, missing: &[&str], is_stuck: bool) -> &'static str
     }
 }
 
-/// Whether something that may leave has not, for long: it may well be waiting for the broker's answer. What
-/// became due while the daemon was down counts from its start.
+/// Whether the first item that may leave has been due for too long; it may well wait for the broker's answer.
+/// An item that became due while the daemon was down counts from its start.
 fn is_overdue(input: &StateInput, limit_ms: u64) -> bool {
     let overdue = |due: u64| input.at.saturating_sub(due).min(input.uptime_ms);
     input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > limit_ms)
 }
 
-/// What an application says beyond its numbers, when it is parked.
+/// The details of a parked application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parked<'a> {
-    /// Until the next try, ms.
+    /// Time until the next attempt, ms.
     pub(crate) next_try_in_ms: u64,
     /// Failed probes in a row.
     pub(crate) failures: u32,
@@ -212,7 +212,7 @@ pub(crate) struct Parked<'a> {
 }
 
 impl Application {
-    /// The word of its state, as in the document.
+    /// The value of its state in the document.
     pub(crate) fn state(&self) -> &'static str {
         match self.delivery {
             Deliverability::Unproven => "unproven",
@@ -221,7 +221,7 @@ impl Application {
         }
     }
 
-    /// Set when it cannot be delivered to at present.
+    /// The details, if it cannot be delivered to at present.
     pub(crate) fn parked_since(&self) -> Option<Parked<'_>> {
         match &self.delivery {
             Deliverability::Unproven | Deliverability::Open => None,
@@ -304,8 +304,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Every key of the document with its place: users' scripts and monitors read these. Keys are added to
-    /// the file, and none is taken from it.
+    /// Every key of the document with its place: scripts and monitors of users read them. Keys are added to
+    /// this file, and none is removed.
     #[test]
     fn names_and_places_are_stable() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("state_golden.json")).unwrap();

@@ -1,4 +1,4 @@
-//! The server as its clients meet it: real sockets, a real HTTP client.
+//! Tests of the server over real sockets with a real HTTP client.
 
 mod commands;
 mod export;
@@ -13,7 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 const TOKEN: &str = "canary-token";
 const READ_TOKEN: &str = "canary-read-token";
 
-/// Serves on a port of its own, on a runtime of its own, until it is dropped.
+/// A server on its own port and runtime, until it is dropped.
 struct Running {
     readiness: Arc<Readiness>,
     progress: Arc<ProgressMarks>,
@@ -45,7 +45,7 @@ fn secret(text: Option<&str>) -> Option<SecretString> {
     text.map(|text| text.to_owned().into())
 }
 
-/// A loop that answers.
+/// A loop that answers every query.
 fn answering() -> Ask {
     Arc::new(|query| tell(query, example()))
 }
@@ -90,7 +90,7 @@ impl Running {
         self.request("GET", path, &[], b"")
     }
 
-    /// Bytes as they are, for what a proper client would not send. Answers the status line.
+    /// Sends raw bytes that a proper client would not send. Returns the status line.
     fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(self.addr()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -133,7 +133,7 @@ fn livez_is_ok_whatever_is_missing() {
 
 #[test]
 fn readyz_says_who_is_stuck_and_livez_who_is_dead() {
-    // Nobody has moved for 50 s; the loop never answers.
+    // All parts have stood still for 50 s; the loop never answers.
     let it = start_with(Some(TOKEN), ProgressMarks::of_age(Duration::from_secs(50)), Arc::new(drop));
     Latch::ALL.into_iter().for_each(|latch| it.readiness.set(latch, true));
     let told = |path: &str| {
@@ -159,7 +159,7 @@ fn readyz_says_who_is_stuck_and_livez_who_is_dead() {
     assert_eq!((it.get("/readyz").status, it.get("/livez").status), (200, 200));
 }
 
-/// Seventy sockets that send a piece of a head now and then, as long as the closure runs.
+/// Seventy sockets that each send a piece of a head now and then, while the closure runs.
 fn besieged<T>(addr: SocketAddr, work: impl FnOnce() -> T) -> T {
     let mut slow: Vec<TcpStream> = (0..70).map(|_| TcpStream::connect(addr).unwrap()).collect();
     let (done, ended) = std::sync::mpsc::channel::<()>();
@@ -169,7 +169,7 @@ fn besieged<T>(addr: SocketAddr, work: impl FnOnce() -> T) -> T {
                 for stream in &mut slow {
                     let piece = if round == 0 { "GET /livez HTTP/1.1\r\n" } else { "X-Slow: 1\r\n" };
                     if stream.write_all(piece.as_bytes()).is_err() {
-                        // Thrown out: it comes again.
+                        // It was evicted: it connects again.
                         if let Ok(again) = TcpStream::connect(addr) {
                             *stream = again;
                         }
@@ -205,7 +205,7 @@ fn probes_are_answered_while_slow_sockets_trickle() {
     }
 }
 
-/// One address that connects as fast as it can waits by itself, for its own places.
+/// An address that connects as fast as it can waits for its own places only.
 #[test]
 fn a_crowd_from_one_address_holds_up_no_other() {
     let it = start(None, answering());
@@ -238,7 +238,7 @@ fn a_crowd_from_one_address_holds_up_no_other() {
         let mut took: Vec<Duration> = took.collect();
         done.store(true, std::sync::atomic::Ordering::Relaxed);
         took.sort_unstable();
-        // Each would stand behind a thousand others, who are let in by six hundred a second.
+        // Each of them would wait behind a thousand others, which are admitted at six hundred a second.
         assert!(took[10] < Duration::from_millis(500), "{took:?}");
     });
 }
@@ -251,7 +251,7 @@ fn a_head_that_does_not_come_ends_the_connection() {
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n").unwrap();
     let begun = std::time::Instant::now();
     let mut answer = Vec::new();
-    // Closed, or reset: either way nothing more is waited for.
+    // Closed or reset: in both cases the client waits for nothing more.
     let _ = stream.read_to_end(&mut answer);
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}: {answer:?}", begun.elapsed());
 }
@@ -309,7 +309,7 @@ fn unknown_paths_and_methods() {
     let answer = it.request("POST", "/api/v1/state", &[], b"{}");
     assert_eq!((answer.status, answer.json()["error"].is_string()), (405, true));
     assert!(answer.header("allow").contains("GET"), "{:?}", answer.headers);
-    // No CORS: a preflight is answered like any other unknown method.
+    // No CORS: a preflight is answered like any unknown method.
     let answer = it.request("OPTIONS", "/api/v1/state", &[], b"");
     assert_eq!(answer.status, 405);
     assert_eq!(answer.header("access-control-allow-origin"), "");
@@ -328,7 +328,7 @@ fn every_answer_carries_the_security_headers() {
     }
 }
 
-/// Its files need no token; what they ask for does.
+/// The files need no token; the requests of the page do.
 #[test]
 fn the_page_is_three_files_with_a_policy_of_their_own() {
     let policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
@@ -423,7 +423,7 @@ async fn the_socket_is_there_as_long_as_the_server() {
     assert!(answer.starts_with("HTTP/1.0 200 OK"), "{answer}");
     server.stop().await;
     assert!(!path.exists());
-    // One that is dropped without a stop leaves nothing either.
+    // A server that is dropped without a stop leaves no file either.
     drop(serve().await.unwrap());
     let gone = async {
         while path.exists() {
@@ -452,7 +452,7 @@ fn what_is_too_large_is_refused() {
     assert_eq!(it.get(&path).status, 414);
     let long = |bytes| format!("GET /livez HTTP/1.1\r\nhost: localhost\r\na: {}\r\n\r\n", "x".repeat(bytes));
     assert_eq!(it.raw(long(32_000).as_bytes()), "HTTP/1.1 200 OK");
-    // One read brings it whole, whatever may be kept of it.
+    // One read brings all of it, beyond the limit of the buffer.
     for bytes in [32_800, 40_000, 60_000, 100_000] {
         let status = it.raw(long(bytes).as_bytes());
         assert_eq!(status, "HTTP/1.1 431 Request Header Fields Too Large", "{bytes}");
@@ -463,7 +463,7 @@ fn what_is_too_large_is_refused() {
 
 #[test]
 fn probes_are_answered_while_the_api_is_full() {
-    // Replies are kept, so that each of these waits for its answer.
+    // The replies are kept, so that each of these requests waits for its answer.
     let (kept, waiting) = std::sync::mpsc::channel();
     let it = start(None, Arc::new(move |query| kept.send(query).unwrap()));
     std::thread::scope(|scope| {

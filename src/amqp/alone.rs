@@ -1,12 +1,13 @@
-//! Batches that are published alone, each on a channel where nothing else is unconfirmed: what the broker
-//! answers, closes the channel over, or never answers concerns that batch and no other.
+//! Batches that are published alone, each on a channel where nothing else is unconfirmed: an answer, a close
+//! of the channel or a missing answer then concerns that batch and no other.
 //!
-//! A batch whose confirm is overdue stays: its queue may have lost its majority, and once it has it back the
-//! confirm comes, and nothing has been published twice. When another batch needs a channel, the engine says
-//! which one gives its own up.
+//! A batch whose confirm is overdue keeps its channel: its queue may have lost its majority, and once the
+//! majority is back the confirm arrives and nothing was published twice. When another batch needs a channel,
+//! the engine decides which batch gives up its own.
 //!
-//! Where the broker has ended a connection over what a message contained, each of those that may have been it
-//! has a connection of its own: if that ends, it is known over which message, and nobody else notices.
+//! After the broker has closed a connection over the content of a message, each suspect is published on a
+//! separate connection: if the broker closes that one too, the culprit is known, and no other batch is
+//! affected.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
@@ -27,18 +28,19 @@ use tokio::time::Instant;
 
 /// Shows in `rabbitmqctl list_connections`.
 const APART: &str = "tidegate egress, apart";
-/// Channels that are kept open though nothing is out on them, and how long others are: opening one costs a
-/// round trip, and each that is open costs every frame a look.
+/// Idle channels that are kept open, and how long further ones are: opening a channel costs a round trip, and
+/// every frame costs a look at each open channel.
 const IDLE_CHANNELS: usize = 8;
 const IDLE_FOR: Duration = Duration::from_secs(300);
-/// Most batches that have a connection of their own at a time; each costs a thread.
+/// Most batches with a separate connection at a time; each connection costs a thread.
 const MAX_APART: usize = 32;
-/// How long one of these may be out before another that waits has its place.
+/// How long a batch may occupy a separate connection while another one waits for it.
 const APART_FOR: Duration = Duration::from_millis(500);
-/// Before a batch is given up whose own connection came to nothing: the next one would be opened at once.
+/// Pause before a batch whose separate connection failed is settled: its retry would open the next one at
+/// once.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How one ended.
+/// The end of one batch.
 pub(super) struct AloneEnd {
     pub(super) number: u64,
     pub(super) id: BatchId,
@@ -47,16 +49,16 @@ pub(super) struct AloneEnd {
     pub(super) answer: AloneAnswer,
 }
 
-/// What came of its publish.
+/// The result of its publish.
 pub(super) struct AloneAnswer {
     pub(super) outcome: Outcome,
-    /// What has failed beside the batch, or, with [`Outcome::Unavailable`], its exchange.
+    /// A failure beyond the batch; with [`Outcome::Unavailable`], of its exchange.
     pub(super) fault: Option<Fault>,
-    /// Its own connection, to be closed.
+    /// Its separate connection, to be closed.
     pub(super) apart: Option<Arc<Session>>,
-    /// Why it has found none.
+    /// Why no separate connection could be opened.
     pub(super) no_connection: Option<String>,
-    /// To be used again.
+    /// Its channel, for reuse.
     channel: Option<Arc<Channel>>,
 }
 
@@ -65,7 +67,7 @@ struct AloneFlight {
     id: BatchId,
     application: Arc<str>,
     dead: bool,
-    /// On a connection of its own.
+    /// On a separate connection.
     apart: bool,
     since: Instant,
     /// The channel, once there is one: nothing is published before.
@@ -78,7 +80,7 @@ impl AloneFlight {
         self.channel.get().is_some()
     }
 
-    /// What its end without an answer means.
+    /// Its outcome if it ends without an answer.
     fn unanswered(&self, outcome: &Outcome) -> Outcome {
         if self.is_published() {
             outcome.clone()
@@ -93,23 +95,23 @@ struct AloneSlot {
     /// Open and idle.
     channel: Option<Arc<Channel>>,
     flight: Option<AloneFlight>,
-    /// When something was published on it last.
+    /// Moment of the last publish on it.
     used: Option<Instant>,
 }
 
 /// A bounded number of channels, and the batches that wait for one.
 pub(super) struct AlonePool {
     slots: Vec<AloneSlot>,
-    /// Most of them: the broker may allow fewer than the engine counts on.
+    /// Upper bound on channels: the broker may allow fewer than the engine counts on.
     most: usize,
     pub(super) waiting: VecDeque<Batch>,
-    /// Those that wait for a connection of their own.
+    /// Batches that wait for a separate connection.
     suspects: VecDeque<Batch>,
     ended: Vec<AloneEnd>,
 }
 
 impl AlonePool {
-    /// `channels`: that the connection may have beside those that others need.
+    /// `channels`: how many the connection may have beside those for other purposes.
     pub(super) fn new(channels: usize) -> Self {
         let most = channels.clamp(1, ALONE_CHANNELS);
         AlonePool {
@@ -126,12 +128,12 @@ impl AlonePool {
         self.slots.iter().all(|slot| slot.flight.is_none()) && self.ended.is_empty()
     }
 
-    /// Waits until one has ended. Safe to cancel.
+    /// Waits until a batch has ended. Safe to cancel.
     pub(super) async fn woken(&mut self) {
         std::future::poll_fn(|cx| if self.poll(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
-    /// All polled: few are out, but where many queues are silent.
+    /// Polls every flight: there are few, unless many queues do not confirm.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         for slot in &mut self.slots {
             let Some(flight) = &mut slot.flight else { continue };
@@ -148,7 +150,7 @@ impl AlonePool {
 
     /// Those that have ended by now.
     pub(super) fn take_ended(&mut self) -> Vec<AloneEnd> {
-        // Whether or not this one was woken for them.
+        // The caller may have been woken for something else.
         let _ = self.woken().now_or_never();
         std::mem::take(&mut self.ended)
     }
@@ -173,14 +175,14 @@ impl AlonePool {
         self.slots.len() < self.most || self.slots.iter().any(|slot| slot.flight.is_none())
     }
 
-    /// Whether one waits that can be published now.
+    /// Whether a batch waits that can be published now.
     pub(super) fn owes(&self) -> bool {
         let suspect = !self.suspects.is_empty() && self.apart().count() < MAX_APART;
         self.has_room() && (suspect || !self.waiting.is_empty())
     }
 
-    /// Publishes the first that waits, or looks where it has to wait; one must be owed. A suspect goes on a
-    /// connection of its own.
+    /// Publishes the first waiting batch. A suspect is published on a separate connection, and waits while
+    /// there are too many of those. [`AlonePool::owes`] must be true.
     pub(super) fn publish_next(
         &mut self,
         session: &Arc<Session>,
@@ -199,7 +201,7 @@ impl AlonePool {
         if apart && !may_go_apart {
             return self.suspects.push_back(batch);
         }
-        // One whose channel is open costs no round trip.
+        // An open channel saves a round trip.
         let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
         let free = || self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_none());
         let place = ready.filter(|_| !apart).or_else(free).or(if self.slots.len() < self.most {
@@ -231,7 +233,7 @@ impl AlonePool {
         });
     }
 
-    /// Gives a batch up, if it is out or waits. Gives its channel.
+    /// Gives up a batch that is unanswered or waits; returns its channel.
     pub(super) fn give_up(&mut self, number: u64, output: &mut TurnOutput) -> Option<Arc<Channel>> {
         for waiting in [&mut self.waiting, &mut self.suspects] {
             if let Some(place) = waiting.iter().position(|batch| batch.number == number) {
@@ -246,16 +248,16 @@ impl AlonePool {
         flight.channel.get().cloned()
     }
 
-    /// The one that has waited longest for its confirm, if that is longer than `limit` (counted from
-    /// `not_before` at the earliest).
+    /// The batch that has waited longest for its confirm, if for longer than `limit`. Times count from
+    /// `not_before` at the earliest.
     pub(super) fn oldest(&self, limit: Duration, not_before: Instant) -> Option<u64> {
         let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
         let oldest = flights.min_by_key(|flight| flight.since)?;
         (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
     }
 
-    /// One that has had a connection of its own for long, while another waits for one. Times count from
-    /// `not_before` at the earliest.
+    /// The batch that has occupied a separate connection for longest, if that is too long and another batch
+    /// waits for one. Times count from `not_before` at the earliest.
     pub(super) fn oldest_apart(&self, not_before: Instant) -> Option<u64> {
         if self.suspects.is_empty() || self.apart().count() < MAX_APART {
             return None;
@@ -276,7 +278,7 @@ impl AlonePool {
         idle.into_iter().filter(|_| count > IDLE_CHANNELS).find(is_old)?.channel.take()
     }
 
-    /// The connection's end: what is unconfirmed is settled with `outcome`, what waits is unsent.
+    /// The connection has ended: settles unconfirmed batches with `outcome`, and waiting ones as unsent.
     pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
         for end in self.take_ended() {
             output.settle(end.number, end.answer.outcome);
@@ -293,7 +295,7 @@ impl AlonePool {
     }
 }
 
-/// On a connection of its own, which is opened for it.
+/// Publishes on a separate connection, which is opened for it.
 async fn publish_apart(
     session: Arc<Session>,
     options: Arc<Options>,
@@ -313,7 +315,7 @@ async fn publish_apart(
         }
     };
     answer.fault = match answer.fault {
-        // There was nothing else that it could have been ended over, once it was published.
+        // Once the message is published, nothing else on the connection can be the cause.
         Some(fault) if fault.kind == FaultKind::ContentFatal && answer.outcome != Outcome::Unsent => {
             answer.outcome = Outcome::Refused(fault.text.into());
             None
@@ -326,8 +328,8 @@ async fn publish_apart(
     answer
 }
 
-/// The wait for the confirm has no bound of its own: the pool decides when a channel is needed. `limit`: for
-/// opening one.
+/// The wait for the confirm is unbounded: the pool decides when a channel is needed. `limit`: for opening a
+/// channel.
 async fn publish_alone(
     session: Arc<Session>,
     idle: Option<Arc<Channel>>,
@@ -344,7 +346,7 @@ async fn publish_alone(
             Err(fault) => return ended(Outcome::Unsent, Some(fault)),
         },
     };
-    // It is set once: here.
+    // Set here only, once.
     let _ = opened.set(Arc::clone(&channel));
     let outcome = match message.publish(Arc::clone(&channel)).await {
         Ok(Confirmation::Ack(None)) => Outcome::Confirmed(id),
@@ -377,12 +379,12 @@ impl AloneAnswer {
         AloneAnswer { outcome, fault, apart: None, no_connection: None, channel: None }
     }
 
-    /// The broker has said what became of it.
+    /// The broker has reported the outcome.
     pub(super) fn is_known(&self) -> bool {
         !matches!(self.outcome, Outcome::Unknown | Outcome::Unsent | Outcome::Overdue)
     }
 
-    /// The exchange has taken it.
+    /// The broker has confirmed it.
     pub(super) fn is_confirmed(&self) -> bool {
         matches!(self.outcome, Outcome::Confirmed(_))
     }

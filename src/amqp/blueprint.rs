@@ -1,16 +1,16 @@
-//! What tidegate needs on the broker, as data: what is declared, and the rights of each login.
+//! The objects that tidegate needs on the broker and the permissions of each login, as data.
 //!
-//! [`super::topology`] declares by it; `tidegate topology print` prints it for those who let tidegate declare
-//! nothing.
+//! [`super::topology`] declares them; `tidegate topology print` prints them for operators who let tidegate
+//! declare nothing.
 
 use super::ingest_lock::lock_name;
 use crate::config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConfig, Topology};
 
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
-/// The same for dead letters, which are returned after each look at them, and have nowhere to be moved:
-/// more than there will ever be. Without a limit RabbitMQ 4 drops after 20 returns, and a limit of -1, its
-/// word for none, makes 3.10 drop at the first.
+/// The same for dead letters, which return to the queue after each look at them, and which the broker would
+/// drop at the limit: more returns than there will ever be. Without a limit RabbitMQ 4 drops after 20
+/// returns, and a limit of -1, its word for none, makes 3.10 drop at the first.
 const LOOKS_LIMIT: i64 = 1_000_000_000;
 
 /// Value of a queue's argument.
@@ -57,7 +57,7 @@ impl Routing {
     }
 }
 
-/// Something durable on the broker.
+/// A durable object on the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Declared {
     Exchange { name: String, kind: Routing },
@@ -65,7 +65,7 @@ pub(crate) enum Declared {
     Binding { exchange: String, queue: String },
 }
 
-/// Rights of a login in its virtual host, as regular expressions over names.
+/// Permissions of a login in its virtual host, as regular expressions over names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rights {
     pub(crate) configure: String,
@@ -73,8 +73,8 @@ pub(crate) struct Rights {
     pub(crate) read: String,
 }
 
-/// Requests: where they are published, and where they are taken from. In the order in which it can be made,
-/// as all of these.
+/// Requests: where they are published, and where they are consumed from. In the order of creation, as are all
+/// lists here.
 pub(crate) fn ingest(names: &Names) -> [Declared; 3] {
     let text = |value: &str| Argument::Text(value.to_owned());
     let arguments = vec![
@@ -102,8 +102,9 @@ pub(crate) fn dead_exchange(name: &str) -> Declared {
     Declared::Exchange { name: name.to_owned(), kind: Routing::Fanout }
 }
 
-/// Dead letters: the queue behind the exchange, and its binding; nothing where none is to be declared. A full
-/// one refuses: what is refused waits in the store, while a letter at its head that made room would be lost.
+/// Dead letters: the queue behind the exchange, and its binding; empty if none is to be declared. A full
+/// queue rejects publishes: a rejected dead letter waits in the store, while one dropped at the head of the
+/// queue would be lost.
 pub(crate) fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
     let text = |value: &str| Argument::Text(value.to_owned());
     let mut arguments = match dead.queue.kind {
@@ -125,14 +126,14 @@ pub(crate) fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
     vec![Declared::Queue { name, arguments }, binding]
 }
 
-/// All that dead letters need, in the order in which it can be made.
+/// All that dead letters need, in the order of creation.
 pub(crate) fn dead(dead: &DeadLetters) -> Vec<Declared> {
     let mut all = vec![dead_exchange(&dead.exchange)];
     all.extend(dead_queue(dead));
     all
 }
 
-/// Names of what [`dead`] declares: one where queue and exchange share theirs.
+/// Names of what [`dead`] declares; a single one if queue and exchange share theirs.
 fn dead_names(dead: &DeadLetters) -> Vec<&str> {
     let mut names = vec![&*dead.exchange];
     names.extend(
@@ -141,16 +142,16 @@ fn dead_names(dead: &DeadLetters) -> Vec<&str> {
     names
 }
 
-/// The least rights of the login that consumes requests, answers commands and sends dead letters back. To
-/// declare, it needs more than to use what is there.
+/// The least permissions of the login that consumes requests, answers commands and sends dead letters back.
+/// Declaring needs more than using what exists.
 pub(crate) fn ingest_rights(config: &Config) -> Rights {
     let (queue, exchange, dead) = (&*config.ingest.queue, &*config.ingest.exchange, dead_names(&config.dead));
     let lock = lock_name(queue);
     match config.amqp.topology {
         Topology::Declare => Rights {
             configure: any_of(&[&[&*lock, queue, exchange], &*dead].concat()),
-            // To bind takes the right to write to the queue and to read from the exchange, to name a
-            // dead-letter exchange that to write to it.
+            // A binding needs the permission to write to the queue and to read from the exchange; naming a
+            // dead-letter exchange needs that to write to it.
             write: any_of(&[&["amq.default", queue, exchange], &*dead].concat()),
             read: any_of(&[&[queue, exchange], &*dead].concat()),
         },
@@ -162,7 +163,8 @@ pub(crate) fn ingest_rights(config: &Config) -> Rights {
     }
 }
 
-/// The least rights of the login that publishes batches and dead letters, and looks into the queue of those.
+/// The least permissions of the login that publishes batches and dead letters, and reads the dead-letter
+/// queue.
 pub(crate) fn egress_rights(config: &Config) -> Rights {
     let (exchange, dead) = (&*config.egress.exchange, dead_names(&config.dead));
     match config.amqp.topology {
@@ -180,7 +182,7 @@ pub(crate) fn egress_rights(config: &Config) -> Rights {
     }
 }
 
-/// The rights of a login that does the work of both sides.
+/// The permissions of a login that does the work of both sides.
 pub(crate) fn rights_of_both(config: &Config) -> Rights {
     let (one, other) = (ingest_rights(config), egress_rights(config));
     let both = |a: String, b: String| match (&*a, &*b) {
@@ -245,7 +247,7 @@ mod tests {
             )
         );
         config.dead.queue.kind = DeadQueueKind::None;
-        assert_eq!(egress_rights(&config).read, "^$", "nobody said which queue");
+        assert_eq!(egress_rights(&config).read, "^$", "no queue is configured");
         assert_eq!(dead(&config.dead).len(), 1, "the exchange alone");
         config.dead.queue.name = "ours".to_owned();
         config.amqp.topology = Topology::Declare;

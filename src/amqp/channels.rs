@@ -1,12 +1,11 @@
 //! The channels of one publishing connection, each with its own unconfirmed publishes: the main one, one for
 //! dead letters, and those for batches that are published alone.
 //!
-//! What goes wrong on one of them concerns only that one: it is opened anew on the same connection. What has
-//! ended in any of them is taken before anything is said of the connection: whoever knows why it ended may be
-//! the last to be asked, and what is left untaken would wake its owner for ever. Three
-//! things end the connection: it is lost or closed, a channel cannot be opened in time, or the output
-//! exchange is missing or refused, since everything needs that. Dead letters that cannot be published never
-//! do.
+//! A failure on one channel concerns only that channel: another is opened on the same connection. The ends on
+//! all channels are taken before the connection is judged: the channel that knows the reason may be the last
+//! one read, and an end that is left would wake its owner indefinitely. Three things end the connection: it
+//! is lost or closed, a channel cannot be opened in time, or the output exchange is missing or refused, since
+//! everything needs it. Dead letters that cannot be published never end it.
 
 use super::alone::{AloneEnd, AlonePool};
 use super::connection::Session;
@@ -29,26 +28,26 @@ use tokio::time::{timeout, timeout_at, Instant};
 
 /// How long a channel that was given up may take to close: as long as a queue may be without its majority.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(600);
-/// For closing the connection of a batch that was published apart.
+/// Time limit for closing the separate connection of a batch.
 const CLOSE_APART: Duration = Duration::from_secs(2);
-/// Channels left behind that do not close, before the connection is given up: as many as may be given up at
-/// one moment, and as many again.
+/// Most abandoned channels that do not close, before the connection is given up: twice as many as may be
+/// given up at one moment.
 const MAX_LEFT_BEHIND: usize = 2 * ALONE_CHANNELS;
-/// Channels of the connection that are for others than batches that go alone: the main one, that of the dead
-/// letters, that of the pulse, and those that have been left and are being closed.
+/// Channels of the connection for other purposes than batches that go alone: the main one, that of the dead
+/// letters, that of the liveness probe, and abandoned ones that are being closed.
 const OTHER_CHANNELS: u16 = 16;
-/// Between looks at a dead exchange that could not be used.
+/// Interval between checks of a dead exchange that could not be used.
 const DEAD_RETRY: Duration = Duration::from_secs(30);
 
-/// For another channel in the place of one that is given up, at most. Where a channel hangs for want of a
-/// queue's majority, RabbitMQ reads nothing more of its connection: then the connection has to be replaced,
-/// and what waits should not wait for that.
+/// Time limit for opening a channel in place of one that is given up. Where a channel hangs because a queue
+/// has no majority, RabbitMQ reads nothing more of its connection: the connection must be replaced then, and
+/// waiting batches should not wait longer for that.
 const REPLACE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why dead letters cannot be published.
 struct DeadTrouble {
     text: String,
-    /// Seen by a publish, and so ended by one only.
+    /// Found by a publish, so only a publish can end it.
     by_publish: bool,
     at: Instant,
 }
@@ -65,15 +64,15 @@ pub(super) struct EgressChannels {
     blocked: bool,
     /// Confirm time-outs count from here at the earliest.
     unblocked_at: Instant,
-    /// Connections of batches that were published apart, being closed.
+    /// Separate connections of batches, being closed.
     closing: JoinSet<()>,
     dead_trouble: Option<DeadTrouble>,
-    /// Found when the dead exchange was looked at.
+    /// Found when the dead exchange was checked.
     notes: Vec<Note>,
     carried: Carried,
 }
 
-/// What goes on to the next connection.
+/// State that the next connection takes over.
 #[derive(Default)]
 pub(super) struct Carried {
     log: RateLimitedLog,
@@ -122,12 +121,12 @@ impl EgressChannels {
             && self.alone.is_empty()
     }
 
-    /// It holds a batch that it could publish: nothing of the broker's keeps it.
+    /// It holds a batch that it could publish now: nothing at the broker prevents that.
     pub(super) fn owes(&mut self) -> bool {
         if self.blocked {
             return false;
         }
-        // Dead letters wait until their exchange has been looked at, which has its own bounds.
+        // Dead letters wait until their exchange has been checked, which has its own time limits.
         !self.main.waiting.is_empty()
             || (!self.dead.waiting.is_empty() && self.dead.channel().is_some())
             || self.alone.owes()
@@ -138,7 +137,7 @@ impl EgressChannels {
         self.main.is_quiet() && self.dead.is_quiet() && self.alone.is_quiet()
     }
 
-    /// True if that is news.
+    /// Returns true if that changes the state.
     pub(super) fn set_blocked(&mut self, blocked: bool) -> bool {
         if !blocked && self.blocked {
             self.unblocked_at = Instant::now();
@@ -151,7 +150,7 @@ impl EgressChannels {
         self.dead_trouble.as_ref().map(|trouble| trouble.text.as_str())
     }
 
-    /// What was found when the dead exchange was looked at.
+    /// Notes from the check of the dead exchange.
     pub(super) fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
@@ -167,8 +166,8 @@ impl EgressChannels {
         }
     }
 
-    /// Takes every answer, gives up what is to be given up, then publishes what has arrived and what can go
-    /// now.
+    /// Takes every answer, gives up what is to be given up, then publishes what has arrived and what can be
+    /// published now.
     ///
     /// # Errors
     /// What ends the connection. What has arrived is then settled; all else is left to
@@ -184,7 +183,7 @@ impl EgressChannels {
         let any = !batches.is_empty();
         for batch in batches {
             match (batch.dead.is_some(), batch.alone) {
-                // One that is alone waits there too, until its exchange has been looked at.
+                // A dead letter that goes alone waits there too, until its exchange has been checked.
                 (true, _) => self.dead.waiting.push_back(batch),
                 (false, true) => self.alone.waiting.push_back(batch),
                 (false, false) => self.main.waiting.push_back(batch),
@@ -197,7 +196,7 @@ impl EgressChannels {
         Ok(())
     }
 
-    /// Lost or overdue channels. While the connection is blocked no answer can be overdue.
+    /// Handles lost and overdue channels. While the connection is blocked no answer can be overdue.
     ///
     /// # Errors
     /// What ends the connection.
@@ -220,7 +219,7 @@ impl EgressChannels {
         let waits =
             has_waited(self.main.oldest(), PROBE_AFTER) || has_waited(self.dead.oldest(), PROBE_AFTER);
         if let Err(fault) = self.liveness.look(&self.session, waits) {
-            // One of them may be what it was stopped over: each is tried alone.
+            // One of these batches may be the cause: as overdue ones, each is tried alone.
             self.main.leave(&Outcome::Overdue, output);
             self.dead.leave(&Outcome::Overdue, output);
             self.session.abandon();
@@ -262,7 +261,7 @@ impl EgressChannels {
         Ok(())
     }
 
-    /// Another needs the channel of this batch, or the place in which it waits for one.
+    /// Gives up a batch: another one needs its channel, or its place among those that wait for one.
     fn give_up(&mut self, number: u64, output: &mut TurnOutput) {
         let waiting = &mut self.dead.waiting;
         if let Some(place) = waiting.iter().position(|batch| batch.number == number) {
@@ -272,8 +271,8 @@ impl EgressChannels {
         self.leave_behind(channel);
     }
 
-    /// The end: everything not settled is, with `outcome`; what was not published at all is so. Where the
-    /// broker has ended the connection over a message, all that was unconfirmed is suspected.
+    /// The connection has ended: settles every unanswered batch with `outcome`, and unpublished ones as
+    /// unsent. If the broker has ended the connection over a message, all that was unconfirmed is suspected.
     pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
         if matches!(outcome, Outcome::Refused(_)) {
             let main = self.main.unconfirmed();
@@ -282,14 +281,14 @@ impl EgressChannels {
         }
         self.main.leave(outcome, output);
         self.dead.leave(outcome, output);
-        // Where the broker has ended the connection over a message, one that is alone on its channel is not
-        // to be taken for the culprit: there were others.
+        // If the broker has ended the connection over a message, a batch that is alone on its channel must
+        // not be taken for the culprit: there were others on the connection.
         self.alone.fail(&Outcome::Unknown, output);
         output.unsent(self.main.waiting.drain(..).chain(self.dead.waiting.drain(..)));
     }
 
-    /// Closes the channels as far as they are open. lapin takes the end of a connection with channels half
-    /// closed for an error. Gives what the next connection goes on with.
+    /// Closes the channels that are open: lapin reports the end of a connection with half-closed channels as
+    /// an error. Returns the state for the next connection.
     pub(super) async fn close(mut self, limit: Duration) -> Carried {
         let mut output = TurnOutput::default();
         let mut open = self.alone.take_channels();
@@ -308,8 +307,8 @@ impl EgressChannels {
         self.carried
     }
 
-    /// Why a connection has ended that was seen closed. The publishes that are unconfirmed know it, a little
-    /// later perhaps, but not beyond `limit`. `None`: none of them knew.
+    /// Finds the reason why a connection was closed. Unconfirmed publishes report it, perhaps a little later,
+    /// and the search ends after `limit`. `None`: none of them reported it.
     pub(super) async fn reason_of_end(&mut self, limit: Duration, output: &mut TurnOutput) -> Option<Fault> {
         let end = Instant::now() + limit;
         loop {
@@ -368,8 +367,8 @@ impl EgressChannels {
         }
     }
 
-    /// Over 403 and 404 all of it ends, so that the topology is looked at again; over anything else the
-    /// channel alone.
+    /// 403 and 404 end the connection, so that the topology is checked again; any other reason ends only the
+    /// channel.
     fn main_ended(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
         let outcome = match self.outcome_of(&fault) {
             Some(Outcome::Unavailable(_)) | None => return Err(fault),
@@ -396,7 +395,7 @@ impl EgressChannels {
         Ok(())
     }
 
-    /// What an ended channel means for what was unconfirmed on it; `None`: the connection has ended.
+    /// Outcome of what was unconfirmed on an ended channel; `None`: the connection has ended.
     fn outcome_of(&self, fault: &Fault) -> Option<Outcome> {
         let text = || fault.text.as_str().into();
         if !self.session.is_connected() {
@@ -442,8 +441,8 @@ impl EgressChannels {
         output.settle(number, answer.outcome);
         if let Some(text) = answer.no_connection {
             let message =
-                "what may have ended the connection finds none of its own: it waits, and everything \
-                           else goes on";
+                "a batch that may have ended the connection gets no separate one: it waits, and everything \
+                 else goes on";
             self.carried.log.warn("apart", &text, message);
         }
         if let Some(apart) = answer.apart {

@@ -1,10 +1,10 @@
 //! The confirm tracker: which unconfirmed publish each answer of the broker belongs to. Pure: no clock, no
 //! I/O, no lapin.
 //!
-//! What makes it more than a table: lapin does not say which message came back. It queues every
+//! It is more than a table because lapin does not report which message was returned. It queues every
 //! `basic.return` and hands the oldest queued one to whichever confirm completes next, on a `multiple` ack in
-//! hash order. So an answer carries, at best, the news that *some* message was returned, and that message
-//! names itself by its header `x-batch`.
+//! hash order. So an answer reports, at best, that *some* message was returned, and the header `x-batch` of
+//! that message identifies it.
 //!
 //! The caller collects a *round*: every answer that is ready, polled until none is left, so that with an
 //! answer all that lapin completed before it are in the round or in an earlier one. Then
@@ -12,13 +12,13 @@
 //!
 //! - The broker sends a return before the confirm of the same message, so lapin has queued it by the time it
 //!   completes that confirm.
-//! - An ack that carries nothing found the queue empty: the message's own return, had there been one, has
-//!   gone to a confirm completed earlier, and the round knows it. It can be judged.
+//! - An ack that carries nothing found the queue empty: a return of the message itself would have gone to a
+//!   confirm completed earlier, and would be known by now. It can be judged.
 //! - An ack that carries a *foreign* return may have left its own behind in the queue (returned: A, X; acked:
 //!   X takes A's return, and X's own waits for A's ack). It can be judged as soon as every message whose
 //!   return was seen has its own answer: each of those answers took one return off the queue after its own
 //!   was put in, so if X's were still there, more answers than returns would have been taken. Until then it
-//!   is held. Those waited for are in flight, so the wait ends with an answer or with the generation.
+//!   is held. The answers it waits for are in flight, so the wait ends with an answer or with the generation.
 
 use crate::engine::types::{BatchId, Outcome, Settled};
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ pub(super) struct Returned {
     pub(super) text: String,
 }
 
-/// A returned message that is none of ours in flight: no ack can be trusted any more.
+/// A returned message that is not in flight here: no ack can be trusted any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stray;
 
@@ -74,7 +74,7 @@ struct Unconfirmed {
 }
 
 impl ConfirmTracker {
-    /// Takes note of a publish; gives the slot that its answer will be reported for.
+    /// Registers a publish; returns the slot that its answer will be reported for.
     pub(super) fn publish(&mut self, number: u64, id: BatchId, at: u64) -> usize {
         self.published += 1;
         let serial = self.published;
@@ -91,7 +91,7 @@ impl ConfirmTracker {
         slot
     }
 
-    /// Takes note of an answer; nothing is judged before [`ConfirmTracker::judge`].
+    /// Registers an answer; nothing is judged before [`ConfirmTracker::judge`].
     pub(super) fn answer(
         &mut self,
         slot: usize,
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Another one for each number.
+    /// A different id for each number.
     fn id(number: u64) -> BatchId {
         BatchId(u128::from(number).to_be_bytes())
     }
@@ -270,6 +270,7 @@ mod tests {
         format!("{}={letter}", settled.number)
     }
 
+    /// Judges promise 2.
     #[test]
     fn judged_by_the_returned_id_not_by_the_confirm_it_rides_on() {
         // Plain answers.
@@ -348,6 +349,7 @@ mod tests {
         /// A model of lapin and a broker: messages are routable or not, confirmed in any order and in groups,
         /// and polled at any point. Whatever happens, an unroutable message is never judged delivered, a
         /// routable one never returned, and once all have been answered nothing is held.
+        /// Judges promise 2.
         #[test]
         fn no_returned_message_is_ever_judged_delivered(
             fates in prop::collection::vec((any::<bool>(), any::<u16>(), any::<bool>()), 1..40)

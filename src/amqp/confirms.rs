@@ -1,15 +1,16 @@
-//! The futures of unconfirmed publishes, polled only when they have something to say.
+//! The futures of unconfirmed publishes; each is polled only after it was woken.
 //!
 //! lapin's `basic_publish` waits until its last frame has been written: awaiting it would cost a round trip
 //! to lapin's thread for each message. So each publish is a future of its own, polled once to hand its frames
 //! over (in the order of the calls, which is the order of the confirm tags), and then whenever it wakes: when
-//! it was written, and when it is confirmed. A wake notes its slot in a list; the task that owns the list is
-//! woken by the first. With a thousand in flight nothing is ever scanned.
+//! it was written, and when it is confirmed. A wake notes its slot in a list, and the first one wakes the
+//! task that owns the list. So nothing is scanned, even with a thousand publishes in flight.
 //!
-//! Why [`Confirms::drain`] gives a complete round (see [`super::confirm_tracker`]): lapin completes confirms
-//! on one thread, each with its data set before the next one's, and wakes the future before it goes on; a
-//! future not yet polled so far is polled by [`Confirms::start`]. So once an answer is seen, the slots of all
-//! answered before it are in the list or have been taken from it, and the list is taken until it is empty.
+//! [`Confirms::drain`] gives a complete round (see [`super::confirm_tracker`]) for this reason: lapin
+//! completes confirms on one thread, each with its data set before the next one's, and wakes the future
+//! before it goes on; [`Confirms::start`] polls a future that was never polled. So once an answer is seen,
+//! the slots of all earlier answers are in the list or have been taken from it, and the list is taken until
+//! it is empty.
 
 use futures_util::task::AtomicWaker;
 use lapin::Confirmation;
@@ -27,7 +28,7 @@ pub(super) struct Confirms {
     ready: Arc<ReadySlots>,
     /// Slots taken from the list, kept for its memory.
     taken: Vec<usize>,
-    /// Answers at the first poll.
+    /// Answers that [`Confirms::drain`] has not given yet.
     early: Vec<(usize, lapin::Result<Confirmation>)>,
 }
 

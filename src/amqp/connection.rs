@@ -1,11 +1,11 @@
-//! One connection to one address: built from checked parts, bounded in time, and killable.
+//! One connection to one address: built from checked parts, bounded in time, and closable in every state.
 //!
-//! Deliberately absent: recovery. lapin's is off; whoever holds a [`Session`] drops it at the first error and
+//! Deliberately absent: recovery. lapin's is off; the holder of a [`Session`] drops it at the first error and
 //! opens another.
 //!
 //! Every session keeps a second handle of its socket. lapin runs a thread for each connection that ends only
-//! when the socket does: a handshake that is never answered or a blocked connection, on which nothing at all
-//! is written, would keep it for ever. Shutting the socket down ends it in every state.
+//! when the socket does: a handshake that is never answered, or a blocked connection, on which nothing at all
+//! is written, would keep the thread indefinitely. Shutting the socket down ends it in every state.
 
 use super::fault::Fault;
 use crate::config::advice::explained;
@@ -27,12 +27,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// What RabbitMQ offers by default. Few are open at a time, but the publishing connection replaces those that
-/// have ended, and lapin (seen with 4.12) may refuse a number that it uses for the second time: the
-/// connection is then made anew.
+/// RabbitMQ's default. Few channels are open at a time, but the publishing connection replaces those that
+/// have ended, and lapin (seen with 4.12) may refuse a number that it uses for the second time: then the
+/// connection is replaced.
 const CHANNEL_MAX: u16 = 2_047;
 
-/// Why no connection came about.
+/// Why a connection could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// TCP, TLS and AMQP handshake did not end in time.
@@ -43,13 +43,13 @@ pub enum ConnectError {
         /// Time limit that passed.
         limit_ms: u128,
     },
-    /// Refused by the network, TLS or the broker; the reason names the user or the virtual host where it is
-    /// theirs.
+    /// Refused by the network, TLS or the broker; the reason names the user or the virtual host if that is
+    /// the cause.
     #[error("{address} as {account} on virtual host '{vhost}': {reason}")]
     Refused {
         /// Host and port.
         address: String,
-        /// Who asked: the user of the URI, or that of the certificate.
+        /// The login: the user of the URI, or that of the certificate.
         account: String,
         /// Virtual host of the URI.
         vhost: String,
@@ -68,7 +68,7 @@ pub enum ConnectError {
 
 /// Opens one connection; `name` shows in `rabbitmqctl list_connections`.
 ///
-/// For commands that end soon after. The whole of it (name look-up, TCP, TLS, AMQP) is bounded by `limit`.
+/// For short-lived commands. `limit` bounds the whole: name look-up, TCP, TLS and AMQP.
 ///
 /// # Errors
 /// [`ConnectError`]; its texts never contain the password.
@@ -83,7 +83,7 @@ pub async fn connect(
     Ok(connection)
 }
 
-/// Host and port for people, brackets around IPv6.
+/// Host and port as text, with brackets around IPv6.
 pub fn address(endpoint: &Endpoint) -> String {
     let Endpoint { host, port, .. } = endpoint;
     if host.contains(':') {
@@ -154,7 +154,7 @@ impl Session {
         }
     }
 
-    /// The broker takes nothing from it at present.
+    /// The broker blocks the connection at present.
     pub(super) fn is_blocked(&self) -> bool {
         self.connection.status().blocked()
     }
@@ -166,13 +166,13 @@ impl Session {
         }
     }
 
-    /// Shuts it down at once: nothing can be said on it any more.
+    /// Shuts the socket down at once, without closing the connection first.
     pub(super) fn abandon(&self) {
         self.socket.shut_down();
     }
 
-    /// Says good-bye, so that the broker gives unacked messages back at once. Bounded: on a blocked
-    /// connection lapin's close waits for ever.
+    /// Closes the connection, so that the broker requeues unacked messages at once. Bounded: on a blocked
+    /// connection lapin's close never ends.
     pub(super) async fn close(&self, limit: Duration) {
         if self.connection.status().connected() && !self.connection.status().blocked() {
             let closing = self.connection.close(200, "OK".into());
@@ -201,7 +201,7 @@ struct Socket(Arc<Mutex<SocketState>>);
 #[derive(Debug, Default)]
 enum SocketState {
     #[default]
-    Unborn,
+    Unopened,
     Open(TcpStream),
     Ended,
 }
@@ -219,7 +219,7 @@ impl Socket {
     fn shut_down(&self) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let SocketState::Open(stream) = std::mem::replace(&mut *state, SocketState::Ended) {
-            // It may have ended by itself.
+            // The peer may have closed it already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -257,8 +257,7 @@ async fn dial(
         Runtime::tokio_current(),
         async move |uri: AMQPUri, runtime: Runtime<Tokio>| {
             let AMQPAuthority { host, port, .. } = uri.authority;
-            // lapin calls this on a thread of its own, which cannot be cancelled: it needs a bound of its
-            // own.
+            // lapin calls this on its own thread, which cannot be cancelled: so it needs its own time limit.
             match timeout(limit, transport(host, port, tls.as_deref(), &runtime, &registered)).await {
                 Ok(stream) => Ok(stream?),
                 Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
@@ -302,8 +301,8 @@ async fn transport(
     }
 }
 
-/// With a CA file that CA alone is trusted, unless the system's are wanted beside it; lapin's own
-/// configuration would always add it to those. All files are read anew.
+/// With a CA file only that CA is trusted, unless the system's are wanted as well; lapin's own configuration
+/// would always add it to those. All files are read at each connect.
 fn tls_connector(tls: &Tls) -> io::Result<RustlsConnector> {
     let system = tls.system_cas || tls.ca_file.is_none();
     let mut trusted = RustlsConnectorConfig::default();
@@ -317,7 +316,7 @@ fn tls_connector(tls: &Tls) -> io::Result<RustlsConnector> {
     let chain = certificates("certificate_file", &own.certificate_file)?;
     let key = PrivateKeyDer::from_pem_file(&own.key_file)
         .map_err(|e| unusable("key_file", &own.key_file, &e.to_string()))?;
-    // In the words of the library it is the broker's certificate that does not fit.
+    // The library's own text would blame the broker's certificate.
     trusted.connector_with_single_cert(chain, key).map_err(|e| {
         let reason = format!("is not the certificate of key_file {}: {e}", own.key_file.display());
         unusable("certificate_file", &own.certificate_file, &reason)
@@ -337,8 +336,8 @@ fn unusable(key: &str, path: &Path, reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{key} {}: {reason}", path.display()))
 }
 
-/// Field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a trailing slash
-/// for the virtual host `""`. Never formatted: its `Debug` prints the password.
+/// Builds the URI field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a
+/// trailing slash for the virtual host `""`. Never formatted: its `Debug` prints the password.
 fn uri(endpoint: &Endpoint, amqp: &config::AmqpConfig) -> Result<AMQPUri, ConnectError> {
     // lapin panics on names that do not fit an AMQP short string.
     if endpoint.vhost.len() > 255 {
@@ -375,7 +374,7 @@ fn account(endpoint: &Endpoint) -> String {
     }
 }
 
-/// The password as its file holds it now: it may have been changed since the start.
+/// The password as its file contains it now: it may have been changed since the start.
 fn password(endpoint: &Endpoint) -> SecretString {
     let Some(path) = &endpoint.password_file else { return endpoint.password.clone() };
     config::read_secret(path).unwrap_or_else(|error| {

@@ -1,15 +1,13 @@
 //! The ingest end: takes deliveries, reads them, hands them to the loop in chunks, and acks what the loop
 //! says.
 //!
-//! Publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the
-//! consumer's stream and a cancel by the broker all lead to a new connection and generation; acks of the old
-//! one are dropped, because tags begin again at 1 and a late `multiple` ack would cover what was never
-//! stored.
+//! It publishes nothing: a blocked connection would hold its acks back too. Every error, the end of the
+//! consumer's stream and a cancel by the broker lead to a new connection and generation. Acks of the old one
+//! are dropped, because tags begin again at 1 and a late `multiple` ack would cover what was never stored.
 //!
-//! While the intake is paused the consumer stays, and deliveries are held back here: what is returned to the
-//! queue counts towards its delivery limit, and requests that are returned often enough would die of it.
-//! There are no more of them than the prefetch allows. The one reason to return them is the broker's consumer
-//! timeout.
+//! While the intake is paused the consumer stays, and deliveries are held back here: each return to the queue
+//! counts towards its delivery limit, and the broker dead-letters a request that is returned too often. The
+//! prefetch bounds the deliveries held. Only the broker's consumer timeout makes the daemon return them.
 
 use super::backoff::Backoff;
 use super::connection::Session;
@@ -41,19 +39,19 @@ use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
-/// Upper bounds on what is handed to the loop at once, a single request apart: a turn stays short, and what
+/// Upper bounds on a chunk for the loop, which a single request may exceed: a turn stays short, and what
 /// waits for it small.
 const CHUNK_ITEMS: usize = 1_024;
 const CHUNK_BYTES: u64 = 4 << 20;
-/// Between two counts of the queue's consumers, where that is the only guard.
+/// Interval between counts of the queue's consumers, where counting is the only guard.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
-/// Between the returns of a message that cannot be parsed, until its queue's delivery limit takes it away.
-/// Beyond the limit that tidegate declares (50), slower.
+/// Pause between the returns of a message that cannot be parsed, until its queue's delivery limit removes it;
+/// and the longer pause beyond the limit that tidegate declares (50).
 const CULPRIT_PAUSE: Duration = Duration::from_millis(100);
 const CULPRIT_PAUSE_LATER: Duration = Duration::from_secs(1);
 const CULPRIT_EXPECTED: u32 = 60;
 
-/// In quarantine, deliveries are named in the log where no more than these are taken at a time.
+/// In quarantine, the log names each delivery while at most this many are taken at a time.
 const NAMED: u16 = 16;
 
 /// The ingest end, across connections.
@@ -65,7 +63,7 @@ pub(super) struct Ingest {
     limits: RequestLimits,
     readings: Arc<Readings>,
     generation: u32,
-    /// What the loop has ordered last; it begins with [`Intake::Pause`].
+    /// The loop's last order; [`Intake::Pause`] at the beginning.
     intake: Intake,
     stopped: bool,
     prefetch: Prefetch,
@@ -74,7 +72,7 @@ pub(super) struct Ingest {
     notes: NoteLog,
     log: RateLimitedLog,
     lock_taker: LockTaker,
-    /// Names of headers that were nearly hit, each logged once.
+    /// Names that headers of requests came close to, each logged once.
     near_misses: BTreeSet<&'static str>,
 }
 
@@ -94,7 +92,7 @@ struct Generation {
     held_since: Option<Instant>,
     address: String,
     notes: Vec<String>,
-    /// Where only a count of the consumers guards the queue.
+    /// For counting, where only a count of the consumers guards the queue.
     counting: Option<Arc<Session>>,
 }
 
@@ -133,7 +131,7 @@ impl Ingest {
         supervise(&mut self, dialer, &shared, &shutdown).await;
     }
 
-    /// Connected without consuming, until an order comes. False: shut down.
+    /// Stays connected without consuming until an order arrives. False: shut down.
     async fn idle(&mut self, session: &Session) -> Result<bool, Fault> {
         loop {
             self.shared.moved(Side::Ingest);
@@ -155,7 +153,7 @@ impl Ingest {
         }
     }
 
-    /// An order while there is no consumer: acks can only be of an old generation.
+    /// Notes an order while there is no consumer: acks can only be of an old generation.
     fn note(&mut self, order: IngestOrder) {
         match order {
             IngestOrder::Acks(_) => {}
@@ -188,7 +186,7 @@ impl Ingest {
         let prefetch = match self.quarantine.is_on() {
             true => self.prefetch.set(self.quarantine.restart()),
             false => {
-                // Unknown is many: what waits there may be of any size.
+                // An unknown count is treated as a large one: the waiting messages may have any size.
                 let counts = shared.while_waiting(Side::Ingest, count_queue(session, &queue, limit)).await;
                 let ready = counts.map_or(u32::MAX, |counts| counts.ready);
                 self.prefetch.restart(ready)
@@ -199,7 +197,7 @@ impl Ingest {
         let starting = ConsumerChannel::start(channel, self.generation, &queue, prefetch, limit);
         let consumer = shared.while_waiting(Side::Ingest, starting).await?;
         if let Some(session) = &lock {
-            // Nothing has been taken from it: so it is the only one of this channel.
+            // Nothing was consumed yet, so the channel has exactly one consumer.
             if let Err(fault) = shared.while_waiting(Side::Ingest, self.check_alone(session, 1)).await {
                 shared.while_waiting(Side::Ingest, consumer.close(time_left(&self.shutdown))).await?;
                 return Err(fault);
@@ -246,7 +244,7 @@ impl Ingest {
         let mut counting = self.next_count(generation);
         let shared = Arc::clone(&self.shared);
         loop {
-            // The turn before has taken something, or the second was over and there was nothing.
+            // The previous turn took something, or a second passed without anything to take.
             shared.moved(Side::Ingest);
             tokio::select! {
                 biased;
@@ -277,7 +275,8 @@ impl Ingest {
                     if generation.held_since.is_some_and(|since| since.elapsed() >= self.options.held_limit) {
                         tracing::warn!(
                             held = generation.held.len(),
-                            "the intake has been paused until close to the broker's consumer timeout"
+                            "the intake has been paused for nearly the broker's consumer timeout: \
+                             the deliveries are returned"
                         );
                         return Ok(AfterGeneration::Returned);
                     }
@@ -286,14 +285,14 @@ impl Ingest {
         }
     }
 
-    /// Nobody consumes the queue but so many of this daemon's own.
+    /// Checks that the queue has no consumers beyond the `own` ones of this daemon.
     async fn check_alone(&self, session: &Session, own: u32) -> Result<(), Fault> {
         let Options { ingest, amqp, timeouts, .. } = &*self.options;
         let count = count_queue(session, &ingest.queue, timeouts.connect).await;
         check_consumers(count.map(|counts| counts.consumers), own, &ingest.queue, amqp.heartbeat)
     }
 
-    /// The next count of the queue's consumers; never, where the lock is held.
+    /// The next count of the queue's consumers; never ready if the lock is held.
     fn next_count(&self, generation: &Generation) -> BoxFuture<'static, Result<u32, Fault>> {
         let Some(session) = generation.counting.clone() else {
             return std::future::pending().boxed();
@@ -338,7 +337,7 @@ impl Ingest {
         Ok(())
     }
 
-    /// Takes a chunk. With an error in it nothing of it is handed over: all of it comes again.
+    /// Takes a chunk. If it contains an error, none of it is handed over: the broker redelivers all of it.
     async fn arrived(
         &mut self,
         chunk: Vec<lapin::Result<Delivery>>,
@@ -384,7 +383,7 @@ impl Ingest {
         self.adapt_prefetch(generation).await
     }
 
-    /// Smaller where memory demands it; larger at the one moment when nothing is on its way.
+    /// Shrinks the prefetch where memory demands it; raises it only while no delivery is on its way.
     async fn adapt_prefetch(&mut self, generation: &mut Generation) -> Result<(), Fault> {
         let consumer = &mut generation.consumer;
         if self.stopped || !consumer.is_running() {
@@ -393,7 +392,7 @@ impl Ingest {
         let next = if self.quarantine.is_on() {
             let wider = consumer.is_exhausted().then(|| self.quarantine.widen(self.prefetch.allowed()));
             wider.flatten().map(|width| {
-                // Should the process die over these, the next one takes fewer: so it is told first.
+                // Reported first: if the process dies over these deliveries, the next process takes fewer.
                 self.shared.post(Event::Quarantine { width: Some(width) });
                 self.prefetch.set(width)
             })
@@ -410,18 +409,18 @@ impl Ingest {
         consumer.change_prefetch(prefetch).await
     }
 
-    /// `received`: UTC ms, rounded up: delays count from then, and none is over too soon.
+    /// `received`: UTC ms, rounded up, so that no delay that counts from it ends too soon.
     fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
         if self.quarantine.is_on() {
             self.quarantine.delivered(delivery.redelivered);
             if self.quarantine.width() <= NAMED {
-                // Should the process not survive it, the log names it.
+                // If the process dies over it, the log names it.
                 let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
                 tracing::info!(
                     tag = delivery.delivery_tag,
                     message_id = id,
                     bytes = delivery.data.len(),
-                    "taken with few others"
+                    "a delivery is taken in quarantine"
                 );
             }
         }
@@ -430,8 +429,8 @@ impl Ingest {
             if self.near_misses.insert(meant) {
                 tracing::warn!(
                     meant,
-                    "a request has a header that is nearly named so, and is without effect; \
-                     further ones are counted"
+                    "a request has a header with nearly this name, which has no effect; \
+                     further ones are only counted"
                 );
             }
         }
@@ -461,7 +460,7 @@ impl Ingest {
         self.shared.link(Side::Ingest, link);
     }
 
-    /// The pause after a frame that cannot be parsed, and what to tell if it goes on.
+    /// The pause after a frame that cannot be parsed; replaces the error text if that goes on.
     fn on_parse_error(&mut self, error: &mut String) -> Duration {
         self.shared.figures().parse_error();
         let before = self.quarantine.is_on();
@@ -505,7 +504,7 @@ impl ConnectionUser for Ingest {
         };
         notes.extend(frame_note(session, &options.amqp));
         let notes = self.notes.take(Side::Ingest, notes);
-        // Also while paused: whoever serves the queue keeps it over a reconnect.
+        // Also while paused: the daemon that serves the queue keeps it over a reconnect.
         let mut lock = self.lock_taker.take(session, None).await?;
         if lock.is_none() {
             return Ok(());
@@ -520,7 +519,7 @@ impl ConnectionUser for Ingest {
                 if !self.idle(session).await? {
                     return Ok(());
                 }
-                // What was counted is past.
+                // The count of the consumers is out of date.
                 lock = None;
                 continue;
             }
@@ -529,7 +528,7 @@ impl ConnectionUser for Ingest {
                 if lock.is_none() {
                     return Ok(());
                 }
-                // Orders may have come meanwhile.
+                // Orders may have arrived during the wait.
                 continue;
             };
             outdone = match self.generation(session, &notes, held).await {
@@ -541,7 +540,7 @@ impl ConnectionUser for Ingest {
         }
     }
 
-    /// Orders wait: acks mean nothing by then, the others are read before the next consumer begins.
+    /// Orders stay queued: acks are void by then, and the others are read before the next consumer begins.
     async fn while_disconnected<T: Send>(&mut self, wait: impl Future<Output = T> + Send) -> Option<T> {
         let mut shutdown = self.shutdown.clone();
         unless_shutdown(&mut shutdown, wait).await

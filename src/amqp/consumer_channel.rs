@@ -1,12 +1,14 @@
 //! One generation of consuming: a channel, its consumer, and what is unacked on it.
 //!
-//! The consumer may change (another prefetch); the channel may not, since the tags are its own.
+//! The consumer may be replaced (for another prefetch); the channel may not, since delivery tags belong to
+//! it.
 //!
-//! A prefetch belongs to a consumer: RabbitMQ applies it when the consumer is made, and a limit of the whole
-//! channel, which could be changed, is refused by quorum queues. So another prefetch takes another consumer,
-//! and what is on the way to the old one when it is cancelled comes again, behind others. Nothing is on the
-//! way when as much is unacked as the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to let
-//! it grow, and the only one at which more would help.
+//! A prefetch belongs to a consumer: RabbitMQ applies it when the consumer is created. Quorum queues refuse a
+//! limit of the whole channel, which could be changed, and several consumers on one channel would get
+//! alternate messages, out of order. So another prefetch needs another consumer, and messages on the way to
+//! the old one when it is cancelled are redelivered, behind others. Nothing is on the way when as much is
+//! unacked as the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to raise it, and the only
+//! one at which more would help.
 
 use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
 use super::unacked::Unacked;
@@ -22,13 +24,13 @@ use tokio::time::timeout;
 
 /// Upper bound on deliveries taken from lapin at once.
 const CHUNK: usize = 512;
-/// What a [`ConsumerChannel`] does at present.
+/// State of a [`ConsumerChannel`] at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Running,
-    /// Cancelled; what was on the way is still coming. Then consume again.
+    /// Cancelled; deliveries on the way still arrive. Then it consumes again.
     Turning,
-    /// Waits for acks before it consumes again, with less in advance than is unacked.
+    /// Waits for acks before it consumes again, since too much is unacked for the new prefetch.
     Resting,
     /// Consumes no more.
     Stopped,
@@ -85,8 +87,8 @@ impl ConsumerChannel {
         self.mode == Mode::Running
     }
 
-    /// Consumers on this channel so far. The broker counts each of them, once it is cancelled, for as long as
-    /// something that it was given is unacked.
+    /// Consumers on this channel so far. The broker counts a cancelled one as well while one of its
+    /// deliveries is unacked.
     pub(super) fn consumers(&self) -> u32 {
         self.consumers
     }
@@ -99,8 +101,8 @@ impl ConsumerChannel {
         self.unacked.delivered(tag);
     }
 
-    /// The next deliveries; `None` when the consumer has ended. Waits for ever while there is no consumer.
-    /// Safe to cancel.
+    /// The next deliveries; `None` when the consumer has ended. Never ready while there is no consumer. Safe
+    /// to cancel.
     pub(super) async fn next(&mut self) -> Option<Vec<lapin::Result<Delivery>>> {
         match &mut self.stream {
             Some(stream) => stream.next().await,
@@ -108,7 +110,8 @@ impl ConsumerChannel {
         }
     }
 
-    /// The consumer has ended: by our own cancel, which goes on with the new prefetch, or by the broker's.
+    /// The consumer has ended: by this daemon's own cancel, after which it consumes with the new prefetch, or
+    /// by the broker's.
     pub(super) async fn ended(&mut self) -> Result<(), Fault> {
         self.stream = None;
         match self.mode {
@@ -134,7 +137,7 @@ impl ConsumerChannel {
         self.unacked.len()
     }
 
-    /// Changes the prefetch, by another consumer. What is unacked stays ours.
+    /// Changes the prefetch by replacing the consumer. Unacked deliveries stay on this channel.
     pub(super) async fn change_prefetch(&mut self, prefetch: u16) -> Result<(), Fault> {
         if prefetch == self.prefetch {
             return Ok(());
@@ -147,7 +150,7 @@ impl ConsumerChannel {
         Ok(())
     }
 
-    /// Consumes no more; acks still work. What is on the way goes back when the channel closes.
+    /// Stops consuming; acks still work. Deliveries on the way return to the queue when the channel closes.
     pub(super) async fn stop(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Running {
             self.cancel().await?;
@@ -168,8 +171,8 @@ impl ConsumerChannel {
         }
     }
 
-    /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the one before
-    /// it left unacked comes on top.
+    /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the previous
+    /// one left unacked is added to it.
     pub(super) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Resting && self.unacked.len() <= usize::from(self.prefetch / 2) {
             self.consume().await?;
@@ -177,7 +180,7 @@ impl ConsumerChannel {
         Ok(())
     }
 
-    /// Sends acks of this generation; gives how many deliveries they cover. Returns when they are written.
+    /// Sends acks of this generation. Returns, once they are written, how many deliveries they cover.
     pub(super) async fn ack(&mut self, acks: &[Ack]) -> Result<u32, Fault> {
         let mut covered = 0u32;
         let mut writes = Vec::new();
@@ -186,8 +189,8 @@ impl ConsumerChannel {
             covered = covered.saturating_add(count);
             let options = BasicAckOptions { multiple: ack.multiple };
             let mut write = Box::pin(self.channel.basic_ack(tag, options));
-            // The first poll hands the frame over, in order; waiting for each to be written in turn would
-            // cost a round trip to lapin's thread each.
+            // The first poll hands the frame over, in order; awaiting each write in turn would cost a round
+            // trip to lapin's thread for each.
             match futures_util::poll!(&mut write) {
                 Poll::Ready(done) => done?,
                 Poll::Pending => writes.push(write),
@@ -206,7 +209,7 @@ impl ConsumerChannel {
         Ok(covered)
     }
 
-    /// The reason of an end that was noticed on a closed channel: lapin gives it to the consumer.
+    /// Finds the reason of an end that was noticed on a closed channel: lapin reports it to the consumer.
     pub(super) async fn cause(&mut self, fault: Fault) -> Fault {
         if fault.kind != FaultKind::AfterEnd {
             return fault;
@@ -225,10 +228,10 @@ impl ConsumerChannel {
     async fn consume(&mut self) -> Result<(), Fault> {
         self.consumers += 1;
         let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
-        // Classic queues enforce it, against consumers that know nothing of the lock.
+        // Classic queues enforce it against consumers that do not use the lock.
         let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
         let call = async {
-            // Before the consumer: its queue of deliveries within lapin has no other bound.
+            // Before the consumer: nothing else bounds its queue of deliveries within lapin.
             self.channel.basic_qos(self.prefetch, BasicQosOptions::default()).await?;
             self.channel.basic_consume(self.queue.clone(), tag.into(), options, FieldTable::default()).await
         };

@@ -1,9 +1,9 @@
-//! What a request costs in memory once it is read. Pure.
+//! Memory cost of a request once it is read. Pure.
 
 use crate::engine::types::{NewItem, Rejected, Request, RequestBody};
 
-/// What the engine adds for each item until its commit: a row, an operation of the store, index entries, and
-/// their places in tables. Measured from above.
+/// Bytes that the engine adds for each item until its commit: a row, an operation of the store, index
+/// entries, and their places in tables. A measured upper bound.
 const ENGINE_COST: u64 = 512;
 
 /// Bytes of a request as read, with what the engine adds to it; at least `raw`, its size as delivered.
@@ -53,6 +53,7 @@ mod tests {
         )
     }
 
+    /// Judges promise 7.
     #[test]
     fn headers_entries_and_bodies_all_count() {
         let plain = cost(BasicProperties::default(), vec![b'x'; 200]);

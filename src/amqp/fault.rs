@@ -1,25 +1,25 @@
-//! What can go wrong with a broker, sorted by what has to be done about it. No password ever enters a text
-//! here: lapin's errors carry the broker's reply and I/O errors, never the URI.
+//! Faults at a broker, sorted by the reaction that each needs. No password ever enters a text here: lapin's
+//! errors contain the broker's reply and I/O errors, never the URI.
 
 use lapin::protocol::{AMQPErrorKind, AMQPSoftError};
 use lapin::{Error, ErrorKind};
 use std::fmt;
 use std::time::Duration;
 
-/// How long to look for the reason of an end after noticing the end. The search ends by itself once everybody
-/// has been heard who may know; on a machine with other work they may have to wait for their turn.
+/// How long to look for the reason of an end after noticing the end. The search ends by itself once every
+/// possible source has reported; on a machine with other work the sources may have to wait for their turn.
 pub(super) const CAUSE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a fault means for those who wait.
+/// The reaction that a fault needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FaultKind {
     /// The connection or channel is gone, or an answer did not come: try again.
     Lost,
-    /// A queue or an exchange is missing or differs, or a permission does: try again, and name it.
+    /// A queue, an exchange or a permission is missing, or differs: try again, and name it.
     Setup,
     /// Another daemon serves the ingest queue: wait for the turn, on the same connection.
     Standby,
-    /// The broker closed the channel over what a message contains: one of the unconfirmed ones is the
+    /// The broker closed the channel over the content of a message: one of the unconfirmed ones is the
     /// culprit.
     Content,
     /// The same, but the whole connection was closed over it.
@@ -66,8 +66,8 @@ impl Fault {
         matches!(self.code, Some(311..=313 | 403..=406))
     }
 
-    /// How much it tells of the reason: that it was over already, nothing; that a message was to blame, most,
-    /// since then there are suspects.
+    /// How much it reveals of the reason: nothing if it only says that the end had come already, most if a
+    /// message is to blame, since then there are suspects.
     fn weight(&self) -> u8 {
         match self.kind {
             FaultKind::AfterEnd => 0,
@@ -80,8 +80,8 @@ impl Fault {
         }
     }
 
-    /// Puts what was tried in front of the text; not where the connection has ended over a message, which has
-    /// nothing to do with it.
+    /// Puts the attempted operation in front of the text, except where the connection has ended over a
+    /// message, which is unrelated to it.
     pub(super) fn while_doing(mut self, what: &str) -> Self {
         if self.kind != FaultKind::ContentFatal {
             self.text = format!("{what}: {}", self.text);
@@ -90,20 +90,20 @@ impl Fault {
     }
 }
 
-/// Why something has ended, out of what several have to say of it. One that has come to its end keeps no
-/// other from being heard: all of them are, and what tells most is kept.
+/// The reason of an end, from several sources. No source ends the search: all are read, and the fault that
+/// reveals most is kept.
 #[derive(Debug, Default)]
 pub(super) struct EndReason(Option<Fault>);
 
 impl EndReason {
-    /// Of equal ones the first counts: what follows may be its consequence.
+    /// Of equal ones the first counts: a later one may be its consequence.
     pub(super) fn hear(&mut self, fault: Fault) {
         if self.0.as_ref().is_none_or(|kept| kept.weight() < fault.weight()) {
             self.0 = Some(fault);
         }
     }
 
-    /// The same, of what may have gone well.
+    /// The same for a result, which may be `Ok`.
     pub(super) fn hear_of(&mut self, result: Result<(), Fault>) {
         if let Err(fault) = result {
             self.hear(fault);
@@ -111,7 +111,7 @@ impl EndReason {
     }
 
     /// # Errors
-    /// What was heard.
+    /// The fault that is kept.
     pub(super) fn result(self) -> Result<(), Fault> {
         self.0.map_or(Ok(()), Err)
     }

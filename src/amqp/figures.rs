@@ -1,5 +1,5 @@
-//! What both ends count, for status and metrics: for the process, whatever connections and lives of the store
-//! it has seen.
+//! Counters of both ends, for status and metrics: for the whole process, over all its connections and lives
+//! of the store.
 
 use super::shared::index;
 use super::Side;
@@ -19,17 +19,17 @@ pub struct Stats {
     pub confirm: Distribution,
     /// Per batch, at its first publish: items in it. Dead letters are not in it.
     pub batch_items: Distribution,
-    /// The same: length of its body, bytes.
+    /// Per batch, at its first publish: length of its body, bytes. Dead letters are not in it.
     pub batch_bytes: Distribution,
-    /// Connections of the ingest side that ended or did not come about.
+    /// Connections of the ingest side that failed or could not be opened.
     pub ingest_failures: u64,
-    /// Connections of the egress side that ended or did not come about.
+    /// Connections of the egress side that failed or could not be opened.
     pub egress_failures: u64,
-    /// Connections that ended in a frame that cannot be parsed.
+    /// Connections that ended with a frame that cannot be parsed.
     pub parse_errors: u64,
-    /// Answers to commands whose reply queue is not there.
+    /// Answers to commands whose reply queue does not exist.
     pub answers_unroutable: u64,
-    /// Headers that are nearly named like one with a meaning, and so have none.
+    /// Headers whose name is close to one with a meaning, and that have no effect.
     pub near_miss_headers: u64,
 }
 
@@ -65,7 +65,7 @@ impl Default for Recorders {
 }
 
 impl Figures {
-    /// A connection has ended, or has not come about.
+    /// Counts a connection that failed or could not be opened.
     pub(super) fn failed(&self, side: Side) {
         self.failures[index(side)].fetch_add(1, Relaxed);
     }
@@ -82,7 +82,7 @@ impl Figures {
         self.near_miss_headers.fetch_add(1, Relaxed);
     }
 
-    /// For many values at a time.
+    /// Locks the recorders, for many values at a time.
     pub(super) fn recorders(&self) -> MutexGuard<'_, Recorders> {
         self.recorders.lock().unwrap_or_else(PoisonError::into_inner)
     }

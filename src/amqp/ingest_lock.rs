@@ -1,13 +1,14 @@
 //! One daemon serves an ingest queue at a time: two would split windows and identities.
 //!
-//! The guard is a queue beside the ingest queue that only one connection can own: every broker enforces that,
-//! while quorum queues let a second exclusive consumer in (seen on RabbitMQ 3.10). Where the login may not
-//! declare it, the consumers of the ingest queue are counted instead: before and after each consume, and
-//! every few seconds.
+//! The guard is an extra queue that only one connection can own: every broker enforces that, while quorum
+//! queues admit a second exclusive consumer (seen on RabbitMQ 3.10). If the login may not declare it, the
+//! daemon counts the consumers of the ingest queue instead: before and after each consume, and every few
+//! seconds.
 //!
-//! Whoever finds another one there stands by: it keeps its connection, and looks again twice a second. It
-//! looks by counting the consumers, which costs the broker little and leaves no line in its log, while each
-//! refused try of the lock closes a channel and leaves one.
+//! A daemon that finds another one stands by: it keeps its connection, and checks again twice a second. It
+//! checks by counting the consumers, which costs the broker little and leaves no line in its log. Each
+//! refused attempt at the lock would close a channel, leave a line, and use up one of lapin's channel
+//! numbers.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
@@ -22,7 +23,7 @@ use tokio::time::Instant;
 const PREFIX: &str = "tidegate.lock.";
 /// Longest name of a queue, bytes.
 const MAX_NAME: usize = 255;
-/// Longest pause between two looks of whoever stands by, ms; the shortest is half of it.
+/// Longest pause between two checks of a daemon that stands by, ms; the shortest is half of it.
 const LOOK_MS: u64 = 500;
 
 /// How the queue is guarded.
@@ -37,8 +38,8 @@ pub(super) enum IngestLock {
 /// Takes the lock, and checks that no other consumer has it.
 ///
 /// # Errors
-/// Another daemon serves the queue (of [`FaultKind::Standby`]); something that is no daemon of its kind
-/// consumes (of [`FaultKind::Setup`]); or the connection fails. The first two say what may be the matter.
+/// Another daemon serves the queue ([`FaultKind::Standby`]); a consumer that is no such daemon has the queue
+/// ([`FaultKind::Setup`]); or the connection fails. The texts of the first two name the likely cause.
 async fn acquire(
     session: &Session,
     queue: &str,
@@ -64,7 +65,7 @@ async fn acquire(
     };
     let consumers = count_queue(session, queue, limit).await.map(|counts| counts.consumers);
     check_consumers(consumers, 0, queue, heartbeat).map_err(|fault| match lock {
-        // Whoever has the right to the lock would not consume without it.
+        // A daemon that may declare the lock would not consume without it.
         IngestLock::Held if fault.kind == FaultKind::Standby => Fault { kind: FaultKind::Setup, ..fault },
         IngestLock::Held | IngestLock::Counting(_) => fault,
     })?;
@@ -85,11 +86,11 @@ impl LockTaker {
         LockTaker { shared, options, shutdown, stands_by_since: None }
     }
 
-    /// Waits for as long as another daemon serves the queue, on this connection. `outdone`: there is one, as
-    /// was just seen. `None`: shut down.
+    /// Waits for as long as another daemon serves the queue, on this connection. `outdone`: the fault that
+    /// has just shown another daemon. `None`: shut down.
     ///
     /// # Errors
-    /// As [`acquire`], but for another daemon.
+    /// As [`acquire`], except for another daemon.
     pub(super) async fn take(
         &mut self,
         session: &Session,
@@ -109,7 +110,7 @@ impl LockTaker {
                 Some(Ok(lock)) => {
                     if let Some(since) = self.stands_by_since.take() {
                         let seconds = since.elapsed().as_secs();
-                        tracing::info!(queue, seconds, "nobody else serves the queue: taking over");
+                        tracing::info!(queue, seconds, "no other daemon serves the queue: taking over");
                     }
                     return Ok(Some(lock));
                 }
@@ -124,7 +125,7 @@ impl LockTaker {
         }
     }
 
-    /// Until nobody consumes the queue, and so the lock may be free. False: shut down.
+    /// Waits until the queue has no consumer, so that the lock may be free. False: shut down.
     async fn stand_by(&mut self, session: &Session, fault: Fault) -> Result<bool, Fault> {
         if self.stands_by_since.is_none() {
             self.stands_by_since = Some(Instant::now());
@@ -152,7 +153,7 @@ impl LockTaker {
     }
 }
 
-/// Jittered, so that of several who wait, and of two that have seen each other, one is first.
+/// Jittered, so that of several daemons that wait, and of two that have seen each other, one is first.
 fn look_pause(random: u32) -> Duration {
     let half = LOOK_MS / 2;
     Duration::from_millis(half + half * u64::from(random) / u64::from(u32::MAX))
@@ -161,7 +162,7 @@ fn look_pause(random: u32) -> Duration {
 /// The number of consumers must not be above `allowed`.
 ///
 /// # Errors
-/// It is (of [`FaultKind::Standby`]), or it is not known.
+/// It is ([`FaultKind::Standby`]), or it is unknown.
 pub(super) fn check_consumers(
     count: Result<u32, Fault>,
     allowed: u32,
@@ -181,8 +182,8 @@ pub(super) fn check_consumers(
 
 fn ghost(heartbeat: Duration) -> String {
     format!(
-        "after a lost network it may be its own former connection, which the broker gives up within about {} \
-         s (amqp.heartbeat)",
+        "after a network failure it may be its own former connection, which the broker closes within about \
+         {} s (amqp.heartbeat)",
         heartbeat.as_secs() * 3
     )
 }

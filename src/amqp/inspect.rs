@@ -1,4 +1,4 @@
-//! `check --connect`: logs in on both sides and looks at what is there. Creates nothing.
+//! `check --connect`: logs in on both sides and inspects what exists. Creates nothing.
 
 use super::connection::Session;
 use super::fault::Fault;
@@ -8,7 +8,7 @@ use super::{Options, Side};
 use crate::config::{Endpoint, Login, Topology};
 use std::time::Duration;
 
-/// Reply code for what is not there.
+/// Reply code for a missing object.
 const NOT_FOUND: u16 = 404;
 
 /// How much an [`Inspected`] matters.
@@ -18,7 +18,7 @@ pub enum Severity {
     Good,
     /// It works, but requests can be lost.
     Warning,
-    /// It does not work. A queue or exchange that is missing is no fault in mode `declare`, which creates it.
+    /// It does not work. A missing queue or exchange is no fault in mode `declare`, which creates it.
     Fault,
 }
 
@@ -33,16 +33,16 @@ pub struct Inspected {
     pub text: String,
 }
 
-/// Who is logged in there.
+/// The user that is logged in there.
 fn who(endpoint: &Endpoint) -> String {
     match endpoint.login {
         Login::Password => format!("'{}'", endpoint.user),
-        Login::External => "the user that the broker takes its certificate for".to_owned(),
+        Login::External => "the user that the broker maps its certificate to".to_owned(),
     }
 }
 
-/// Logs in at every address of both sides and looks, at the first that answers, for every queue and exchange
-/// in use, and how it differs.
+/// Logs in at every address of both sides. At the first that answers, inspects every queue and exchange in
+/// use, and how it differs.
 pub async fn inspect(options: &Options) -> Vec<Inspected> {
     let mut findings = Vec::new();
     for side in [Side::Ingest, Side::Egress] {
@@ -93,7 +93,7 @@ fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Inspec
             let severity = if note.risky { Severity::Warning } else { Severity::Good };
             Inspected { side, severity, text: note.text }
         }
-        // The start will do it: nothing is wrong with a fresh broker.
+        // The start creates it: a fresh broker is no fault.
         Err(fault) if topology == Topology::Declare && fault.code == Some(NOT_FOUND) => {
             let text = format!("{}: it will be created at the start", fault.text);
             Inspected { side, severity: Severity::Good, text }

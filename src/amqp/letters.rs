@@ -1,16 +1,17 @@
-//! The desk where dead letters are handled: a walk along their queue, on connections of its own.
+//! The dead-letter service: a walk through the dead-letter queue, on separate connections.
 //!
-//! A queue can only be looked into by taking its messages. So the walk takes one after the other, keeps none
-//! but what is asked for, and leaves all of them unacked until its end, when they go back.
-//! One at a time, because nobody knows how large the next one is: a consumer's prefetch would fetch many.
+//! AMQP allows a look into a queue only by taking its messages. So the walk takes one after the other, keeps
+//! only what is asked for, and leaves all of them unacked until its end, when they return to the queue. It
+//! takes one at a time because the size of the next one is unknown: a consumer's prefetch would fetch many.
 //!
-//! Nothing is lost half-way, whenever the process ends: what is unacked goes back by itself, a letter that is
-//! sent back is acked only once its request is confirmed and has not come back, and one that is dropped is
-//! acked by that order alone. The worst is a request that is sent twice, under the same id.
+//! Nothing is lost, whenever the process ends: the broker requeues what is unacked, a dead letter that is
+//! sent back is acked only once its request is confirmed and was not returned, and one that is dropped is
+//! acked only by that command. The worst case is a request that is sent twice, under the same id.
 //!
-//! One walk at a time: two would hide letters from each other. One that is to be gone on with stays open
-//! between two calls, so that each letter of a queue of any length can be reached in bounded memory and time;
-//! it ends when nobody goes on with it, and sooner where somebody else has something to do.
+//! There is one walk at a time: two would hide dead letters from each other. A walk that a client pages
+//! through stays open between two calls, so that each dead letter of a queue of any length can be reached in
+//! bounded memory and time. It ends when no call continues it for a while, and sooner if another client
+//! waits.
 
 mod republisher;
 mod walk;
@@ -32,10 +33,11 @@ use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::{sleep, sleep_until, timeout, timeout_at, Instant};
 use walk::Walk;
 
-/// For all of a call but its end and what is under way then, and the same with what comes before it.
+/// Time limit of a call without its end and the step under way then, and the same with what precedes the
+/// call.
 const CALL_WITHIN: Duration = Duration::from_secs(12);
 const CALL_AND_TURN_WITHIN: Duration = Duration::from_secs(17);
-/// For the job before, if there is one.
+/// For the previous job, if there is one.
 const TURN_WITHIN: Duration = Duration::from_secs(5);
 /// For a connection, over all addresses.
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
@@ -43,9 +45,9 @@ const OPEN_WITHIN: Duration = Duration::from_secs(5);
 const STEP_WITHIN: Duration = Duration::from_secs(5);
 /// For the end of a channel or connection.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
-/// Time without a call behind which a walk ends, and its letters go back.
+/// Time without a call after which a walk ends and its dead letters return to the queue.
 const RESTS_WITHIN: Duration = Duration::from_secs(30);
-/// The same where somebody else has something to do.
+/// The same while another client waits.
 const GIVES_WAY_AFTER: Duration = Duration::from_secs(2);
 
 /// See the module.
@@ -55,7 +57,7 @@ pub struct DeadLetterService {
     ingest: config::IngestConfig,
     egress: config::EgressConfig,
     dead: config::DeadLetters,
-    /// Who holds it has the turn; what is in it rests.
+    /// The holder of the lock has the turn; a walk inside waits for its next call.
     open: Arc<Mutex<Option<OpenWalk>>>,
 }
 
@@ -69,7 +71,8 @@ struct OpenWalk {
 }
 
 impl OpenWalk {
-    /// Letters go back. What becomes of that is told to nobody: they go back with the connection in any case.
+    /// Returns the dead letters to the queue. A failure is not reported: the end of the connection returns
+    /// them in any case.
     async fn end(self) {
         let _ = self.walk.end().await;
         self.session.close(CLOSE_WITHIN).await;
@@ -77,7 +80,7 @@ impl OpenWalk {
 }
 
 impl DeadLetterService {
-    /// For the broker of this configuration. Connects when there is something to do.
+    /// For the broker of this configuration. Connects when there is a task.
     pub fn new(config: &Config) -> Self {
         DeadLetterService {
             amqp: config.amqp.clone(),
@@ -88,9 +91,10 @@ impl DeadLetterService {
         }
     }
 
-    /// Does a job, within some 30 s: 17 s, and what is under way then. It is not to be cancelled half-way:
-    /// what was sent back by then might be sent back again, and what is held goes back in its own time.
-    /// `gone` says that whoever asked has gone: what has not begun does not then, and what only looks ends.
+    /// Carries out a task within about 30 s: 17 s, and the step under way then. It must not be cancelled:
+    /// what was sent back by then might be sent back again, and unacked dead letters would return late.
+    /// `gone` is set when the client has disconnected: a task that has not begun is not started then, and a
+    /// read-only one ends.
     ///
     /// # Errors
     /// Nothing was done; see [`LetterTrouble`].
@@ -100,13 +104,13 @@ impl DeadLetterService {
         gone: &Arc<AtomicBool>,
     ) -> Result<LetterReport, LetterTrouble> {
         let Some(queue) = self.dead.queue_name() else {
-            let text = "no queue of dead letters is known: dead.queue.type is \"none\", and dead.queue.name \
-                        names none to look into";
+            let text = "no dead-letter queue is configured: dead.queue.type is \"none\", and \
+                        dead.queue.name is empty";
             return Err(LetterTrouble::Refused(text.to_owned()));
         };
         let ready_until = Instant::now() + CALL_AND_TURN_WITHIN;
         let Some(mut open) = self.turn(&task.walk).await else {
-            let text = "dead letters are being handled for somebody else: try again in a moment";
+            let text = "another client is reading the dead-letter queue: try again in a moment";
             return Err(LetterTrouble::Unavailable(text.to_owned()));
         };
         let (session, mut walk) = match (open.take(), &task.walk) {
@@ -115,7 +119,7 @@ impl DeadLetterService {
             }
             (other, LetterWalk::Next(_)) => {
                 *open = other;
-                let text = "this walk has ended: nobody went on with it for a while, or the connection was \
+                let text = "this walk has ended: it was not continued for a while, or the connection was \
                             lost. Begin another";
                 return Err(LetterTrouble::Refused(text.to_owned()));
             }
@@ -128,13 +132,13 @@ impl DeadLetterService {
                 };
                 let ready = match timeout_at(ready_until, ready).await {
                     Ok(ready) => ready,
-                    Err(_) => Err(Fault::timeout("what comes before a look", CALL_AND_TURN_WITHIN)),
+                    Err(_) => Err(Fault::timeout("opening the dead-letter queue", CALL_AND_TURN_WITHIN)),
                 };
                 ready.map_err(|fault| trouble(queue, fault))?
             }
         };
         let (mut report, mut outcome) = if gone.load(Ordering::Relaxed) {
-            (LetterReport::default(), Err(Fault::lost("whoever asked has gone: nothing was done")))
+            (LetterReport::default(), Err(Fault::lost("the client has disconnected: nothing was done")))
         } else {
             let until = ready_until.min(Instant::now() + CALL_WITHIN);
             self.work(&mut walk, task, until, gone).await
@@ -148,7 +152,7 @@ impl DeadLetterService {
             let cursor = WalkCursor::of(getrandom::u64().unwrap_or_else(|_| clock::mono_us()));
             report.cursor = Some(cursor.clone());
             *open = Some(OpenWalk { session, walk, cursor: cursor.clone(), since: Instant::now() });
-            self.end_unless_gone_on_with(cursor);
+            self.end_unless_continued(cursor);
             Ok(())
         } else {
             let ended = walk.end().await;
@@ -163,7 +167,7 @@ impl DeadLetterService {
         }
     }
 
-    /// The turn of whoever comes like this; `None`: others have it for longer than anybody waits.
+    /// Waits for the turn of a call of this kind; `None`: others keep it for longer than [`TURN_WITHIN`].
     async fn turn(&self, walk: &LetterWalk) -> Option<MutexGuard<'_, Option<OpenWalk>>> {
         let end = Instant::now() + TURN_WITHIN;
         loop {
@@ -183,7 +187,7 @@ impl DeadLetterService {
         }
     }
 
-    fn end_unless_gone_on_with(&self, cursor: WalkCursor) {
+    fn end_unless_continued(&self, cursor: WalkCursor) {
         let open = Arc::clone(&self.open);
         tokio::spawn(async move {
             sleep(RESTS_WITHIN).await;
@@ -196,7 +200,7 @@ impl DeadLetterService {
         });
     }
 
-    /// At the first address that answers.
+    /// Connects to the first address that answers.
     async fn connect(&self, endpoints: &[Endpoint]) -> Result<Session, Fault> {
         let mut dialer = Dialer::new("tidegate dead letters", endpoints, &self.amqp, OPEN_WITHIN);
         let attempts = async {
@@ -211,7 +215,7 @@ impl DeadLetterService {
             last
         };
         match timeout(OPEN_WITHIN, attempts).await {
-            // That it is another's fault than the queue's is what matters here.
+            // The kind says that this is not a fault of the queue's setup.
             Ok(opened) => opened.map_err(|fault| Fault::lost(fault.text)),
             Err(_) => Err(Fault::timeout("connecting", OPEN_WITHIN)),
         }
@@ -233,7 +237,7 @@ impl DeadLetterService {
         }
     }
 
-    /// What came of it so far, and why no more.
+    /// Works on the task; returns the result so far, and why it has stopped.
     async fn work(
         &self,
         walk: &mut Walk,
@@ -262,8 +266,8 @@ impl DeadLetterService {
 
 fn trouble(queue: &str, fault: Fault) -> LetterTrouble {
     let text = match fault.code {
-        Some(404) => format!("queue '{queue}' of dead letters is not there: {}", fault.text),
-        Some(403) => format!("queue '{queue}' of dead letters may not be read: {}", fault.text),
+        Some(404) => format!("dead-letter queue '{queue}' does not exist: {}", fault.text),
+        Some(403) => format!("dead-letter queue '{queue}' may not be read: {}", fault.text),
         Some(_) | None => fault.text,
     };
     match fault.kind {

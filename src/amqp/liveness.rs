@@ -1,8 +1,8 @@
-//! Whether the broker still answers on a connection whose publishes wait for their confirms.
+//! Checks whether the broker still answers on a connection whose publishes wait for their confirms.
 //!
-//! A queue may be slow, and its confirms with it: that concerns who publishes to it. But where more than a
-//! few publishes wait for a quorum queue without majority, RabbitMQ stops their channel, and its flow control
-//! then reads nothing more of the whole connection. A round trip on a channel of its own tells the two apart.
+//! A slow queue confirms slowly, which concerns only the batches for that queue. But where more than a few
+//! publishes wait for a quorum queue without majority, RabbitMQ stops their channel, and its flow control
+//! then reads nothing more of the whole connection. A round trip on a separate channel distinguishes the two.
 
 use super::connection::Session;
 use super::fault::Fault;
@@ -14,28 +14,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// A publish that waits for longer than this lets the connection be asked, and asked again after as long.
+/// A publish that waits for longer than this starts a probe of the connection; a further one follows after as
+/// long.
 pub(super) const PROBE_AFTER: Duration = Duration::from_secs(1);
-/// How long a question may go unanswered before the connection is given up, ten seconds after the publish in
-/// all: a broker that pauses for a few costs no repeats.
+/// How long a probe may go unanswered before the connection is given up, ten seconds after the publish in
+/// all: a broker that pauses for a few seconds causes no retries.
 const PATIENCE: Duration = Duration::from_secs(9);
-/// Most that counts of the time between two looks: when the process itself was stopped for long, the answer
-/// has to be read first.
+/// Upper bound on the time that counts between two looks: a process that was itself stopped for long must
+/// read the answer first.
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 pub(super) struct LivenessProbe {
-    /// For the questions alone.
+    /// Carries nothing but the probes.
     channel: Option<Channel>,
     asking: Option<BoxFuture<'static, lapin::Result<Channel>>>,
-    /// Time without an answer, as far as it counts, and the last look.
+    /// Time without an answer that counts, and the moment of the last look.
     waited: Duration,
     looked: Option<Instant>,
     answered: Option<Instant>,
 }
 
 impl LivenessProbe {
-    /// The channel of the questions, to be closed.
+    /// The channel of the probes, to be closed.
     pub(super) fn take_channel(&mut self) -> Option<Channel> {
         self.channel.take()
     }
@@ -44,7 +45,7 @@ impl LivenessProbe {
     pub(super) async fn woken(&mut self) {
         match &mut self.asking {
             Some(asking) => {
-                // Without the channel the next question opens another.
+                // Without the channel the next probe opens another.
                 self.channel = asking.await.ok();
                 self.asking = None;
                 self.answered = Some(Instant::now());
@@ -53,10 +54,11 @@ impl LivenessProbe {
         }
     }
 
-    /// Takes a look; `waits`: publishes have been waiting for longer than [`PROBE_AFTER`].
+    /// Takes a look, and starts a probe if one is needed. `waits`: publishes have been waiting for longer
+    /// than [`PROBE_AFTER`].
     ///
     /// # Errors
-    /// No answer came: the connection stands still.
+    /// No answer came: the broker reads nothing of the connection.
     pub(super) fn look(&mut self, session: &Arc<Session>, waits: bool) -> Result<(), Fault> {
         let now = Instant::now();
         let since = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
@@ -75,7 +77,7 @@ impl LivenessProbe {
     }
 }
 
-/// Its time limit is that of [`LivenessProbe::look`].
+/// Probes the connection. [`LivenessProbe::look`] enforces the time limit.
 async fn ask(session: Arc<Session>, channel: Option<Channel>) -> lapin::Result<Channel> {
     let channel = match channel.filter(|channel| channel.status().connected()) {
         Some(channel) => channel,

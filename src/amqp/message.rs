@@ -1,4 +1,5 @@
-//! A batch as a message for lapin, what a turn of publishing brings, and a channel to publish on.
+//! Encodes batches as messages for lapin, collects the results of a publishing turn, and opens publishing
+//! channels.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
@@ -14,15 +15,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{timeout, Instant};
 
-/// What one turn brought: settled batches and figures, handed over together so that the hot path locks once a
-/// turn.
+/// Results of one turn: settled batches and figures, recorded together so that the hot path takes the lock
+/// once a turn.
 #[derive(Default)]
 pub(super) struct TurnOutput {
     pub(super) settled: Vec<Settled>,
     late_us: Vec<u64>,
-    /// Of items that a rate held back.
+    /// How long a rate held items back.
     held_us: Vec<u64>,
-    /// Of each batch, its items and the bytes of its body.
+    /// Items of each batch, and bytes of its body.
     sizes: Vec<(u64, u64)>,
     pub(super) confirm_us: Vec<u64>,
 }
@@ -56,12 +57,12 @@ impl TurnOutput {
     }
 }
 
-/// For how long its rate held back what was due then, ms.
+/// How long its rate held back an item that was due at `due`, ms.
 fn held_ms(batch: &Batch, due: u64) -> u64 {
     batch.held.map_or(0, |[from, until]| until.saturating_sub(due.max(from)))
 }
 
-/// How late it is that was due then, without what its rate held it back for, us.
+/// Lateness of an item that was due at `due`, without the time for which its rate held it back, us.
 fn late_us(batch: &Batch, due: u64, now_us: u64) -> u64 {
     now_us.saturating_sub(due.saturating_add(held_ms(batch, due)).saturating_mul(1_000))
 }
@@ -71,20 +72,20 @@ pub(super) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<
     batches.into_iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unsent })
 }
 
-/// Makes messages of batches.
+/// Encodes batches as messages.
 #[derive(Clone, Debug)]
 pub(super) struct Encoder {
     pub(super) names: Exchanges,
     pub(super) store_identity: u64,
     /// Bytes of the largest frame of the connection.
     pub(super) frame_max: u32,
-    /// Where spans go, if anywhere.
+    /// Exporter of spans, if one is configured.
     pub(super) spans: Option<Arc<SpanExporter>>,
 }
 
 impl Encoder {
-    /// Encodes, and notes how late its items are, and how large it is. `None`: it does not fit into the
-    /// connection's frames, and is settled as refused.
+    /// Encodes a batch, and records its size and the lateness of its items. `None`: the batch does not fit
+    /// into the connection's frames, and is settled as refused.
     pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Option<PublishMessage> {
         let now_us = clock::wall_us();
         let mut outgoing = wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
@@ -93,7 +94,7 @@ impl Encoder {
             return None;
         }
         let Outgoing { exchange, routing_key, properties, body, id, trace } = outgoing;
-        // Repeats are late for a reason of their own.
+        // Retries are late for other reasons.
         if batch.dead.is_none() && batch.attempt == 1 {
             output.late_us.extend(batch.items.iter().map(|item| late_us(batch, item.due, now_us)));
             let held = batch.items.iter().map(|item| held_ms(batch, item.due));
@@ -133,19 +134,19 @@ pub(super) struct PublishMessage {
     span: Option<Box<OpenSpan>>,
 }
 
-/// A span of which the end is not known yet.
+/// A span that has not ended yet.
 struct OpenSpan {
     span: PublishSpan,
-    /// What is to be told of it if it ended now.
+    /// The error to report if it ended now.
     error: Option<String>,
     exporter: Arc<SpanExporter>,
 }
 
 impl OpenSpan {
-    /// With the answer to the publish, which was of this batch.
+    /// Ends the span with the answer to the publish of batch `id`.
     fn end(mut self: Box<Self>, id: BatchId, answer: &lapin::Result<Confirmation>) {
         self.error = match answer {
-            // What another's answer carries is another's.
+            // A return that names another batch does not concern this span.
             Ok(Confirmation::Ack(Some(back))) if wire::batch_id_of(&back.properties) == Some(id) => {
                 Some(format!("returned: {} {}", back.reply_code, back.reply_text))
             }
@@ -157,7 +158,7 @@ impl OpenSpan {
 }
 
 impl Drop for OpenSpan {
-    /// Also of a publish that nobody waits for any more: its confirm was overdue, or its connection ended.
+    /// Exports the span, also if its publish was abandoned: its confirm was overdue, or its connection ended.
     fn drop(&mut self) {
         let mut span = std::mem::take(&mut self.span);
         span.ended = clock::wall_us();
@@ -167,8 +168,7 @@ impl Drop for OpenSpan {
 }
 
 impl PublishMessage {
-    /// Publishes and waits for the confirm. Once it is written the body is let go: the wait is the longer
-    /// part.
+    /// Publishes and waits for the confirm. The body is dropped once it is written: the wait takes longer.
     pub(super) async fn publish(mut self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let (id, span) = (self.id, self.span.take());
         let answer = self.confirmed(channel).await;
@@ -189,10 +189,10 @@ impl PublishMessage {
     }
 }
 
-/// Tries to open a channel, where lapin takes the number of one that has ended for ended still.
+/// Attempts to open a channel: lapin may take the number of an ended channel for one that is still closed.
 const OPEN_TRIES: u32 = 3;
 
-/// A fresh channel with confirms. While the connection is blocked the time limit does not count.
+/// Opens a channel with confirms. The time limit does not apply while the connection is blocked.
 pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
     let mut tries = 1;
     loop {

@@ -1,16 +1,17 @@
-//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened when
-//! it is needed first, carries the answers to commands (`replies`).
+//! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened on
+//! first use, carries the answers to commands (`replies`).
 //!
-//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops all
-//! of it, and begins again with a new generation, after a jittered back-off and without end. lapin's own
-//! recovery is off: a delivery tag or a confirm means something only within the channel it came from, and a
-//! generation makes that visible.
+//! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops the
+//! connection with everything on it, and begins again with a new generation after a jittered back-off,
+//! indefinitely. lapin's own recovery is off: a delivery tag or a confirm is valid only within the channel it
+//! came from, and the generation makes that visible.
 //!
-//! Deliberately absent: what requests and batches mean (`wire`), which of them to ack, publish or retry (the
-//! engine), and any change to what is there on the broker beyond creating it (`topology`).
+//! Deliberately absent: the meaning of requests and batches (`wire`), the decision which of them to ack,
+//! publish or retry (the engine), and any change to an existing object on the broker (`topology` only
+//! creates).
 //!
-//! Bounds: deliveries by prefetch, publishes by the engine's slots, every wait for the broker by a time
-//! limit.
+//! Bounds: the prefetch bounds deliveries, the engine's slots bound publishes, and a time limit bounds every
+//! wait for the broker.
 
 mod alone;
 mod backoff;
@@ -66,33 +67,34 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use wire::RequestLimits;
 
-/// What the daemon's loop hears from the broker.
+/// Events from the broker for the daemon's loop.
 #[derive(Debug)]
 pub enum Event {
-    /// Deliveries, read, in the order of their tags.
+    /// Parsed deliveries, in the order of their tags.
     Requests(Vec<Request>),
     /// A new consumer runs; [`Event::IngestLost`] ended the one before it.
     IngestReady {
-        /// Counts the consumers' channels of this process from 1.
+        /// Number of the consumer's channel within this process, from 1.
         generation: u32,
     },
-    /// So many deliveries may be out and not acked from now on.
+    /// The prefetch has changed: this many deliveries may be unacked from now on.
     Prefetch(u16),
-    /// The consumer's channel is gone; what was not acked comes again.
+    /// The consumer's channel is gone; the broker redelivers what was not acked.
     IngestLost,
     /// Batches can be published.
     EgressReady,
-    /// Batches cannot be published. All handed over so far have been settled; one that is handed over before
-    /// the loop has read this is settled [`crate::engine::types::Outcome::Unsent`] right after it.
+    /// Batches cannot be published. All batches handed over so far have been settled; one that is handed over
+    /// before the loop has read this event is settled as [`crate::engine::types::Outcome::Unsent`] right
+    /// after it.
     EgressLost,
-    /// The broker takes nothing from the publishing connection at present (true), or again (false).
+    /// The broker blocks the publishing connection (true), or accepts messages again (false).
     EgressBlocked(bool),
-    /// Publishes have ended.
+    /// Outcomes of publishes.
     Settled(Vec<Settled>),
-    /// The answers to these commands are out, or have been given up.
+    /// The answers to these commands were sent or given up.
     Answered(Vec<Delivery>),
-    /// In the quarantine that follows quick deaths, so many deliveries are taken at a time from now on;
-    /// `None`: what came back has passed.
+    /// The quarantine that follows quick deaths takes this many deliveries at a time from now on; `None`: it
+    /// has ended.
     Quarantine {
         /// Deliveries at a time.
         width: Option<u16>,
@@ -128,7 +130,7 @@ impl Side {
 /// State of one end. Texts name queue, exchange, user or permission; never a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkStatus {
-    /// On the way: name look-up to handshake, then the topology.
+    /// Connecting: from the name look-up to the handshake, then the topology.
     Connecting {
         /// Host and port.
         address: String,
@@ -137,7 +139,8 @@ pub enum LinkStatus {
     Up {
         /// Host and port.
         address: String,
-        /// What differs from what was asked for on the broker, and is used as it is.
+        /// Differences between the objects on the broker and the configuration; the objects are used as they
+        /// are.
         notes: Vec<String>,
         /// Why dead letters cannot be published; everything else goes on.
         dead: Option<String>,
@@ -149,15 +152,15 @@ pub enum LinkStatus {
     },
     /// Connected, and waiting for its turn: another daemon serves the ingest queue.
     Standby {
-        /// How that is known, and what may be the matter where there is no other.
+        /// How that is known, and the likely cause if no other daemon runs.
         reason: String,
     },
-    /// Connected, but the broker takes nothing (memory or disk alarm).
+    /// Connected, but the broker accepts no messages (memory or disk alarm).
     Blocked {
         /// The broker's reason.
         reason: String,
     },
-    /// It does not work.
+    /// No connection, or one that cannot be used.
     Down {
         /// Text of the failure, without secrets.
         error: String,
@@ -169,7 +172,7 @@ pub enum LinkStatus {
 }
 
 impl LinkStatus {
-    /// Connected, and what it uses stands on the broker.
+    /// Connected, and the objects in use exist on the broker.
     pub fn is_up(&self) -> bool {
         match self {
             LinkStatus::Up { .. }
@@ -192,26 +195,26 @@ pub struct Options {
     pub egress: config::EgressConfig,
     /// Section `[dead]` of the configuration.
     pub dead: config::DeadLetters,
-    /// Of one request.
+    /// Limits of one request.
     pub limits: RequestLimits,
     /// How requests are read, by application.
     pub readings: Arc<config::Readings>,
-    /// Where spans go, if anywhere.
+    /// Exporter of spans, if one is configured.
     pub spans: Option<Arc<SpanExporter>>,
-    /// Where both ends leave their marks.
+    /// Where both ends record their progress.
     pub progress: Arc<ProgressMarks>,
-    /// What both ends count, over more than these connections.
+    /// Counters of both ends, which outlive these connections.
     pub figures: Arc<Figures>,
-    /// For how long the store is this daemon's; nothing is published once that is over. `None`: for ever.
+    /// Lease on the store: nothing is published once it has run out. `None`: the store needs no lease.
     pub lease: Option<Arc<Lease>>,
     /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
     pub timeouts: config::Timeouts,
-    /// For assigned ids.
+    /// Part of the ids that this store assigns.
     pub store_identity: u64,
-    /// Set after the process has died quickly several times, since a message may be the cause: consume one
-    /// delivery at a time at first, and so many at most, until those have passed that came back.
+    /// Set after several quick deaths of the process, since a message may be the cause: the consumer takes
+    /// one delivery at a time at first and this many at most, until the redelivered requests have passed.
     pub quarantine: Option<u16>,
     /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout
     /// (30 min unless configured otherwise).
@@ -271,7 +274,7 @@ enum IngestOrder {
     Stop,
 }
 
-/// What the publisher is to do.
+/// Work for the publisher.
 #[derive(Default)]
 struct Handover {
     batches: Vec<Batch>,
@@ -279,7 +282,7 @@ struct Handover {
     give_up: Vec<u64>,
 }
 
-/// `None` until the shutdown begins, then its end.
+/// `None` until the shutdown begins, then its deadline.
 type ShutdownSignal = watch::Receiver<Option<Instant>>;
 
 /// Handle of both ends. Its orders may be given from any thread and never block.
@@ -293,11 +296,11 @@ pub struct Amqp {
 }
 
 impl Amqp {
-    /// Starts the ends: that of ingest, and the answers, on one runtime, that of egress on the other, which
-    /// may be the same. `on_event` is called from their threads and must not block.
+    /// Starts the ends: ingest and answers on the first runtime, egress on the second, which may be the same
+    /// one. `on_event` is called from their threads and must not block.
     ///
-    /// The runtimes must have timers and I/O enabled and workers of their own, and `RUST_MIN_STACK` must be
-    /// in force before the call: lapin parses nested headers by recursion on a thread of its own.
+    /// The runtimes must have timers and I/O enabled and own worker threads, and `RUST_MIN_STACK` must be set
+    /// before the call: lapin parses nested headers by recursion on its own thread.
     pub fn start(
         (inward, outward): (&Handle, &Handle),
         options: Options,
@@ -331,7 +334,7 @@ impl Amqp {
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
     }
 
-    /// Acks towards the ingest queue. Those of an old generation are dropped.
+    /// Acks deliveries of the ingest queue. Acks of an old generation are dropped.
     pub fn ack(&self, acks: Vec<Ack>) {
         self.order(IngestOrder::Acks(acks));
     }
@@ -341,46 +344,46 @@ impl Amqp {
         self.hand_over(Handover { batches, give_up: Vec::new() });
     }
 
-    /// Gives up batches that went alone, by number, so that others find a channel: each that has not been
-    /// settled is, as [`Outcome::Overdue`](crate::engine::types::Outcome::Overdue), or as unsent where it was
-    /// not published.
+    /// Gives up batches that were published alone, by number, to free their channels. A batch that is not
+    /// settled yet is settled as [`Outcome::Overdue`](crate::engine::types::Outcome::Overdue), or as unsent
+    /// if it was not published.
     pub fn give_up(&self, numbers: Vec<u64>) {
         self.hand_over(Handover { batches: Vec::new(), give_up: numbers });
     }
 
     fn hand_over(&self, handover: Handover) {
         self.shared.handed(handover.batches.len());
-        // After the shutdown there is no loop to settle them or to hear of it.
+        // After the shutdown no loop is left that would read the outcomes.
         let _ = self.egress.send(handover);
     }
 
     /// Hands over answers to commands. Each is reported exactly once by [`Event::Answered`], within about 5
     /// s, whether or not it could be sent.
     pub fn reply(&self, replies: Vec<OutgoingReply>) {
-        // After the shutdown there is no loop to hear of it.
+        // After the shutdown no loop is left that waits for it.
         let _ = self.replies.send((Instant::now(), replies));
     }
 
-    /// Holds deliveries back, or forwards them again. It begins paused: the first [`Intake::Resume`] begins
-    /// to consume.
+    /// Holds deliveries back, or forwards them again. The intake begins paused: the first [`Intake::Resume`]
+    /// starts the consumer.
     pub fn intake(&self, intake: Intake) {
         self.order(IngestOrder::Intake(intake));
     }
 
-    /// What a reload changes for requests that are read from now on.
+    /// Applies a reload to requests that are read from now on.
     pub fn reconfigure(&self, config: &Config) {
         let limits = request_limits(config);
         let (readings, memory) = (Arc::clone(&config.readings), config.limits.memory);
         self.order(IngestOrder::Configure { limits, readings, memory });
     }
 
-    /// Stops consuming for good; acks still go out. Deliveries not read so far go back when the connection
-    /// closes.
+    /// Stops consuming for good; acks are still sent. Unread deliveries return to the queue when the
+    /// connection closes.
     pub fn stop_intake(&self) {
         self.order(IngestOrder::Stop);
     }
 
-    /// Most deliveries asked for in advance at present.
+    /// The present prefetch: most deliveries that may be unacked.
     pub fn prefetch(&self) -> u32 {
         self.shared.prefetch()
     }
@@ -390,10 +393,10 @@ impl Amqp {
         self.shared.figures().stats()
     }
 
-    /// Waits for confirms under way for half of the budget at most, closes the connections, and ends their
-    /// tasks, forcibly when the budget is over; one that does not end even so is left to the end of its
-    /// runtime, or of the process. Must be awaited before the runtimes end, and on another one: theirs may
-    /// stand still.
+    /// Waits for outstanding confirms for at most half of the budget, closes the connections, and ends their
+    /// tasks. A task that outlasts the budget is aborted; one that does not end even then is left to the end
+    /// of its runtime or of the process. Must be awaited before the runtimes end, and on another one: theirs
+    /// may be stuck.
     pub async fn shutdown(&self, budget: Duration) {
         let end = Instant::now() + budget;
         self.shutdown.send_replace(Some(end));

@@ -1,19 +1,19 @@
-//! How many deliveries to take in advance: bounded by memory. Where a message is suspected of killing its
-//! consumers, [`super::quarantine`] says it. Pure.
+//! The prefetch, bounded by memory. Where a message is suspected of ending the process, [`super::quarantine`]
+//! sets it. Pure.
 
-/// The first prefetch of a channel: nothing is known of what waits in the queue.
+/// The first prefetch of a channel: the sizes of the messages in the queue are unknown.
 const START: u16 = 16;
-/// Growth of one step. The last step to the upper bound is up to twice as long, so that none is short.
+/// Growth factor of one step. The last step to the upper bound is up to twice as long, so that none is short.
 const GROWTH: u16 = 4;
-/// What a request is taken to cost before any has been seen, on a queue without a backlog.
+/// Assumed cost of a request before any has been seen, on a queue without a backlog, bytes.
 const ORDINARY_COST: u64 = 4 << 10;
 /// Smaller requests count as this much.
 const LEAST_COST: u64 = 1 << 10;
-/// Deliveries that make one period of observation; the dearest of this period and of the one before it
-/// counts.
+/// Deliveries in one period of observation; the most expensive request of this period and of the one before
+/// it counts.
 const PERIOD: u32 = 256;
 
-/// Keeps prefetch x dearest recent request below a quarter of `limits.memory`, and begins small.
+/// Keeps prefetch x most expensive recent request below a quarter of `limits.memory`, and begins small.
 #[derive(Debug)]
 pub(super) struct Prefetch {
     configured: u16,
@@ -51,15 +51,15 @@ impl Prefetch {
         self.max_body = max_body;
     }
 
-    /// So many and no more, as a quarantine says.
+    /// Sets the value that a quarantine demands.
     pub(super) fn set(&mut self, prefetch: u16) -> u16 {
         self.current = prefetch;
         prefetch
     }
 
-    /// A new channel, on a queue with this many messages ready. They may be of any size: so where there are
-    /// more than a few it begins small. Where there are none, what comes is taken as it has been, or as
-    /// ordinary.
+    /// A new channel, on a queue with this many messages ready. They may have any size, so with more than a
+    /// few the prefetch begins small. With fewer, requests are assumed to cost as much as recent ones, or the
+    /// ordinary cost.
     pub(super) fn restart(&mut self, ready: u32) -> u16 {
         let fits = u16::try_from(self.budget / self.max_body.max(1)).unwrap_or(u16::MAX).max(1);
         let ordinary = u16::try_from(self.budget / ORDINARY_COST).unwrap_or(u16::MAX).max(1);
@@ -79,8 +79,8 @@ impl Prefetch {
         }
     }
 
-    /// A smaller value, where memory demands it. By less than a quarter it is not worth the deliveries that
-    /// come again.
+    /// A smaller value, where memory demands it. A change by less than a quarter is not worth the
+    /// redeliveries.
     pub(super) fn shrink(&mut self) -> Option<u16> {
         let allowed = self.allowed();
         if u32::from(allowed) * 4 < u32::from(self.current) * 3 {
@@ -90,8 +90,8 @@ impl Prefetch {
         None
     }
 
-    /// A larger value, after as many deliveries as the present one allows: at least twice as much, or the
-    /// configured one.
+    /// A larger value, after as many deliveries as the present one allows: at least twice the present one, or
+    /// the configured one.
     pub(super) fn grow(&mut self) -> Option<u16> {
         let allowed = self.allowed();
         let step = self.current.saturating_mul(GROWTH);
@@ -103,7 +103,7 @@ impl Prefetch {
         None
     }
 
-    /// As many as memory allows.
+    /// Most deliveries that memory allows.
     pub(super) fn allowed(&self) -> u16 {
         let dearest = self.dearest_now.max(self.dearest_before).max(LEAST_COST);
         u16::try_from(self.budget / dearest).unwrap_or(u16::MAX).clamp(1, self.configured)
@@ -121,7 +121,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Deliveries of one cost, as many as asked for each time; the prefetches that follow.
+    /// Feeds rounds of deliveries of one cost, each as many as the prefetch allows; returns the changes of
+    /// the prefetch.
     fn fed(prefetch: &mut Prefetch, rounds: u32, cost: u64) -> Vec<u16> {
         let mut changes = Vec::new();
         for _ in 0..rounds {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub(super) struct PublishChannel {
-    /// Each publish under way holds it; cloning lapin's own handle is several times as dear.
+    /// Each publish under way holds it; cloning lapin's own handle is several times as expensive.
     channel: Arc<Channel>,
     /// Moments in the tracker count from here, in us.
     epoch: Instant,
@@ -59,7 +59,7 @@ impl PublishChannel {
     /// Takes every answer there is and judges them (see [`super::confirm_tracker`]).
     ///
     /// # Errors
-    /// The channel has ended, with the reason where one came within [`CAUSE_LIMIT`], else of
+    /// The channel has ended: with the reason if one came within [`CAUSE_LIMIT`], else as
     /// [`FaultKind::AfterEnd`]. [`FaultKind::Lost`] with the channel still open: its answers cannot be
     /// trusted.
     pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
@@ -81,7 +81,7 @@ impl PublishChannel {
             };
             stray |= tracker.answer(slot, answer, back.map(|back| returned(&back))).is_err();
         });
-        // A return that belongs to none makes every ack of this round doubtful: all of it stays unknown.
+        // A return that matches no publish makes every ack of this round doubtful: all of them stay unknown.
         if stray {
             return Err(Fault::lost("the broker returned a message that is not in flight"));
         }
@@ -96,7 +96,7 @@ impl PublishChannel {
         }
     }
 
-    /// A channel that is closed: the reason comes with its unconfirmed publishes, a little later.
+    /// Detects a closed channel. Its unconfirmed publishes report the reason, a little later.
     fn check_closed(&mut self, seen: bool) -> Result<(), Fault> {
         if !seen && self.closed_since.is_none() && self.channel.status().connected() {
             return Ok(());
@@ -121,7 +121,7 @@ impl PublishChannel {
         self.tracker.oldest().map(|at| self.epoch + Duration::from_micros(at))
     }
 
-    /// Settles everything unconfirmed with `outcome`, and gives the channel.
+    /// Settles everything unconfirmed with `outcome`, and returns the channel.
     pub(super) fn end(mut self, outcome: &Outcome, output: &mut TurnOutput) -> Arc<Channel> {
         output.settled.extend(self.tracker.fail(outcome));
         self.channel

@@ -1,9 +1,9 @@
 //! The egress end: one task owns the publishing connection and its channels.
 //!
-//! Every batch handed over is settled exactly once: by the broker's answer (see [`super::confirm_tracker`]
-//! for what it takes to know whom an answer means), when its channel ends (see [`super::channels`]), or, when
-//! the connection ends, as unknown, or as one of the suspects if the broker ended it over the content of a
-//! message. Deliberately absent: retries, which are the engine's.
+//! Every batch handed over is settled exactly once: by the broker's answer ([`super::confirm_tracker`] finds
+//! the batch that an answer belongs to), when its channel ends (see [`super::channels`]), or, when the
+//! connection ends, as unknown, or as one of the suspects if the broker ended the connection over the content
+//! of a message. Deliberately absent: retries, which the engine decides.
 
 use super::backoff::Backoff;
 use super::channels::{Carried, EgressChannels};
@@ -39,11 +39,11 @@ pub(super) struct EgressPublisher {
     encoder: Encoder,
     backoff: Backoff,
     notes: NoteLog,
-    /// From one connection to the next.
+    /// State that passes from one connection to the next.
     carried: Carried,
 }
 
-/// The link's state while it works.
+/// State of the link while it works.
 struct UpLink {
     address: String,
     notes: Vec<String>,
@@ -98,8 +98,8 @@ impl EgressPublisher {
         self.settle_unsent();
     }
 
-    /// Publishes until the connection fails or the shutdown has come to its end.
-    /// `seen` keeps the last error that lapin reported by itself.
+    /// Publishes until the connection fails or the shutdown has come to its end. `seen` keeps the last error
+    /// that lapin reported by itself.
     async fn publish(
         &mut self,
         channels: &mut EgressChannels,
@@ -119,7 +119,7 @@ impl EgressPublisher {
                     closing = Some(Instant::now() + end.saturating_duration_since(Instant::now()) / 2);
                 }
                 () = channels.woken() => {}
-                // Whatever else it says is read off the status.
+                // The status of the connection shows everything else.
                 Some(event) = events.next() => {
                     if let lapin::Event::Error(error) = event {
                         *seen = Some(Fault::from(error));
@@ -135,7 +135,8 @@ impl EgressPublisher {
             }
             self.note_blocked(channels, up, &reason);
             if self.options.lease.as_ref().is_some_and(|lease| !lease.holds(clock::now().mono)) {
-                // Another daemon may have sent it by now, or have been told that it is not to leave.
+                // Another daemon may have sent these batches by now, or have accepted a command that cancels
+                // them.
                 self.settle(unsent(arrived.batches).collect());
                 return Err(Fault::lost("the store may be another daemon's by now"));
             }
@@ -164,9 +165,9 @@ impl EgressPublisher {
         result
     }
 
-    /// The reason of an end that was noticed on a closed connection. Unconfirmed publishes know it for
-    /// certain; what lapin reported by itself may have been about a single channel, so it serves as a text
-    /// only.
+    /// Finds the reason of an end that was noticed on a closed connection. Unconfirmed publishes report it
+    /// for certain; what lapin reported by itself may have been about a single channel, so only its text is
+    /// used.
     async fn cause(&mut self, channels: &mut EgressChannels, mut fault: Fault, seen: Option<Fault>) -> Fault {
         let mut output = TurnOutput::default();
         let found = channels.reason_of_end(CAUSE_LIMIT, &mut output).await;
@@ -181,7 +182,7 @@ impl EgressPublisher {
         }
     }
 
-    /// Tells a change of the broker's flow control.
+    /// Reports a change of the broker's flow control.
     fn note_blocked(&self, channels: &mut EgressChannels, up: &mut UpLink, reason: &str) {
         let now = channels.session().is_blocked();
         if !channels.set_blocked(now) {
@@ -199,7 +200,7 @@ impl EgressPublisher {
         self.shared.link(Side::Egress, up.link());
     }
 
-    /// Tells whether dead letters can be published.
+    /// Reports whether dead letters can be published.
     fn note_dead(&mut self, channels: &mut EgressChannels, up: &mut UpLink) {
         let notes = channels.take_notes();
         up.notes.extend(self.notes.take(Side::Egress, notes));
@@ -209,7 +210,7 @@ impl EgressPublisher {
         }
     }
 
-    /// Settles all that is left, in this order: outcomes, then the news of the loss.
+    /// Settles all that is left, and then reports the loss.
     fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
         let outcome = match fault {
             Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => Outcome::Refused(text.as_str().into()),
@@ -272,7 +273,7 @@ impl ConnectionUser for EgressPublisher {
         let carried = std::mem::take(&mut self.carried);
         let encoder = Encoder { frame_max: session.frame_max(), ..self.encoder.clone() };
         let mut channels = EgressChannels::new(Arc::clone(session), channel, encoder, options, carried);
-        // One that arrived before this was handed over to the connection before it.
+        // A batch that arrived before this was handed over for the previous connection.
         self.settle_unsent();
         self.shared.post(Event::EgressReady);
         self.shared.link(Side::Egress, up.link());
@@ -290,7 +291,7 @@ impl ConnectionUser for EgressPublisher {
         result
     }
 
-    /// What is handed over meanwhile is settled at once.
+    /// Batches handed over during the wait are settled at once.
     async fn while_disconnected<T: Send>(&mut self, wait: impl Future<Output = T> + Send) -> Option<T> {
         let mut wait = std::pin::pin!(wait);
         let mut shutdown = self.shutdown.clone();

@@ -1,19 +1,20 @@
-//! Few deliveries at a time, where a message is suspected of ending the connection or the process: so it
-//! comes back with few others. Pure.
+//! Takes few deliveries at a time while a message is suspected of ending the connection or the process, so
+//! that few others are returned with it. Pure.
 //!
 //! With more, every neighbour of the culprit would be returned with it each time, and the queue's delivery
-//! limit would send innocent ones to the dead exchange.
+//! limit would send innocent messages to the dead exchange.
 //!
-//! After parse errors it is one delivery at a time. After quick deaths of the process it is one at first,
-//! since these may have had any cause, and twice as many whenever all of the last have passed. Should the
-//! process die over some of them, the next one takes an eighth of these at most, down to one: so an innocent
-//! message is returned a few times with the culprit at most, however many there are ([`most_after`]).
+//! After parse errors the consumer takes one delivery at a time. After quick deaths of the process, which may
+//! have any cause, it takes one at first, and twice as many whenever all of the last ones have passed. If the
+//! process dies over some of them, the next process takes an eighth of these at most, down to one
+//! ([`most_after`]). So an innocent message is returned with the culprit a few times at most, however many
+//! there are.
 
-/// By how much the next process takes fewer than those over which one has died.
+/// Divisor of the number of deliveries over which a process has died, for the next process.
 const NARROWER: u16 = 8;
 
-/// How many deliveries a process may take at a time that follows quick deaths, where the one before it was in
-/// quarantine too, and took this many when it died.
+/// Most deliveries at a time for a process that follows quick deaths. `width`: how many the process before it
+/// took when it died, if that one was in quarantine too.
 pub(crate) fn most_after(width: Option<u16>) -> u16 {
     width.map_or(u16::MAX, |width| (width / NARROWER).max(1))
 }
@@ -22,31 +23,31 @@ pub(crate) fn most_after(width: Option<u16>) -> u16 {
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     on: bool,
-    /// The process has died: at most so many deliveries at a time. `None`: it is about parse errors.
+    /// Most deliveries at a time after deaths of the process. `None`: parse errors are the cause.
     most: Option<u16>,
-    /// Deliveries at a time at present, and how many have been acked since it is that many.
+    /// Deliveries at a time at present, and how many were acked since that number was set.
     width: u16,
     passed: u32,
     /// Parse errors in a row with nothing acked between.
     errors: u32,
-    /// While it is on, parse errors in a row with nothing acked between. Two mean that the culprit is at the
-    /// head of the queue; one may have been preceded by an ack that did not reach the broker, whose message
-    /// comes first then.
+    /// Parse errors in a row during the quarantine, with nothing acked between. Two mean that the culprit is
+    /// at the head of the queue. With one, the ack before it may not have reached the broker, and then the
+    /// acked message comes first.
     met: u32,
     acked: u32,
-    /// As many deliveries as may lie before the culprit.
+    /// Most deliveries that may precede the culprit.
     depth: u32,
-    /// Deliveries that have come over this channel, and how many of them are acked.
+    /// Deliveries that arrived on this channel, and how many of them are acked.
     handed: u32,
     answered: u32,
-    /// Number of the first of them that came for the first time. The broker hands out first what came back,
-    /// the culprit with it: once all are acked up to this one, it has passed.
+    /// Number of the first of them that was not redelivered. The broker delivers first what was returned, the
+    /// culprit with it: once all are acked up to this one, the culprit has passed.
     fresh: Option<u32>,
 }
 
 impl Quarantine {
-    /// On from the start, after the process has died quickly several times; `most`: deliveries at a time
-    /// (`None`: it has not). `depth`: as many may have been handed out before.
+    /// On from the start if the process has died quickly several times; `most`: most deliveries at a time
+    /// (`None`: no such deaths). `depth`: most deliveries that an earlier process may have had.
     pub(super) fn started(most: Option<u16>, depth: u16) -> Self {
         Quarantine { on: most.is_some(), most, depth: u32::from(depth), ..Quarantine::default() }
     }
@@ -55,7 +56,7 @@ impl Quarantine {
         self.on
     }
 
-    /// It is about deaths of the process, and not about parse errors.
+    /// The cause is deaths of the process, and not parse errors.
     pub(super) fn follows_deaths(&self) -> bool {
         self.on && self.most.is_some()
     }
@@ -70,14 +71,14 @@ impl Quarantine {
         self.errors
     }
 
-    /// A new channel: what was handed out over the one before comes again.
+    /// A new channel: the broker redelivers what it delivered on the previous one.
     pub(super) fn restart(&mut self) -> u16 {
         (self.width, self.passed) = (1, 0);
         (self.handed, self.answered, self.fresh) = (0, 0, None);
         self.width()
     }
 
-    /// A larger width, once all have passed that it allowed so far; `allowed`: by memory.
+    /// A larger width, once as many have passed as the present one allows; `allowed`: most by memory.
     pub(super) fn widen(&mut self, allowed: u16) -> Option<u16> {
         let wider = self.width().saturating_mul(2);
         let passed = self.passed >= u32::from(self.width());
@@ -93,7 +94,7 @@ impl Quarantine {
         self.errors = self.errors.saturating_add(1);
         if self.on {
             self.met = self.met.saturating_add(1);
-            // It is one message that does it: so it is looked for alone.
+            // A single message is the cause, so deliveries are taken one at a time.
             self.most = self.most.map(|_| 1);
         } else if self.errors >= 2 {
             *self = Quarantine {
@@ -105,7 +106,7 @@ impl Quarantine {
         }
     }
 
-    /// A delivery has come; whether it had been handed out before.
+    /// A delivery has arrived; `redelivered`: it was delivered before.
     pub(super) fn delivered(&mut self, redelivered: bool) {
         self.handed = self.handed.saturating_add(1);
         if !redelivered && self.fresh.is_none() {
@@ -113,9 +114,8 @@ impl Quarantine {
         }
     }
 
-    /// Deliveries were acked. True: back to normal, because the culprit was at the head and is gone, because
-    /// all have passed up to one that lies behind it, or because as many passed as could have lain before
-    /// it.
+    /// Deliveries were acked. True: the quarantine ends, because the culprit was at the head and is gone,
+    /// because a delivery behind it has passed, or because as many passed as could precede it.
     pub(super) fn acked(&mut self, count: u32) -> bool {
         self.errors = 0;
         self.acked = self.acked.saturating_add(count);
@@ -214,9 +214,9 @@ mod tests {
         assert_eq!((quarantine.restart(), quarantine.width()), (1, 1), "another channel begins anew");
     }
 
-    /// One process in quarantine over a queue: of each message whether it is the culprit, which ends the
-    /// process, and how often it has been returned. How many it took at a time when that happened, `None` =
-    /// it got through.
+    /// Runs one process in quarantine over a queue: each message is (whether it is the culprit, which ends
+    /// the process; how often it was returned). Returns how many deliveries the process took at a time when
+    /// it ended; `None`: it got through.
     fn live(queue: &mut Vec<(bool, u32)>, most: u16, prefetch: u16) -> Option<u16> {
         let mut quarantine = Quarantine::started(Some(most), prefetch);
         loop {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio::time::Instant;
 
-/// A channel, and what was found about what it publishes to.
+/// A channel, and notes on the exchange that it publishes to.
 pub(super) type Opening = BoxFuture<'static, Result<(Channel, Vec<Note>), Fault>>;
 
 enum ReopeningState {
@@ -22,7 +22,7 @@ enum ReopeningState {
 
 pub(super) struct ReopeningChannel {
     state: ReopeningState,
-    /// What [`ReopeningState::Opening`] came to.
+    /// Result of [`ReopeningState::Opening`].
     opened: Option<Result<(Channel, Vec<Note>), Fault>>,
     /// Not published so far.
     pub(super) waiting: VecDeque<Batch>,
@@ -52,7 +52,7 @@ impl ReopeningChannel {
         }
     }
 
-    /// The channel, where it can be published on.
+    /// The channel, if it can be published on.
     pub(super) fn channel(&mut self) -> Option<&mut PublishChannel> {
         match &mut self.state {
             ReopeningState::Open(channel) if channel.is_open() => Some(channel),
@@ -64,7 +64,8 @@ impl ReopeningChannel {
         self.state = ReopeningState::Opening(opening);
     }
 
-    /// Waits until there is something to [`ReopeningChannel::collect`] or [`ReopeningChannel::take_opened`]. Safe to cancel.
+    /// Waits until there is something to [`ReopeningChannel::collect`] or [`ReopeningChannel::take_opened`].
+    /// Safe to cancel.
     pub(super) async fn woken(&mut self) {
         match &mut self.state {
             ReopeningState::Closed => std::future::pending().await,
@@ -77,7 +78,7 @@ impl ReopeningChannel {
         }
     }
 
-    /// Whether an opening has come to its end just now; gives what was found.
+    /// Takes the result of an opening that has ended, with its notes; `None`: none has ended.
     ///
     /// # Errors
     /// Why there is no channel.
@@ -112,8 +113,8 @@ impl ReopeningChannel {
         }
     }
 
-    /// Leaves the channel, if there is one: everything unconfirmed on it is settled with `outcome`. What
-    /// waits stays.
+    /// Abandons the channel, if there is one, and settles everything unconfirmed on it with `outcome`.
+    /// Waiting batches stay.
     pub(super) fn leave(&mut self, outcome: &Outcome, output: &mut TurnOutput) -> Option<Arc<Channel>> {
         match std::mem::replace(&mut self.state, ReopeningState::Closed) {
             ReopeningState::Open(channel) => Some(channel.end(outcome, output)),

@@ -1,17 +1,17 @@
-//! Answers to commands: a connection of their own, opened at the first answer, so that none can disturb a
-//! batch.
+//! Answers to commands, on a separate connection that is opened at the first answer, so that no answer can
+//! disturb a batch.
 //!
-//! The reply queue is chosen by whoever asks, and RabbitMQ (3.10 for one) closes the whole connection with
-//! 541 over a direct reply-to name that it cannot resolve: one made up, or one that came from another cluster
-//! by federation. So answers share no connection with the batches, and a fault here ends nothing but answers.
+//! The client chooses the reply queue, and RabbitMQ (3.10 for one) closes the whole connection with 541 over
+//! a direct reply-to name that it cannot resolve: one made up, or one from another cluster by federation. So
+//! answers share no connection with batches, and a fault here affects only answers.
 //!
-//! An answer is worth less than a batch: what it says is durable already, and whoever misses it can ask
-//! again. So it is published once, and given up after a time limit or at the first failure; its command is
-//! acked either way. What it costs is bounded: few unconfirmed at a time, a bounded queue, no body held once
-//! it is written.
+//! An answer is worth less than a batch: its content is durable already, and a client that misses it can ask
+//! again. So each answer is published once, and given up after a time limit or at the first failure; its
+//! command is acked either way. The cost is bounded: few unconfirmed answers at a time, a bounded queue, and
+//! no body in memory once it is written.
 //!
-//! Every answer handed over is reported exactly once as [`Event::Answered`]. One that comes back, because its
-//! reply queue is gone or lies elsewhere, is counted and logged.
+//! Every answer handed over is reported exactly once as [`Event::Answered`]. One that is returned, because
+//! its reply queue is gone or on another broker, is counted and logged.
 
 use super::confirms::Confirms;
 use super::connection::Session;
@@ -34,14 +34,15 @@ use tokio::time::Instant;
 
 /// Unconfirmed answers at most.
 const MAX_OPEN: usize = 64;
-/// Upper bound on answers that wait to be published: beyond it the oldest go, whose senders give up soonest.
+/// Upper bound on answers that wait to be published: beyond it the oldest are given up, since their clients
+/// stop waiting first.
 const MAX_WAITING: usize = 10_000;
-/// From hand-over to confirm. The command is acked only then, and others wait behind it.
+/// Time limit from hand-over to confirm. The command is acked only then, and others wait behind it.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
-/// Between a fault and the next attempt; also how long the reason of a loss may take to come, and the
+/// Pause between a fault and the next attempt; also how long the reason of a loss may take to arrive, and the
 /// accuracy of the time limit.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Beginning of the names that stand for a consumer and no queue.
+/// Prefix of the names that stand for a consumer instead of a queue.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
 /// A reason is logged once in this time.
 const REPEAT: Duration = Duration::from_secs(60);
@@ -60,7 +61,7 @@ pub struct OutgoingReply {
 /// Answers, and when they were handed over.
 pub(super) type Handed = (Instant, Vec<OutgoingReply>);
 
-/// All answers of this process on their way, across connections.
+/// All unfinished answers of this process, across connections.
 pub(super) struct Replies {
     shared: Arc<Shared>,
     options: Arc<Options>,
@@ -72,7 +73,7 @@ pub(super) struct Replies {
     session: Option<Arc<Session>>,
     dialer: Dialer,
     channel: ReplyChannel,
-    /// What [`ReplyChannel::Opening`] came to.
+    /// Result of [`ReplyChannel::Opening`].
     opened: Option<Result<OpenedChannel, Fault>>,
     /// By slot of `confirms`.
     open: Vec<Option<OpenReply>>,
@@ -86,10 +87,10 @@ type OpenedChannel = (Arc<Session>, Channel);
 
 /// State of the channel.
 enum ReplyChannel {
-    /// There is none, and there shall be none before this moment.
+    /// No channel, and none is opened before this moment.
     Closed(Option<Instant>),
     Opening(BoxFuture<'static, Result<OpenedChannel, Fault>>),
-    /// With the moment when it was first seen not to be open any more.
+    /// A channel, and the moment when it was first seen closed.
     Open(Arc<Channel>, Option<Instant>),
 }
 
@@ -110,7 +111,7 @@ impl Replies {
         shutdown: ShutdownSignal,
     ) -> Self {
         let Options { amqp, timeouts, .. } = &*options;
-        // The ingest end's: a reply queue lies where its command came from.
+        // The addresses of the ingest end: a reply queue is on the broker that its command came from.
         let dialer = Dialer::new("tidegate answers", &amqp.endpoints, amqp, timeouts.connect);
         Replies {
             shared,
@@ -129,8 +130,8 @@ impl Replies {
         }
     }
 
-    /// Ends with the shutdown only; until half of its time is over, what was handed over before still goes
-    /// out.
+    /// Ends with the shutdown only. Answers handed over before still go out during the first half of its
+    /// time.
     pub(super) async fn run(mut self) {
         let mut shutdown = self.shutdown.clone();
         let mut closing: Option<Instant> = None;
@@ -155,12 +156,12 @@ impl Replies {
         self.orders.is_empty() && self.waiting.is_empty() && !unconfirmed
     }
 
-    /// Nothing changes by the mere passing of time.
+    /// No time limit is running.
     fn rests(&self) -> bool {
         self.waiting.is_empty() && self.open.iter().all(Option::is_none)
     }
 
-    /// Waits for something to do, the passing of time apart. Safe to cancel.
+    /// Waits for an event other than the end of a time limit. Safe to cancel.
     async fn woken(&mut self) {
         let Replies { orders, waiting, channel, opened, confirms, .. } = self;
         tokio::select! {
@@ -180,7 +181,7 @@ impl Replies {
     /// Does what can be done now.
     fn turn(&mut self) {
         let now = Instant::now();
-        // Wakes are taken in any case: one that is left would wake for ever.
+        // Wakes are taken in any case: one that is left would wake the task indefinitely.
         self.take_answers();
         match self.opened.take() {
             Some(Ok((session, channel))) => {
@@ -188,7 +189,7 @@ impl Replies {
                 self.channel = ReplyChannel::Open(Arc::new(channel), None);
             }
             Some(Err(fault)) => {
-                self.log.tell("no connection or channel for them can be opened", &fault.text, 0);
+                self.log.warn("no connection or channel for them can be opened", &fault.text, 0);
                 self.session = None;
                 self.channel = ReplyChannel::Closed(Some(now + PAUSE));
             }
@@ -198,10 +199,10 @@ impl Replies {
             self.check(now);
             self.advance(now);
         }
-        self.tell();
+        self.report_answered();
     }
 
-    /// The shutdown: nothing more will be sent.
+    /// Shuts down: gives up all that was not sent.
     async fn end(mut self) {
         while let Ok((since, replies)) = self.orders.try_recv() {
             self.waiting.extend(replies.into_iter().map(|reply| (since, reply)));
@@ -214,7 +215,7 @@ impl Replies {
         let mut left = self.abandon(None);
         left.extend(self.waiting.drain(..).map(|(_, reply)| reply.delivery));
         self.fail(left, "shutting down", "");
-        self.tell();
+        self.report_answered();
         let blocked = self.blocked();
         let Some(session) = self.session.take() else { return };
         if let Some(channel) = channel.filter(|channel| !blocked && channel.status().connected()) {
@@ -224,7 +225,7 @@ impl Replies {
         session.close(time_left(&self.shutdown)).await;
     }
 
-    /// Takes what the broker has answered. A channel's end names its reason here.
+    /// Takes the broker's answers. If the channel has ended, they contain the reason.
     fn take_answers(&mut self) {
         let Replies { confirms, open, answered, .. } = self;
         let (mut nacked, mut failed, mut unroutable) = (Vec::new(), Vec::new(), Vec::new());
@@ -233,7 +234,7 @@ impl Replies {
             let Some(entry) = open.get_mut(slot).and_then(Option::take) else { return };
             match result {
                 Ok(Confirmation::Ack(back)) => {
-                    // It may be another's: lapin does not say which message came back.
+                    // It may belong to another answer: lapin does not report which message was returned.
                     if let Some(back) = back {
                         unroutable.push(back.routing_key.to_string());
                     }
@@ -248,11 +249,11 @@ impl Replies {
         });
         if let Some(queue) = unroutable.first() {
             self.shared.figures().answers_unroutable(unroutable.len() as u64);
-            self.log.tell("they have no queue to go to", queue, unroutable.len() as u64);
+            self.log.warn("their reply queue does not exist", queue, unroutable.len() as u64);
         }
         self.fail(nacked, "the broker did not take them", "basic.nack");
         let Err(fault) = reason.result() else { return };
-        // Otherwise the reason itself may still be on its way to the others.
+        // With `AfterEnd` the reason itself may still arrive for the others.
         if fault.kind != FaultKind::AfterEnd {
             failed.extend(self.abandon(Some(Instant::now() + PAUSE)));
         }
@@ -286,14 +287,14 @@ impl Replies {
             let gone = !channel.status().connected() && lost.get_or_insert(now).elapsed() >= pause;
             if gone || silent {
                 let left = self.abandon(Some(now));
-                // One that does not answer is not asked again.
+                // A session that does not answer is not used again.
                 self.session = self.session.take().filter(|_| !silent);
                 self.fail(left, "their channel was lost", "");
             }
         }
     }
 
-    /// Publishes as much as may be unconfirmed, over a channel that is opened if need be.
+    /// Publishes as many answers as may be unconfirmed, on a channel that is opened if necessary.
     fn advance(&mut self, now: Instant) {
         while !self.waiting.is_empty() && !self.blocked() {
             let channel = match &self.channel {
@@ -313,7 +314,7 @@ impl Replies {
         }
     }
 
-    /// A channel of the connection there is, else of a new one, at the next address.
+    /// Opens a channel on the present connection, else on a new one to the next address.
     fn opening(&mut self) -> BoxFuture<'static, Result<OpenedChannel, Fault>> {
         let session = self.session.take().filter(|session| session.connection().status().connected());
         let limit = self.options.timeouts.connect;
@@ -335,7 +336,7 @@ impl Replies {
 
     fn blocked(&self) -> bool {
         let status = self.session.as_ref().map(|session| session.connection().status());
-        // One that was lost meanwhile is not blocked any more: another may be opened.
+        // A lost connection does not count as blocked: another may be opened.
         status.is_some_and(|status| status.connected() && status.blocked())
     }
 
@@ -350,14 +351,14 @@ impl Replies {
         Some(self.open.len() - 1)
     }
 
-    /// Leaves the channel; gives those that were unconfirmed on it.
+    /// Abandons the channel; returns the deliveries whose answers were unconfirmed on it.
     fn abandon(&mut self, again: Option<Instant>) -> Vec<Delivery> {
         self.confirms = Confirms::default();
         self.channel = ReplyChannel::Closed(again);
         self.open.drain(..).flatten().filter_map(|entry| entry.delivery).collect()
     }
 
-    /// Gives up that number of waiting answers, the oldest first.
+    /// Gives up the `count` oldest of the waiting answers.
     fn give_up(&mut self, count: usize, reason: &'static str, text: &str) {
         let oldest = self.waiting.drain(..count).map(|(_, reply)| reply.delivery).collect();
         self.fail(oldest, reason, text);
@@ -365,19 +366,19 @@ impl Replies {
 
     fn fail(&mut self, deliveries: Vec<Delivery>, reason: &'static str, text: &str) {
         if !deliveries.is_empty() {
-            self.log.tell(reason, text, deliveries.len() as u64);
+            self.log.warn(reason, text, deliveries.len() as u64);
             self.answered.extend(deliveries);
         }
     }
 
-    fn tell(&mut self) {
+    fn report_answered(&mut self) {
         if !self.answered.is_empty() {
             self.shared.post(Event::Answered(std::mem::take(&mut self.answered)));
         }
     }
 }
 
-/// Publishes and waits for the confirm; body and channel are let go once it is written.
+/// Publishes and waits for the confirm; body and channel are dropped once the message is written.
 async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<Confirmation> {
     let confirm = {
         let (key, properties) = wire::answer(&reply.reply_to, clock::wall_ms());
@@ -390,19 +391,19 @@ async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<C
     confirm.await
 }
 
-/// Logs why answers were given up: senders can cause it, so each reason at most once a minute.
+/// Logs why answers were given up, each reason at most once a minute, since clients can cause it.
 #[derive(Debug, Default)]
 struct ReplyFailureLog(BTreeMap<&'static str, LoggedReason>);
 
 #[derive(Debug)]
 struct LoggedReason {
     at: Instant,
-    /// Answers concerned since.
+    /// Answers given up for it since then.
     since: u64,
 }
 
 impl ReplyFailureLog {
-    fn tell(&mut self, reason: &'static str, detail: &str, answers: u64) {
+    fn warn(&mut self, reason: &'static str, detail: &str, answers: u64) {
         let recent = self.0.get_mut(reason).filter(|logged| logged.at.elapsed() < REPEAT);
         if let Some(logged) = recent {
             logged.since += answers;

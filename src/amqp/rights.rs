@@ -1,8 +1,8 @@
-//! What a login may do, found out without doing it.
+//! Finds out what a login may do, without doing it.
 //!
-//! The broker looks at the right first. What comes after is refused or taken back in any case: a declaration
-//! and a consumer have an argument that no broker accepts, and a message is published in a transaction that
-//! is rolled back. So nothing is made, taken or sent, whatever the answer.
+//! The broker checks the permission first. The rest of the request fails or is undone in any case: a
+//! declaration and a consumer carry an argument that no broker accepts, and a message is published in a
+//! transaction that is rolled back. So nothing is created, consumed or sent, whatever the answer.
 
 use super::blueprint::Names;
 use super::connection::Session;
@@ -16,16 +16,16 @@ use lapin::{BasicProperties, Channel};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// The broker's word for a right that is missing.
+/// Reply code for a missing permission.
 const ACCESS_REFUSED: u16 = 403;
-/// The queue is missing, belongs to another connection, or the argument is refused: the right was looked at
-/// before.
+/// Reply codes that follow a passed check of the permission: the queue is missing, belongs to another
+/// connection, or the argument is refused.
 const AFTER_THE_RIGHT: [u16; 3] = [404, 405, 406];
 
-/// Questions whose answer is lost; the next one is lost as seldom as this one.
+/// Most attempts of one check whose answers are lost (see [`asked`]); each is lost seldom.
 const TRIES: u32 = 20;
 
-/// What one is allowed to do to a queue or an exchange.
+/// A permission on a queue or an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permission {
     Configure,
@@ -44,7 +44,7 @@ impl Permission {
     }
 }
 
-/// A right that the work needs.
+/// A permission that the work needs.
 struct Needed<'n> {
     permission: Permission,
     name: &'n str,
@@ -54,7 +54,7 @@ struct Needed<'n> {
     without: &'static str,
 }
 
-/// Asks for each right that one side needs, whatever the mode of the topology.
+/// Checks each permission that one side needs, whatever the mode of the topology.
 pub(super) async fn inspect_rights(
     session: &Session,
     side: Side,
@@ -70,7 +70,7 @@ pub(super) async fn inspect_rights(
     for need in &needed {
         match asked(session, need, limit).await {
             Ok(true) => granted.push(format!("{} '{}'", need.permission.as_str(), shown(need.name))),
-            // Whoever looked at the exchange has said so.
+            // The check of the exchange has reported it.
             Ok(false) => {}
             Err(fault) if fault.code == Some(ACCESS_REFUSED) => {
                 let (permission, name) = (need.permission.as_str(), shown(need.name));
@@ -95,12 +95,12 @@ fn ingest_needs<'n>(names: &'n Names, lock: &'n str) -> Vec<Needed<'n>> {
     let need =
         |permission, name, severity, without: &'static str| Needed { permission, name, severity, without };
     let mut all = vec![
-        need(Permission::Read, &*names.queue, Severity::Fault, "no request can be taken"),
+        need(Permission::Read, &*names.queue, Severity::Fault, "no request can be consumed"),
         need(
             Permission::Configure,
             lock,
             Severity::Warning,
-            "a second daemon on the same queue is noticed late, by counting consumers alone",
+            "a second daemon on the same queue is detected late, only by counting consumers",
         ),
         need(Permission::Write, "", Severity::Warning, "commands by AMQP get no answer"),
     ];
@@ -116,20 +116,20 @@ fn egress_needs(names: &Names) -> Vec<Needed<'_>> {
         |name, without| Needed { permission: Permission::Write, name, severity: Severity::Fault, without };
     let mut all = vec![
         write(&*names.egress, "no batch can leave"),
-        write(&names.dead.exchange, "what is given up cannot leave, and fills the store"),
+        write(&names.dead.exchange, "dead letters cannot be published, and fill the store"),
     ];
     if let Some(queue) = names.dead.queue_name() {
         all.push(Needed {
             permission: Permission::Read,
             name: queue,
             severity: Severity::Warning,
-            without: "`tidegate dead` cannot look at what was given up",
+            without: "`tidegate dead` cannot read dead letters",
         });
     }
     all
 }
 
-/// The default exchange has a name in permissions alone.
+/// The name in permissions; only there the default exchange has one.
 fn shown(name: &str) -> &str {
     if name.is_empty() {
         "amq.default"
@@ -138,8 +138,8 @@ fn shown(name: &str) -> &str {
     }
 }
 
-/// Asks until there is an answer. A refusal that comes between the message and the end of its transaction
-/// ends the channel, and nothing then says why.
+/// Asks until there is an answer. A refusal that arrives between the message and the end of its transaction
+/// closes the channel without a reason.
 async fn asked(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<bool, Fault> {
     let mut tries = 1;
     loop {
@@ -150,15 +150,15 @@ async fn asked(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<
     }
 }
 
-/// Whether the right is there: `false` where that cannot be told, because the exchange is missing.
+/// Whether the permission is granted; `false`: unknown, because the exchange is missing.
 ///
 /// # Errors
-/// Code 403: it is not. All else: the broker does not answer as it should.
+/// Code 403: it is not granted. Any other: the broker did not answer as expected.
 async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<bool, Fault> {
     let what = format!("asking for the right to {} '{}'", need.permission.as_str(), shown(need.name));
     let name = ShortString::try_new(need.name)
         .map_err(|_| Fault::setup(format!("the name '{}' is longer than 255 bytes", need.name)))?;
-    // The refusal costs the channel: each question has one of its own.
+    // A refusal closes the channel, so each question uses a new one.
     let channel = session.channel(limit).await?;
     let answer = match need.permission {
         Permission::Configure => timeout(limit, declared(&channel, name)).await,
@@ -167,7 +167,7 @@ async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Re
     };
     let fault = match answer {
         Ok(Ok(())) => {
-            // The session ends it at the latest.
+            // The end of the session closes it at the latest.
             let _ = timeout(limit, channel.close(200, "OK".into())).await;
             return Ok(true);
         }
@@ -181,15 +181,15 @@ async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Re
     }
 }
 
-/// Should a broker take it all the same: it is this connection's own, and ends with it.
+/// If a broker accepts it nevertheless, the queue is exclusive to this connection and ends with it.
 async fn declared(channel: &Channel, name: ShortString) -> lapin::Result<()> {
     let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
     channel.queue_declare(name, options, unacceptable("x-expires")).await.map(drop)
 }
 
-/// Should a broker take it all the same: what it delivers goes back when the channel is closed next.
+/// If a broker accepts it nevertheless, its deliveries return to the queue when the channel is closed next.
 async fn consumed(channel: &Channel, name: ShortString) -> lapin::Result<()> {
-    // Then at most one goes back.
+    // At most one delivery returns then.
     channel.basic_qos(1, Default::default()).await?;
     channel
         .basic_consume(name, "".into(), BasicConsumeOptions::default(), unacceptable("x-priority"))
@@ -200,14 +200,14 @@ async fn consumed(channel: &Channel, name: ShortString) -> lapin::Result<()> {
 async fn published(channel: &Channel, name: ShortString) -> lapin::Result<()> {
     channel.tx_select().await?;
     let options = BasicPublishOptions::default();
-    // No queue has this name: at most an exchange that copies everything would have a place for it.
+    // No queue has this name; only an exchange that routes every key would find a queue.
     let key = "tidegate.check".into();
     // In a transaction there is no confirm to wait for.
     let _unconfirmed = channel.basic_publish(name, key, options, &[], BasicProperties::default()).await?;
     channel.tx_rollback().await
 }
 
-/// Text where the broker takes numbers alone.
+/// An argument with text where the broker accepts only numbers.
 fn unacceptable(argument: &'static str) -> FieldTable {
     let mut table = FieldTable::default();
     table.insert(argument.into(), AMQPValue::LongString("none".into()));

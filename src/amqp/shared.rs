@@ -1,4 +1,4 @@
-//! What both ends share: the way to the daemon's loop, and the marks that tell that they move.
+//! State that both ends share: the way to the daemon's loop, and the marks of their progress.
 
 use super::figures::Figures;
 use super::{Event, LinkStatus, Side};
@@ -8,15 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How often whoever waits for the broker says so.
+/// Interval of the progress marks of an end that waits for the broker.
 const WAITING_MARK: Duration = Duration::from_millis(500);
 
 pub(super) struct Shared {
     on_event: Arc<dyn Fn(Event) + Send + Sync>,
     figures: Arc<Figures>,
     links: Mutex<[Option<LinkStatus>; 2]>,
-    /// Largest frame of each side's connection, the last one if there is none; before the first, without
-    /// limit.
+    /// Largest frame of each side's present or last connection; before the first one, without limit.
     frame_max: [AtomicU32; 2],
     progress: Arc<ProgressMarks>,
     /// Batches handed to the publisher, and settled by it.
@@ -50,7 +49,7 @@ impl Shared {
         (self.on_event)(event);
     }
 
-    /// Posts a state if it is another one.
+    /// Posts a state if it differs from the last one.
     pub(super) fn link(&self, side: Side, link: LinkStatus) {
         {
             let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +62,7 @@ impl Shared {
         self.post(Event::Link { side, link });
     }
 
-    /// So many batches go to the publisher. Called before they do.
+    /// Counts batches for the publisher. Called before they are handed over.
     pub(super) fn handed(&self, batches: usize) {
         self.handed.fetch_add(batches as u64, Relaxed);
     }
@@ -73,7 +72,8 @@ impl Shared {
         self.progress.moved(part(side));
     }
 
-    /// The publisher has ended a turn, which may count; `turn` knows nothing of what is not settled.
+    /// The publisher has ended a turn, which may count as progress; `turn` does not know whether batches are
+    /// unsettled.
     pub(super) fn publisher_turned(&self, turn: PublishTurn) {
         let unsettled = self.settled.load(Relaxed) < self.handed.load(Relaxed);
         if (PublishTurn { unsettled, ..turn }).is_complete() {
@@ -86,8 +86,8 @@ impl Shared {
         self.progress.rests(part(side));
     }
 
-    /// Waits for the broker, or until a pause is over, which is no standing still: `wait` has a bound of its
-    /// own, and is no loop.
+    /// Waits for the broker, or until a pause is over, and marks progress all the time. `wait` must have its
+    /// own time limit, and be no loop.
     pub(super) async fn while_waiting<T>(&self, side: Side, wait: impl Future<Output = T>) -> T {
         let mut wait = std::pin::pin!(wait);
         loop {
@@ -99,7 +99,7 @@ impl Shared {
         }
     }
 
-    /// What is counted.
+    /// Counters of both ends.
     pub(super) fn figures(&self) -> &Figures {
         &self.figures
     }
@@ -108,7 +108,7 @@ impl Shared {
         self.frame_max[index(side)].store(bytes, Relaxed);
     }
 
-    /// Bytes of the largest frame that either side's connection can carry: what comes in by one goes out by
+    /// Bytes of the largest frame that both sides' connections can carry: what comes in by one goes out by
     /// the other.
     pub(super) fn frame_max(&self) -> u32 {
         let [ingest, egress] = &self.frame_max;

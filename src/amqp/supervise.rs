@@ -1,5 +1,5 @@
-//! The life of a connection, the same for every end: the next address, the opening, the work, the failure,
-//! the pause. And what that needs: waiting with an eye on the shutdown, and logging without flooding.
+//! The connection loop that every end shares: next address, opening, work, failure, pause. With it the
+//! helpers that it needs: waits that end with the shutdown, and a rate-limited log.
 
 use super::backoff::Backoff;
 use super::connection::{address, Session};
@@ -16,13 +16,13 @@ use tokio::time::Instant;
 
 /// Time limit for closing a connection or channel.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Minimum time after which a connection that fails resets the back-off.
+/// A connection that has worked for this long resets the back-off when it fails.
 const MINIMUM_UPTIME: Duration = Duration::from_secs(30);
 /// Minimum time between two equal lines of the log.
 const REPEAT: Duration = Duration::from_secs(60);
-/// Lines about one subject within that time, where their text differs from one to the next.
+/// Most lines about one subject within that time, however often their text changes.
 const MOST_LINES: u32 = 6;
-/// Upper bound on distinct notes remembered; a broker does not have more ways to differ.
+/// Upper bound on distinct notes remembered; a broker has fewer ways to differ.
 const MAX_NOTES: usize = 64;
 
 /// What one end does with a connection.
@@ -33,7 +33,7 @@ pub(super) trait ConnectionUser: Send {
     /// Works until the connection fails; `Ok`: shut down.
     fn work(&mut self, session: &Arc<Session>) -> impl Future<Output = Result<(), Fault>> + Send;
 
-    /// Waits while there is no connection, and answers what arrives meanwhile. `None`: shut down.
+    /// Waits while there is no connection, and handles what arrives in that time. `None`: shut down.
     fn while_disconnected<T: Send>(
         &mut self,
         wait: impl Future<Output = T> + Send,
@@ -160,15 +160,15 @@ pub(super) fn time_left(shutdown: &ShutdownSignal) -> Duration {
     }
 }
 
-/// Logs what can happen again and again at most once a minute for each subject, unless its text changes; and
-/// however often that does, [`MOST_LINES`] times.
+/// Logs repeated events: the same text at most once a minute for each subject, and at most [`MOST_LINES`]
+/// lines a minute if the text changes.
 #[derive(Debug, Default)]
 pub(super) struct RateLimitedLog(BTreeMap<&'static str, LastLine>);
 
 #[derive(Debug)]
 struct LastLine {
     text: String,
-    /// When the minute began that `lines` is about.
+    /// Start of the minute that `lines` counts.
     since: Instant,
     /// Lines written in it.
     lines: u32,
@@ -215,7 +215,7 @@ impl RateLimitedLog {
     }
 }
 
-/// What to know of a connection whose frames are smaller than was asked for.
+/// Note about a connection whose frames are smaller than configured.
 pub(super) fn frame_note(session: &Session, amqp: &config::AmqpConfig) -> Option<Note> {
     let (agreed, asked) = (session.frame_max(), amqp.frame_max);
     let text = format!(
@@ -254,14 +254,14 @@ mod tests {
     fn the_same_is_told_once_a_minute_and_whatever_changes_a_few_times() {
         let begin = Instant::now();
         let mut last = LastLine { text: String::new(), since: begin, lines: 0, left_out: 0 };
-        let mut told = |text: &str, second: u64| last.admit(text, begin + Duration::from_secs(second));
-        assert_eq!([told("a", 0), told("a", 1), told("b", 2)], [Some(0), None, Some(1)]);
-        assert_eq!(told("b 1 s", 3), Some(0));
-        assert_eq!(told("b 2 s", 4), None, "but for a number");
+        let mut admit = |text: &str, second: u64| last.admit(text, begin + Duration::from_secs(second));
+        assert_eq!([admit("a", 0), admit("a", 1), admit("b", 2)], [Some(0), None, Some(1)]);
+        assert_eq!(admit("b 1 s", 3), Some(0));
+        assert_eq!(admit("b 2 s", 4), None, "but for a number");
         for n in 5..60 {
             let text = "x".repeat(n as usize);
-            assert_eq!(told(&text, n).is_some(), n < 8, "second {n}");
+            assert_eq!(admit(&text, n).is_some(), n < 8, "second {n}");
         }
-        assert_eq!([told("x", 60), told("x", 61)], [Some(52), None], "another minute");
+        assert_eq!([admit("x", 60), admit("x", 61)], [Some(52), None], "another minute");
     }
 }

@@ -1,16 +1,17 @@
-//! What is suspected after the broker has ended a connection over a message: what was unconfirmed then. Pure.
+//! Batches that are suspected after the broker has ended a connection over a message: those unconfirmed then.
+//! Pure.
 //!
-//! It goes on a connection of its own when it goes alone. A batch keeps its id over its attempts, but for one
-//! that is split: so what a culprit's application sends alone is suspected too, for a while.
+//! A suspect that goes alone is published on a separate connection. A batch keeps its id over its attempts,
+//! unless it is split: so what a culprit's application sends alone is suspected too, for a while.
 
 use crate::engine::types::BatchId;
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long somebody is suspected who does not go.
+/// How long a batch without an answer is suspected.
 const SUSPECTED: Duration = Duration::from_secs(600);
-/// Most that are suspected at a time: several times what can be unconfirmed. Beyond it none is added.
+/// Most suspects at a time: several times what can be unconfirmed. Beyond it none is added.
 const MAX_SUSPECTS: usize = 8_192;
 
 #[derive(Debug, Default)]
@@ -30,7 +31,7 @@ impl Suspects {
         }
     }
 
-    /// The broker has ended the connection that this one had for itself.
+    /// The broker has ended the separate connection of this batch.
     pub(super) fn convict(&mut self, id: BatchId, application: &str, now: Instant) {
         self.forget(now);
         self.batches.remove(&id.0);
@@ -39,15 +40,15 @@ impl Suspects {
         }
     }
 
-    /// The broker has answered it.
+    /// The broker has answered this batch.
     pub(super) fn clear(&mut self, id: BatchId) {
         self.batches.remove(&id.0);
     }
 
-    /// Whether it should go apart.
+    /// Whether the batch should be published on a separate connection.
     pub(super) fn has(&self, id: BatchId, application: &str, now: Instant) -> bool {
         let holds = |until: Option<&Instant>| until.is_some_and(|until| *until > now);
-        // Mostly there are none.
+        // Usually there are no suspects.
         !(self.batches.is_empty() && self.applications.is_empty())
             && (holds(self.batches.get(&id.0)) || holds(self.applications.get(application)))
     }

@@ -1,7 +1,8 @@
 //! Queues, exchanges and bindings: created, checked, or left alone at each connect.
 //!
-//! Each side sees to what it uses, since the two may have different logins or even brokers. Deliberately
-//! absent: deleting or changing anything that is there. A queue with other arguments is used as it is.
+//! Each side handles the objects that it uses, since the two may have different logins or even brokers.
+//! Deliberately absent: deleting or changing an existing object. A queue with other arguments is used as it
+//! is.
 
 use super::blueprint::{self, Argument, Declared, Names, Routing};
 use super::connection::Session;
@@ -13,10 +14,10 @@ use lapin::{Channel, ExchangeKind};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Something an operator should know though it does not stop the work.
+/// Something an operator should know, though it does not stop the work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Note {
-    /// Requests can be lost by it.
+    /// Requests can be lost because of it.
     pub(super) risky: bool,
     pub(super) text: String,
 }
@@ -59,12 +60,12 @@ pub(super) async fn prepare_egress(
         Topology::Off => {}
         Topology::Passive => {
             setup.check_exchange(exchange).await?;
-            // A broker does not compare the type when it only looks.
+            // A passive declaration does not compare the type.
             setup.note(
                 false,
                 format!(
-                    "exchange '{exchange}' exists; its type cannot be seen with topology = \"passive\", and \
-                     must be direct: another would deliver batches to every application, or to none"
+                    "exchange '{exchange}' exists; its type cannot be checked with topology = \"passive\", \
+                     and must be direct: another type would deliver batches to every application, or to none"
                 ),
             );
         }
@@ -79,7 +80,7 @@ pub(super) async fn prepare_egress(
 ///
 /// # Errors
 /// The exchange is missing and cannot be created ([`FaultKind::Setup`]), or the connection fails. A queue or
-/// binding that cannot be created is a note: only a dead letter that comes back is proof.
+/// binding that cannot be created is a note: only a returned dead letter proves that it is missing.
 pub(super) async fn prepare_dead(
     session: &Session,
     mode: Topology,
@@ -103,8 +104,8 @@ pub(super) async fn prepare_dead(
     Ok(setup.finish().await)
 }
 
-/// Whether the queue of dead letters is known to be just as it would be declared. One that others have made
-/// has limits that nobody knows.
+/// Whether the dead-letter queue is known to be exactly as it would be declared. The limits of a queue that
+/// others have made are unknown.
 pub(super) async fn is_own_dead_queue(
     session: &Session,
     mode: Topology,
@@ -115,10 +116,10 @@ pub(super) async fn is_own_dead_queue(
     let own = match (mode, blueprint::dead_queue(dead).as_slice()) {
         (Topology::Passive | Topology::Off, _) | (Topology::Declare, []) => false,
         (Topology::Declare, [queue, rest @ ..]) => {
-            // What differs, or may not be declared, is noted.
+            // A difference or a refused declaration adds a note.
             setup.declare(queue).await?;
             let own = setup.notes.is_empty();
-            // One that was gone has lost its binding as well.
+            // A queue that was deleted has lost its binding as well.
             setup.declare_all(rest).await?;
             own
         }
@@ -139,8 +140,7 @@ pub(super) async fn count_queue(
     Ok(counts)
 }
 
-/// Counts a queue again and again, on one channel: lapin's numbers of channels come to an end (see
-/// `connection`).
+/// Counts a queue repeatedly on one channel, since lapin's channel numbers are limited (see `connection`).
 pub(super) struct QueueWatch<'a>(Setup<'a>);
 
 impl<'a> QueueWatch<'a> {
@@ -157,13 +157,13 @@ impl<'a> QueueWatch<'a> {
     }
 }
 
-/// What a queue holds, as the broker answers a passive declaration.
+/// Counts of a queue, as the broker answers a passive declaration.
 pub(super) struct QueueCounts {
     pub(super) consumers: u32,
     pub(super) ready: u32,
 }
 
-/// Declares a queue that only this connection may use, and that ends with it. A queue of this name that
+/// Declares a queue that only this connection may use, and that is deleted with it. A queue of this name that
 /// belongs to another connection is a fault with code 405.
 pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Duration) -> Result<(), Fault> {
     let mut setup = Setup::new(session, limit);
@@ -172,8 +172,8 @@ pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Dura
     Ok(())
 }
 
-/// Looks at everything one side uses without creating anything: a declaration is tried only where the thing
-/// exists, to hear from the broker how it differs.
+/// Inspects everything that the ingest side uses without creating anything: a declaration is tried only where
+/// the object exists, so that the broker reports how it differs.
 pub(super) async fn inspect_ingest(
     session: &Session,
     names: &Names,
@@ -216,7 +216,7 @@ fn field_table(arguments: &[(&'static str, Argument)]) -> FieldTable {
     table
 }
 
-/// As they are named where a queue has others.
+/// The arguments as text, for the note about a queue that has others.
 fn named(arguments: &[(&'static str, Argument)]) -> String {
     if arguments.is_empty() {
         return "durable, no arguments".to_owned();
@@ -233,7 +233,7 @@ fn short(name: &str) -> Result<ShortString, Fault> {
         .map_err(|_| Fault::setup(format!("the name '{name}' is longer than 255 bytes")))
 }
 
-/// Runs each step on a channel that the broker may close over it.
+/// Runs each step on a channel, which the broker may close over the step.
 struct Setup<'a> {
     session: &'a Session,
     channel: Option<Channel>,
@@ -248,7 +248,7 @@ impl<'a> Setup<'a> {
 
     async fn finish(self) -> Vec<Note> {
         if let Some(channel) = self.channel {
-            // The session ends it at the latest.
+            // The end of the session closes it at the latest.
             let _ = timeout(self.limit, channel.close(200, "OK".into())).await;
         }
         self.notes
@@ -263,7 +263,7 @@ impl<'a> Setup<'a> {
         Ok(channel)
     }
 
-    /// A refused step has cost its channel.
+    /// Takes the result of a step. A refused step has closed its channel.
     fn done<T>(
         &mut self,
         what: &str,
@@ -297,7 +297,7 @@ impl<'a> Setup<'a> {
     }
 
     async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {
-        // The default exchange is always there, and may not be declared.
+        // The default exchange always exists, and may not be declared.
         if name.is_empty() {
             return Ok(());
         }
@@ -317,10 +317,11 @@ impl<'a> Setup<'a> {
     async fn declare_dead_queue(&mut self, dead: &DeadLetters) -> Result<(), Fault> {
         let before = self.notes.len();
         self.declare_all(&blueprint::dead_queue(dead)).await?;
-        // One of an earlier configuration works on. What it lacks, and the way out, is for the operator.
+        // A queue of an earlier configuration remains usable. The note tells the operator what it lacks and
+        // how to replace it.
         for note in self.notes.iter_mut().skip(before).filter(|note| note.risky) {
             note.text.push_str(
-                ". To have it made as wanted: empty it (tidegate dead retry, export, drop), delete it and \
+                ". To get the wanted queue: empty it (tidegate dead retry, export, drop), delete it and \
                  restart; or name another queue in dead.queue.name, or describe this one in [dead.queue]",
             );
         }
@@ -342,14 +343,14 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Requests are taken without the dead exchange too: only what the broker itself takes off the queue
-    /// needs it.
+    /// Requests are consumed without the dead exchange too: only what the broker itself dead-letters from the
+    /// ingest queue needs it.
     fn tolerate_dead(&mut self, name: &str, checked: Result<(), Fault>) -> Result<(), Fault> {
         match checked {
             Err(fault) if fault.kind == FaultKind::Setup => {
                 let text = format!(
-                    "dead exchange '{name}': {}. What the broker takes off the ingest queue by itself has no \
-                     place to go",
+                    "dead exchange '{name}': {}. Messages that the broker itself dead-letters from the \
+                     ingest queue have no place to go",
                     fault.text
                 );
                 self.note(true, text);
@@ -433,7 +434,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Bindings cannot be checked; without the permission to bind, whoever made the queue has seen to it.
+    /// Bindings cannot be checked. Without the permission to bind, the binding is assumed to exist.
     async fn bind(&mut self, queue: &str, exchange: &str) -> Result<(), Fault> {
         if exchange.is_empty() {
             return Ok(());
@@ -450,14 +451,14 @@ impl<'a> Setup<'a> {
         let what = format!("binding queue '{queue}' to exchange '{exchange}'");
         match self.done(&what, result) {
             Err(fault) if fault.code == Some(403) => {
-                self.note(false, format!("{}; the binding is taken to be there", fault.text));
+                self.note(false, format!("{}; the binding is assumed to exist", fault.text));
                 Ok(())
             }
             other => other,
         }
     }
 
-    /// The permission to declare is missing: it is enough that the thing is there.
+    /// The permission to declare is missing: it is enough that the object exists.
     fn instead(&mut self, checked: Result<(), Fault>, declared: Fault) -> Result<(), Fault> {
         match checked {
             Ok(()) => {
@@ -493,7 +494,7 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Whether it is there, and how it differs. Bindings cannot be looked at.
+    /// Reports whether an object exists, and how it differs. Bindings cannot be inspected.
     async fn inspect(&mut self, found: &mut Vec<Result<Note, Fault>>, declared: &Declared) {
         let (name, queue) = match declared {
             Declared::Queue { name, .. } => (name, true),

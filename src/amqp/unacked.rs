@@ -1,4 +1,4 @@
-//! How many deliveries of one channel are not acked. Pure.
+//! Counts the unacked deliveries of one channel. Pure.
 
 use std::collections::VecDeque;
 
@@ -25,11 +25,11 @@ impl Unacked {
         }
     }
 
-    /// The tag to send for this ack, and how many deliveries it covers that no other has. `None`: nothing to
-    /// send.
+    /// The tag to send for this ack, and how many deliveries it covers that no earlier ack has. `None`:
+    /// nothing to send.
     ///
-    /// The broker closes the channel over a tag that it does not wait for, even on a `multiple` ack. So one
-    /// whose own tag was acked before goes out with the highest open tag below it.
+    /// The broker closes the channel over a tag that is not unacked, even on a `multiple` ack. So an ack
+    /// whose own tag was acked before is sent with the highest unacked tag below it.
     pub(super) fn ack(&mut self, tag: u64, multiple: bool) -> Option<(u64, u32)> {
         let index = usize::try_from(tag.checked_sub(self.base + 1)?).ok()?;
         if index >= self.acked.len() {
@@ -59,7 +59,7 @@ impl Unacked {
         self.open
     }
 
-    /// What comes from now on is another consumer's.
+    /// Deliveries from now on belong to another consumer.
     pub(super) fn begin_consumer(&mut self) {
         self.boundary = self.base + self.acked.len() as u64;
         self.of_consumer = 0;

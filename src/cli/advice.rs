@@ -1,7 +1,7 @@
-//! What arguments and policies of a queue mean for tidegate, judged by the document of RabbitMQ's management
-//! API; pure.
+//! What the arguments and policies of a queue mean for tidegate, judged by the queue's document of RabbitMQ's
+//! management API. Pure.
 //!
-//! Where an argument and a policy set the same number, the broker takes the lower one; of words it takes the
+//! If an argument and a policy set the same number, the broker applies the lower one; of words it applies the
 //! argument's.
 
 use super::check::{finding, CheckLine, Level};
@@ -9,23 +9,23 @@ use super::output::plain;
 use serde_json::Value;
 use std::fmt::Display;
 
-/// What the queue declared at a start has; fewer returns are soon used up by a daemon that is restarted.
+/// The limit of the queue that the daemon declares. Restarts of a daemon soon use up a lower one.
 const RETURNS: i64 = 50;
-/// RabbitMQ 4 drops after so many where the queue has no limit of its own.
+/// Number of returns after which RabbitMQ 4 removes a message if the queue has no limit.
 const RETURNS_OF_4: i64 = 20;
 /// Longer than deliveries are held while the intake is paused, ms.
 const LEAST_CONSUMER_TIMEOUT_MS: i64 = 30 * 60 * 1_000;
 
-/// A queue as the management API tells of it.
+/// A queue as the management API describes it.
 pub(super) struct Managed<'d> {
     subject: &'static str,
     name: &'d str,
     document: &'d Value,
-    /// First number of the broker's version; 0 if it does not tell.
+    /// Major version of the broker; 0 if unknown.
     major: u64,
 }
 
-/// First number of a version, 0 if there is none.
+/// The major number of a version; 0 if there is none.
 pub(super) fn major(version: &str) -> u64 {
     version.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0)
 }
@@ -35,7 +35,7 @@ impl<'d> Managed<'d> {
         Managed { subject, name, document, major }
     }
 
-    /// The queue of requests. `dead`: the exchange that dead letters go to.
+    /// Judges the ingest queue. `dead` is the exchange for dead letters.
     pub(super) fn judge_ingest(&self, dead: &str) -> Vec<CheckLine> {
         let mut found = vec![self.summary()];
         self.judge_kind(&mut found);
@@ -45,9 +45,9 @@ impl<'d> Managed<'d> {
         if let Some((ms, from)) = self.number("consumer-timeout") {
             if ms < LEAST_CONSUMER_TIMEOUT_MS {
                 let text = format!(
-                    "{from} sets a consumer timeout of {ms} ms: while the intake is paused, deliveries are \
-                     held for up to 25 minutes, and the broker would close the channel over them. Raise it \
-                     to {LEAST_CONSUMER_TIMEOUT_MS} or take it away"
+                    "{from} sets a consumer timeout of {ms} ms: while the intake is paused, tidegate holds \
+                     deliveries for up to 25 minutes, and the broker would close the channel. Raise it to \
+                     {LEAST_CONSUMER_TIMEOUT_MS} or remove it"
                 );
                 found.push(self.line(Level::Warn, text));
             }
@@ -55,7 +55,7 @@ impl<'d> Managed<'d> {
         found
     }
 
-    /// The queue of dead letters.
+    /// Judges the dead-letter queue.
     pub(super) fn judge_dead(&self) -> Vec<CheckLine> {
         let mut found = vec![self.summary()];
         self.judge_state(&mut found);
@@ -68,20 +68,20 @@ impl<'d> Managed<'d> {
         if self.kind() == "quorum" && few {
             let limit = looks.map_or(RETURNS_OF_4, |(limit, _)| limit.max(0));
             let text = format!(
-                "a dead letter is gone after {limit} returns, and each look of `tidegate dead` is one: \
-                 declare it with an x-delivery-limit of 1000000000"
+                "a dead letter is lost after {limit} returns, and each read by `tidegate dead` is one: \
+                 declare the queue with an x-delivery-limit of 1000000000"
             );
             found.push(self.line(Level::Warn, text));
         }
         found
     }
 
-    /// The queue that keeps a second daemon away, which is there while one runs.
+    /// Judges the lock queue, which keeps a second daemon away and exists while one runs.
     pub(super) fn judge_lock(&self) -> Vec<CheckLine> {
         let text = self.number("expires").map(|(ms, from)| {
             format!(
-                "{from} deletes it after {ms} ms in which nobody uses it, as nobody ever does: a second \
-                 tidegate could then take requests beside this one. Let the policy's pattern leave it out"
+                "{from} deletes it after {ms} ms without use, and this queue is never used: a second \
+                 tidegate could then take requests beside this one. Exclude it from the policy's pattern"
             )
         });
         text.into_iter().map(|text| self.line(Level::Warn, text)).collect()
@@ -92,7 +92,7 @@ impl<'d> Managed<'d> {
     }
 
     fn kind(&self) -> &str {
-        // Absent in what a queue without a leader tells of itself.
+        // The field is absent in the document of a queue without a leader.
         self.document["type"].as_str().or_else(|| self.argument("x-queue-type")).unwrap_or("unknown")
     }
 
@@ -114,7 +114,7 @@ impl<'d> Managed<'d> {
         self.line(Level::Ok, text)
     }
 
-    /// The names of the policies that apply; `None` without any.
+    /// Names of the policies that apply; `None` if there are none.
     fn policies(&self) -> Option<String> {
         let named = |key: &str| self.document[key].as_str().filter(|name| !name.is_empty());
         match (named("policy"), named("operator_policy")) {
@@ -132,13 +132,13 @@ impl<'d> Managed<'d> {
         [(argument, format!("its argument x-{key}")), (policy, policies)]
     }
 
-    /// The number that holds, and what sets it.
+    /// The effective number and its source.
     fn number(&self, key: &str) -> Option<(i64, String)> {
         let numbers = self.both(key).into_iter().filter_map(|(v, from)| Some((v.as_i64()?, from)));
         numbers.min_by_key(|(n, _)| *n)
     }
 
-    /// The word that holds, and what sets it.
+    /// The effective word and its source.
     fn word(&self, key: &str) -> Option<(&str, String)> {
         self.both(key).into_iter().find_map(|(v, from)| Some((v.as_str()?, from)))
     }
@@ -148,13 +148,13 @@ impl<'d> Managed<'d> {
             "quorum" => {}
             "classic" => found.push(self.line(
                 Level::Warn,
-                "it is a classic queue: its requests lie on one node alone, and a request that ends the \
-                 daemon each time is never taken off. Move to a quorum queue: name a new one in ingest.queue",
+                "it is a classic queue: its requests are on one node only, and a request that ends the \
+                 daemon each time is never removed. Move to a quorum queue: name a new one in ingest.queue",
             )),
             "stream" => found.push(self.line(
                 Level::Fail,
-                "it is a stream: what is acked stays, and would come again after each restart. Name a quorum \
-                 queue in ingest.queue",
+                "it is a stream: acked requests stay in it and are delivered again after each restart. Name \
+                 a quorum queue in ingest.queue",
             )),
             other => found.push(self.line(
                 Level::Warn,
@@ -162,15 +162,15 @@ impl<'d> Managed<'d> {
             )),
         }
         for (key, level, text) in [
-            ("exclusive", Level::Fail, "it is exclusive: only the connection that made it may use it"),
-            ("auto_delete", Level::Warn, "it is deleted, with all requests, once nobody consumes it"),
+            ("exclusive", Level::Fail, "it is exclusive: only the connection that declared it may use it"),
+            ("auto_delete", Level::Warn, "it is deleted with all requests when its last consumer leaves"),
         ] {
             if self.document[key] == true {
                 found.push(self.line(level, text));
             }
         }
         if self.document["durable"] == false {
-            found.push(self.line(Level::Warn, "it is not durable: a restart of the broker takes it away"));
+            found.push(self.line(Level::Warn, "it is not durable: a restart of the broker deletes it"));
         }
         self.judge_state(found);
     }
@@ -179,33 +179,32 @@ impl<'d> Managed<'d> {
         let state = self.document["state"].as_str().unwrap_or("running");
         if ["down", "crashed", "stopped", "minority", "terminated", "timeout"].contains(&state) {
             let text = format!(
-                "its state is {state}: nothing moves until the broker's nodes are back. `rabbitmqctl \
-                 cluster_status` shows which are away"
+                "its state is {state}: it does not work until the broker's nodes are back. `rabbitmqctl \
+                 cluster_status` shows which are down"
             );
             found.push(self.line(Level::Fail, text));
         }
         let count = |key: &str| self.document[key].as_array().map_or(0, Vec::len);
         let (members, online) = (count("members"), count("online"));
         if online > 0 && online < members {
-            let text = format!("{online} of its {members} members are online: see to the others");
+            let text = format!("{online} of its {members} members are online: check the others");
             found.push(self.line(Level::Warn, text));
         }
     }
 
-    /// What takes messages away that nobody has consumed.
+    /// Judges what removes messages before a consumer gets them.
     fn judge_losses(&self, found: &mut Vec<CheckLine>, what: &str) {
         if let Some((ms, from)) = self.number("message-ttl") {
             let text = format!(
-                "{from} sets a message-ttl of {ms} ms: {what} that wait longer, as while tidegate is \
-                 stopped, are taken off by the broker. Take it away, or let the policy's pattern leave this \
-                 queue out"
+                "{from} sets a message-ttl of {ms} ms: the broker removes {what} that wait longer, for \
+                 instance while tidegate is stopped. Remove it, or exclude this queue from the policy's \
+                 pattern"
             );
             found.push(self.line(Level::Warn, text));
         }
         if let Some((ms, from)) = self.number("expires") {
-            let text = format!(
-                "{from} deletes the queue with all {what} after {ms} ms in which nobody uses it. Take it away"
-            );
+            let text =
+                format!("{from} deletes the queue with all {what} after {ms} ms without use. Remove it");
             found.push(self.line(Level::Warn, text));
         }
         let overflow = self.word("overflow");
@@ -213,8 +212,8 @@ impl<'d> Managed<'d> {
         for key in ["max-length", "max-length-bytes"] {
             let Some((most, from)) = self.number(key).filter(|_| !refuses) else { continue };
             let text = format!(
-                "{from} sets a {key} of {most}, and overflow is drop-head: each message beyond it pushes the \
-                 oldest of the {what} out. Set overflow to reject-publish, so that who publishes is told"
+                "{from} sets a {key} of {most}, and overflow is drop-head: each message above it drops the \
+                 oldest of the {what}. Set overflow to reject-publish, which notifies the publisher"
             );
             found.push(self.line(Level::Warn, text));
         }
@@ -226,15 +225,15 @@ impl<'d> Managed<'d> {
         }
         let text = match self.number("delivery-limit") {
             None if self.major >= 4 => format!(
-                "it has no delivery limit, and RabbitMQ 4 takes a request off after {RETURNS_OF_4} returns: \
-                 give it one of {RETURNS} by a policy (delivery-limit)"
+                "it has no delivery limit, and RabbitMQ 4 removes a request after {RETURNS_OF_4} returns: \
+                 set one of {RETURNS} by a policy (delivery-limit)"
             ),
             Some((limit, from)) if limit < 0 && self.major == 3 => format!(
-                "{from} sets a delivery-limit of {limit}, which RabbitMQ 3 takes for none at all: a request \
-                 is gone with its first return. Set {RETURNS}"
+                "{from} sets a delivery-limit of {limit}, which for RabbitMQ 3 permits no return: it \
+                 removes a request at its first return. Set {RETURNS}"
             ),
             Some((limit, from)) if (0..RETURNS).contains(&limit) => format!(
-                "{from} sets a delivery-limit of {limit}: the broker takes a request off after so many lost \
+                "{from} sets a delivery-limit of {limit}: the broker removes a request after that many lost \
                  connections. Set {RETURNS} or more"
             ),
             Some(_) | None => return,
@@ -247,14 +246,14 @@ impl<'d> Managed<'d> {
             None => found.push(self.line(
                 Level::Warn,
                 format!(
-                    "it has no dead-letter exchange: what the broker takes off by itself is lost. Set \
+                    "it has no dead-letter exchange: requests that the broker removes are lost. Set \
                      dead-letter-exchange to '{dead}' by a policy"
                 ),
             )),
             Some((other, from)) if other != dead => {
                 let text = format!(
-                    "{from} sends what the broker takes off to the exchange '{other}', not to '{dead}': \
-                     `tidegate dead` does not see it. Set dead-letter-exchange to '{dead}'"
+                    "{from} sends requests that the broker removes to the exchange '{other}', not to \
+                     '{dead}': `tidegate dead` does not see them. Set dead-letter-exchange to '{dead}'"
                 );
                 found.push(self.line(Level::Warn, text));
             }
@@ -264,8 +263,8 @@ impl<'d> Managed<'d> {
                 if !(safe && refuses) {
                     found.push(self.line(
                         Level::Note,
-                        "what the broker takes off may be lost on its way to the dead exchange: it is safe \
-                         with dead-letter-strategy at-least-once and overflow reject-publish, both",
+                        "requests that the broker removes may be lost on the way to the dead exchange: they \
+                         are safe only with dead-letter-strategy at-least-once and overflow reject-publish",
                     ));
                 }
             }

@@ -1,9 +1,9 @@
-//! Judgements over documents in the shapes of RabbitMQ 3.10 and 4.
+//! Tests of the judgements, with documents in the forms of RabbitMQ 3.10 and 4.
 
 use super::*;
 use serde_json::json;
 
-/// As declared by the daemon, in 3.10: an empty list where there is no policy.
+/// A queue as the daemon declares it, in 3.10: without a policy, an empty list.
 fn of_3() -> Value {
     json!({
         "arguments": {
@@ -16,7 +16,7 @@ fn of_3() -> Value {
     })
 }
 
-/// The same in 4: an empty object, and keys that this version passes over.
+/// The same queue in 4: an empty object, and keys that this version ignores.
 fn of_4() -> Value {
     let mut queue = of_3();
     queue["effective_policy_definition"] = json!({});
@@ -25,7 +25,7 @@ fn of_4() -> Value {
     queue
 }
 
-/// Level and text of what is more than the summary.
+/// Level and text of the lines after the summary.
 fn judged(queue: &Value, major: u64) -> Vec<(Level, String)> {
     let found = Managed::new("ingest", "tidegate.ingest", queue, major).judge_ingest("tidegate.dead");
     assert_eq!(found[0].level, Level::Ok, "{found:?}");
@@ -78,10 +78,10 @@ fn an_argument_goes_before_a_policy_where_it_is_a_word() {
 fn the_version_says_what_no_limit_means() {
     let mut queue = of_4();
     queue["arguments"]["x-delivery-limit"] = Value::Null;
-    only(&queue, 4, Level::Warn, "takes a request off after 20 returns");
+    only(&queue, 4, Level::Warn, "removes a request after 20 returns");
     assert_eq!(judged(&queue, 3), []);
     queue["arguments"]["x-delivery-limit"] = json!(-1);
-    only(&queue, 3, Level::Warn, "gone with its first return");
+    only(&queue, 3, Level::Warn, "removes a request at its first return");
     assert_eq!(judged(&queue, 4), []);
     assert_eq!((major("3.10.8"), major("4.1.0-rc.1"), major("")), (3, 4, 0));
 }
@@ -109,7 +109,7 @@ fn a_classic_queue_and_a_weak_way_to_the_dead_exchange_are_advice() {
     only(&queue, 3, Level::Warn, "it is a classic queue");
     let mut queue = of_3();
     queue["arguments"]["x-dead-letter-strategy"] = Value::Null;
-    only(&queue, 3, Level::Note, "may be lost on its way");
+    only(&queue, 3, Level::Note, "may be lost on the way");
     queue["arguments"]["x-dead-letter-exchange"] = Value::Null;
     only(&queue, 3, Level::Warn, "has no dead-letter exchange");
 }
@@ -143,6 +143,6 @@ fn looks_at_dead_letters_count_where_the_limit_is_low() {
     };
     assert_eq!(looked(json!(1_000_000_000), 4), Vec::<String>::new());
     assert_eq!(looked(Value::Null, 3), Vec::<String>::new());
-    assert!(looked(Value::Null, 4)[0].contains("gone after 20 returns"));
-    assert!(looked(json!(5), 3)[0].contains("gone after 5 returns"));
+    assert!(looked(Value::Null, 4)[0].contains("lost after 20 returns"));
+    assert!(looked(json!(5), 3)[0].contains("lost after 5 returns"));
 }

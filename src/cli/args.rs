@@ -1,4 +1,4 @@
-//! The command line: what may be written, checked as far as text alone allows.
+//! The command line, checked as far as text alone allows.
 
 mod commands;
 mod letters;
@@ -25,20 +25,20 @@ Exit codes:
   0   done
   1   failed, with the reason on standard error; store verify: rows are damaged
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
-      --drain, top where there is no terminal
-  3   not done, or in part: not ready (status, health), no batch or fewer than asked for (tail), nothing of
-      that name is known (unknown), or it was found sent, expired, dead or in flight and could not be
-      cancelled (cancel) or rescheduled (reschedule); not all of the dead letters that were meant (dead); an
-      export that is not whole (store)
-  70  a stop did not come to its end and was broken off (run)
+      --drain, top without a terminal
+  3   not done, or only in part: not ready (status, health); no batch or fewer than requested (tail); the
+      target is unknown; an item has been sent, has expired, is dead or is in flight, and cannot be cancelled
+      (cancel) or rescheduled (reschedule); not all selected dead letters were handled (dead); an incomplete
+      export (store)
+  70  a stop did not complete in time and was aborted (run)
   75  the store is locked by another process (run, store)
-  78  the configuration is at fault, or does not fit the store
+  78  the configuration is invalid, or does not fit the store
 
-Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it is
-there, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
+Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it
+exists, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon
 read only its [admin] section, and no configuration at all with --url or TIDEGATE_URL.
 
-NO_COLOR: if it is set and not empty, help and top are not coloured.";
+NO_COLOR: if this variable is set and not empty, help and top use no colours.";
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -154,7 +154,7 @@ pub(super) enum CliCommand {
 }
 
 impl CliCommand {
-    /// Whether it speaks to the admin port of a running daemon.
+    /// Whether the command queries the admin port of a running daemon.
     pub(super) fn asks_the_daemon(&self) -> bool {
         match self {
             CliCommand::Store(StoreCommand::Export(StoreExportArgs { running, .. })) => *running,
@@ -265,7 +265,7 @@ pub(super) struct CheckArgs {
     pub management: Option<String>,
 }
 
-/// What describes the one request of `push`.
+/// Arguments of `push` that describe a single request.
 const ONE_REQUEST: [&str; 7] = ["body", "customer", "id", "delay", "deliver_at", "headers", "content_type"];
 
 /// Arguments of `push`.
@@ -347,7 +347,7 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((bounded(key, MAX_ID).map_err(|e| format!("key: {e}"))?, value.to_owned()))
 }
 
-/// UTC ms of a number or of RFC 3339 text; fractions of a ms round up.
+/// UTC ms of a number or of an RFC 3339 text; fractions of a ms round up.
 fn moment(text: &str) -> Result<i64, String> {
     if let Ok(ms) = text.parse::<i64>() {
         return if u64::try_from(ms).is_ok_and(|ms| ms < FIRST_PLAUSIBLE_MS) {

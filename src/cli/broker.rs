@@ -8,13 +8,13 @@ use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
 
-/// How long to be polite when leaving. A blocked connection never answers a close.
+/// Time limit for an orderly close; a blocked connection never answers one.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 
-/// An open channel on a connection of its own.
+/// An open channel on its own connection.
 pub(super) struct CliSession {
     connection: Connection,
-    /// The only channel.
+    /// The only channel of the connection.
     pub channel: Channel,
     limit: Duration,
 }
@@ -35,7 +35,7 @@ impl CliSession {
     /// Connects to the first address of `endpoints` that answers.
     ///
     /// # Errors
-    /// One sentence with what each address said.
+    /// If no address answers: one sentence with the error of each.
     pub(super) async fn open(config: &Config, endpoints: &[Endpoint], name: &str) -> Result<Self, Failure> {
         let limit = config.timeouts.connect;
         let mut said = Vec::new();
@@ -51,10 +51,10 @@ impl CliSession {
         Err(Failure::Failed(format!("no connection to the broker: {}", said.join("; "))))
     }
 
-    /// Awaits one exchange with the broker, with a bound.
+    /// Awaits one exchange with the broker, with a time limit.
     ///
     /// # Errors
-    /// What the broker says, after `doing`.
+    /// The broker's error, after `doing`.
     pub(super) async fn ask<T>(
         &self,
         doing: &str,
@@ -63,7 +63,7 @@ impl CliSession {
         within(self.limit, doing, work).await
     }
 
-    /// Leaves. What has been confirmed is safe however this ends, so its outcome tells nothing.
+    /// Closes the connection. Confirmed messages are safe in any case, so the result does not matter.
     pub(super) async fn close(self) {
         let _ = tokio::time::timeout(CLOSE_WITHIN, self.connection.close(200, "done".into())).await;
     }

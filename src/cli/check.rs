@@ -1,6 +1,6 @@
-//! `check`: the configuration, what it refers to on this machine, and with `--connect` the broker's side.
+//! `check`: the configuration, the files and directories it names, and with `--connect` the broker.
 //!
-//! It changes nothing: no directory is made, no lock taken, no queue declared.
+//! It changes nothing: it makes no directory, takes no lock and declares no queue.
 
 use super::advice::{major, Managed};
 use super::args::{CheckArgs, Output};
@@ -14,11 +14,11 @@ use serde_json::{json, Value};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// How much a finding weighs.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Ok,
-    /// It may stay as it is; somebody may want to know.
+    /// No change is needed; the finding is information.
     Note,
     Warn,
     Fail,
@@ -35,7 +35,7 @@ impl Level {
     }
 }
 
-/// One thing that was looked at.
+/// One result of the check.
 #[derive(Debug)]
 pub(super) struct CheckLine {
     pub(super) level: Level,
@@ -47,10 +47,10 @@ pub(super) fn finding(level: Level, subject: &'static str, text: impl Into<Strin
     CheckLine { level, subject, text: text.into() }
 }
 
-/// Runs the command on what was loaded, or on the faults (one a line) that kept it from being loaded.
+/// Runs the command on a loaded configuration, or on the faults (one per line) that prevented loading it.
 ///
 /// # Errors
-/// Bad configuration; failed when anything else is at fault.
+/// Bad configuration; failed if any check fails.
 pub(super) fn run(
     path: Option<&Path>,
     loaded: Result<LoadedConfig, String>,
@@ -104,7 +104,7 @@ fn config_source(path: Option<&Path>) -> CheckLine {
     }
 }
 
-/// Judged for the user who runs the check, which should be the daemon's.
+/// Checks as the user who runs the command, which should be the daemon's user.
 fn store(config: &Config) -> CheckLine {
     let path = &config.store.path;
     let database = match (config.store.kind, &config.store.database) {
@@ -112,7 +112,7 @@ fn store(config: &Config) -> CheckLine {
         (StoreKind::Postgres, Some(db)) => {
             let hosts: Vec<_> = db.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
             let (name, hosts, schema) = (&db.database, hosts.join(", "), &db.schema);
-            format!("database `{name}` at {hosts}, schema `{schema}` (not asked); ")
+            format!("database `{name}` at {hosts}, schema `{schema}` (not checked); ")
         }
         (StoreKind::Disk, _) | (StoreKind::Postgres, None) => String::new(),
     };
@@ -129,7 +129,7 @@ fn directory(path: &Path) -> Result<String, String> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return creatable(path),
         Err(e) => return Err(format!("{shown}: {e}")),
     };
-    // A link to a directory is what systemd's StateDirectory= makes; a link to nothing is a mistake.
+    // systemd's StateDirectory= makes a link to a directory; a link to nothing is a mistake.
     let is_dir = if meta.is_symlink() { path.is_dir() } else { meta.is_dir() };
     if !is_dir {
         return Err(format!("{shown} is not a directory"));
@@ -162,16 +162,16 @@ fn admin(config: &Config) -> CheckLine {
     let admin = &config.admin;
     let listen = &admin.listen;
     if admin.token.is_none() && !listen.is_local() {
-        let text = format!("{listen} is no loopback address: this needs admin.token_file");
+        let text = format!("{listen} is not a loopback address: this needs admin.token_file");
         return finding(Level::Fail, "admin", text);
     }
     let others = [("reading", &admin.read_token), ("the state", &admin.state_token)];
     let others = others.iter().filter(|(_, token)| token.is_some());
     let others: String = others.map(|(what, _)| format!(", and one for {what}")).collect();
     let shown = match (&admin.token, listen) {
-        (_, Listen::Off) => "off: no probes, and no commands but by AMQP".to_owned(),
+        (_, Listen::Off) => "off: no probes, and commands by AMQP only".to_owned(),
         (Some(_), _) => format!("{listen}, with token{others}"),
-        (None, Listen::Tcp(_)) => format!("{listen}, without token, for everybody on this machine"),
+        (None, Listen::Tcp(_)) => format!("{listen}, without token, for every user of this machine"),
         (None, Listen::Unix(_)) => format!("{listen}, without token, for its user and group"),
     };
     match listen {
@@ -180,23 +180,22 @@ fn admin(config: &Config) -> CheckLine {
     }
 }
 
-/// A running daemon may have the socket open, and systemd makes its directory for a start: neither is a
-/// fault.
+/// A running daemon may have the socket open, and systemd makes its directory at a start: neither is a fault.
 fn socket(path: &Path, shown: String) -> CheckLine {
     if path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket()) {
-        let text = format!("{} is there, and is no socket: it would not be replaced", path.display());
+        let text = format!("{} exists and is not a socket: the daemon would not replace it", path.display());
         return finding(Level::Fail, "admin", text);
     }
     match path.parent() {
         Some(above) if !above.is_dir() => {
-            let text = format!("{shown}; {} must be there at the start", above.display());
+            let text = format!("{shown}; {} must exist at the start", above.display());
             finding(Level::Warn, "admin", text)
         }
         Some(_) | None => finding(Level::Ok, "admin", shown),
     }
 }
 
-/// The one place that asks the broker.
+/// Checks the broker; nothing else connects to it.
 fn broker(config: &Config) -> Result<Vec<CheckLine>, Failure> {
     block_on(inspect(config))
 }
@@ -214,18 +213,19 @@ async fn inspect(config: &Config) -> Result<Vec<CheckLine>, Failure> {
     Ok(found.into_iter().map(one).collect())
 }
 
-/// Shows what neither AMQP nor the management API tells.
+/// A command that shows the limits that neither AMQP nor the management API reports.
 const NODE_LIMITS: &str = "rabbitmqctl environment | grep -E 'consumer_timeout|max_message_size'";
 
-/// What AMQP does not tell: of the first address of each side, by the management API if it is named.
+/// What AMQP does not report, read from the management API if it is named; for the first address of each
+/// side.
 fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure> {
     let Some(ingest) = config.amqp.endpoints.first() else { return Ok(Vec::new()) };
     let subject = "management";
     let Some(url) = url else {
         let text = format!(
-            "not seen by AMQP: policies, and arguments of a queue where it may not be declared. Give \
-             --management URL, or look at `rabbitmqctl list_queues -p '{}' name type arguments policy \
-             operator_policy effective_policy_definition state`; and at `{NODE_LIMITS}`",
+            "AMQP does not show policies, nor the arguments of a queue that may not be declared. Give \
+             --management URL, or run `rabbitmqctl list_queues -p '{}' name type arguments policy \
+             operator_policy effective_policy_definition state`; and run `{NODE_LIMITS}`",
             ingest.vhost
         );
         return Ok(vec![finding(Level::Note, subject, text)]);
@@ -253,20 +253,20 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
                 Managed::new("egress", name, queue, major(version)).judge_dead()
             }));
         } else {
-            let text = format!("queue '{name}' is at another broker than --management: not looked at");
+            let text = format!("queue '{name}' is at another broker than --management: not checked");
             found.push(finding(Level::Note, "egress", text));
         }
     }
     let text = format!(
-        "not told by the management API: the node's consumer timeout (30 minutes or more are wanted) and its \
-         largest message ({} bytes of body are allowed here). See `{NODE_LIMITS}`",
+        "the management API does not show the node's consumer timeout (30 minutes or more are needed) and \
+         its largest message ({} bytes of body are allowed here). Run `{NODE_LIMITS}`",
         config.limits.max_body
     );
     found.push(finding(Level::Note, subject, text));
     Ok(found)
 }
 
-/// A queue's findings; that it is missing has been said by whoever looked over AMQP.
+/// Findings about a queue; the check over AMQP has already reported a missing queue.
 fn judged(
     api: &Management,
     subject: &'static str,
@@ -308,7 +308,7 @@ mod tests {
             let found = store(&config);
             assert_eq!(found.level, want, "{found:?}");
         }
-        assert!(!dir.path().join("a").exists(), "a check makes nothing");
+        assert!(!dir.path().join("a").exists(), "a check creates nothing");
         config.store.kind = StoreKind::Memory;
         assert_eq!(store(&config).level, Level::Ok);
     }

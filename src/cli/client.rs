@@ -1,4 +1,4 @@
-//! The running daemon, asked through its admin port.
+//! A client of the running daemon's admin port.
 
 use super::output::{plain, Failure};
 use super::unix::SocketConnector;
@@ -14,31 +14,31 @@ use ureq::http::{Method, Request, Response, Uri};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::Body;
 
-/// Longer than the daemon takes for its slowest answer.
+/// Longer than the daemon's slowest answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(40);
-/// Longer than the daemon keeps any connection.
+/// Longer than the longest life of a connection at the daemon.
 const STREAM_WITHIN: Duration = Duration::from_secs(660);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A page of items, a thousand applications with long names and errors, and the largest letter stay below.
+/// A page of items, a thousand applications with long names and errors, and the largest dead letter fit.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Dots are encoded: `..` as a name must reach the daemon.
+/// Dots are encoded, so that the name `..` reaches the daemon.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'~');
 
-/// See the module.
+/// An HTTP client for one daemon.
 pub(super) struct Client {
     agent: ureq::Agent,
-    /// What stands before a path in a request.
+    /// The part of a request's URL before the path.
     base: String,
-    /// Where the daemon is, as an operator writes it.
+    /// The daemon's address, as an operator writes it.
     place: String,
     authorization: Option<String>,
 }
 
 impl Client {
-    /// For the daemon that listens as `[admin]` says.
+    /// A client for the daemon that listens at the address of `[admin]`.
     ///
     /// # Errors
-    /// Failed: it listens nowhere.
+    /// Failed: the listener is off.
     pub(super) fn new(admin: &Admin) -> Result<Self, Failure> {
         match &admin.listen {
             Listen::Tcp(address) => {
@@ -46,15 +46,15 @@ impl Client {
             }
             Listen::Unix(path) => Ok(Client::to_socket(path, admin.token.as_ref())),
             Listen::Off => Err(Failure::failed(
-                "admin.listen is off: this daemon cannot be asked. --url names another's address",
+                "admin.listen is off: this daemon has no admin port. Name another daemon with --url",
             )),
         }
     }
 
-    /// For the daemon at this address.
+    /// A client for the daemon at this address.
     ///
     /// # Errors
-    /// Usage: it is neither `http://HOST:PORT` nor `unix:/PATH`.
+    /// Usage: the address is neither `http://HOST:PORT` nor `unix:/PATH`.
     pub(super) fn at(url: &str, token: Option<&SecretString>) -> Result<Self, Failure> {
         let wrong = |why: &str| {
             Failure::Usage(format!(
@@ -64,19 +64,19 @@ impl Client {
         if url.starts_with(UNIX_SCHEME) {
             return match Listen::parse(url) {
                 Ok(Listen::Unix(path)) => Ok(Client::to_socket(&path, token)),
-                Ok(Listen::Tcp(_) | Listen::Off) => Err(wrong("it is none")),
+                Ok(Listen::Tcp(_) | Listen::Off) => Err(wrong("it is not a URL")),
                 Err(why) => Err(wrong(&format!("it {why}"))),
             };
         }
-        let parsed: Uri = url.parse().map_err(|_| wrong("it is none"))?;
+        let parsed: Uri = url.parse().map_err(|_| wrong("it is not a URL"))?;
         let authority = parsed.authority().map_or("", |a| a.as_str());
         match parsed.scheme_str() {
             Some("http") => {}
-            Some("https") => return Err(wrong("TLS is a proxy's task, and there is none in this client")),
-            Some(_) | None => return Err(wrong("it begins neither with http:// nor with unix:")),
+            Some("https") => return Err(wrong("this client does not support TLS")),
+            Some(_) | None => return Err(wrong("it must begin with http:// or unix:")),
         }
         if authority.is_empty() || authority.contains('@') || !matches!(parsed.path(), "" | "/") {
-            return Err(wrong("it holds something else than host and port"));
+            return Err(wrong("it must contain only host and port"));
         }
         Ok(Client::to_host(format!("http://{authority}"), token))
     }
@@ -91,36 +91,36 @@ impl Client {
         let agent = ureq::Agent::with_parts(bounds(), connector, DefaultResolver::default());
         Client {
             agent,
-            // The name that the daemon wants to see; nothing is looked up for it.
+            // The host name that the daemon expects; it is not resolved.
             base: format!("http://{}", Ipv4Addr::LOCALHOST),
             place: Listen::Unix(path.to_path_buf()).to_string(),
             authorization: token.map(bearer),
         }
     }
 
-    /// Status and document of one exchange, whatever the status.
+    /// Status and document of one exchange, with any status.
     ///
     /// # Errors
-    /// No answer, or one that is no JSON.
+    /// If there is no answer, or it is not JSON.
     pub(super) fn exchange(&self, method: Method, path: &str) -> Result<(u16, Value), Failure> {
         let (status, text) = self.send(method, path, ANSWER_WITHIN)?;
         let value = serde_json::from_str(&text).map_err(|_| self.not_tidegate())?;
         Ok((status, value))
     }
 
-    /// Status of a probe, and its document, if it has one; waits for no longer than `within`.
+    /// Status of a probe, and its document if it has one; waits at most `within`.
     ///
     /// # Errors
-    /// No answer in time.
+    /// If no answer arrives in time.
     pub(super) fn probe(&self, path: &str, within: Duration) -> Result<(u16, Value), Failure> {
         let (status, text) = self.send(Method::GET, path, within)?;
         Ok((status, serde_json::from_str(&text).unwrap_or_default()))
     }
 
-    /// The lines of an answer that may be of any length, as they come.
+    /// The lines of an answer of any length, as they arrive.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If there is no answer, or a refusal.
     pub(super) fn stream(&self, path: &str) -> Result<impl BufRead, Failure> {
         let mut answer = self.answer(Method::GET, path, STREAM_WITHIN)?;
         let status = answer.status().as_u16();
@@ -131,10 +131,10 @@ impl Client {
         Err(self.said(status, &serde_json::from_str(&text).map_err(|_| self.not_tidegate())?))
     }
 
-    /// Status of a path, and its text as it came; waits for no longer than `within`.
+    /// Status and text of a path; waits at most `within`.
     ///
     /// # Errors
-    /// No answer in time.
+    /// If no answer arrives in time.
     pub(super) fn text(&self, path: &str, within: Duration) -> Result<(u16, String), Failure> {
         self.send(Method::GET, path, within)
     }
@@ -145,7 +145,7 @@ impl Client {
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
         let fault = |error: ureq::Error| {
             if let ureq::Error::BodyExceedsLimit(most) = error {
-                let text = format!("{}: the answer is longer than {most} bytes: ask for less", self.place);
+                let text = format!("{}: the answer is longer than {most} bytes: request less", self.place);
                 return Failure::Failed(text);
             }
             self.unreachable(&error)
@@ -167,10 +167,10 @@ impl Client {
         self.agent.run(request).map_err(|error| self.unreachable(&error))
     }
 
-    /// The document of an answer: of what there is, or of what is `unknown`.
+    /// The document of an answer, `unknown` included.
     ///
     /// # Errors
-    /// No answer, or a refusal.
+    /// If there is no answer, or a refusal.
     pub(super) fn ask(&self, method: Method, path: &str) -> Result<Value, Failure> {
         match self.exchange(method, path)? {
             (200, document) => Ok(document),
@@ -179,12 +179,12 @@ impl Client {
         }
     }
 
-    /// The daemon's refusal, as a failure.
+    /// The failure for a refusal by the daemon.
     pub(super) fn said(&self, status: u16, answer: &Value) -> Failure {
         if status == 401 {
             return Failure::failed(
-                "the daemon wants its token: name its file with --token-file, set TIDEGATE_TOKEN, or let \
-                 admin.token_file of this configuration name it",
+                "the daemon requires a token: name its file with --token-file or with admin.token_file of \
+                 this configuration, or set TIDEGATE_TOKEN",
             );
         }
         let said = answer["error"].as_str().unwrap_or("no reason given");
@@ -194,9 +194,9 @@ impl Client {
         Failure::Failed(format!("{}: HTTP {status}: {}", self.place, plain(said)))
     }
 
-    /// Something else listens there.
+    /// The failure if another server listens at the address.
     pub(super) fn not_tidegate(&self) -> Failure {
-        Failure::Failed(format!("what answers at {} is not tidegate's admin server", self.place))
+        Failure::Failed(format!("the server at {} is not tidegate's admin server", self.place))
     }
 }
 
@@ -204,7 +204,7 @@ fn bounds() -> ureq::config::Config {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(0)
-        // The daemon is asked directly, and its token is shown to no proxy.
+        // The client connects directly, so that no proxy sees the token.
         .proxy(None)
         .timeout_connect(Some(CONNECT_WITHIN))
         .build()
@@ -214,17 +214,17 @@ fn bearer(token: &SecretString) -> String {
     format!("Bearer {}", token.expose_secret())
 }
 
-/// The daemon knows nothing of it.
+/// Whether the target is unknown to the daemon.
 pub(super) fn is_unknown(document: &Value) -> bool {
     document["result"] == "unknown" || document["state"] == "unknown"
 }
 
-/// A path below `/api/v1`, of segments as they are meant.
+/// A path below `/api/v1`, from unencoded segments.
 pub(super) fn path(segments: &[&str]) -> String {
     segments.iter().fold("/api/v1".to_owned(), |path, segment| path + "/" + &encoded(segment))
 }
 
-/// A query, with its question mark; empty without pairs.
+/// A query with its question mark; empty without pairs.
 pub(super) fn query(pairs: &[(&str, String)]) -> String {
     let pairs: Vec<_> = pairs.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
     if pairs.is_empty() {
@@ -237,7 +237,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, &ENCODED).to_string()
 }
 
-/// Where a listener can be reached from its own machine.
+/// The address of a listener as seen from its own machine.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -255,7 +255,7 @@ pub(super) mod tests {
     use std::sync::Arc;
     use tokio::runtime::Runtime;
 
-    /// A daemon's admin server, until it is dropped.
+    /// The admin server of a daemon, until it is dropped.
     pub(in crate::cli) struct Daemon {
         pub(in crate::cli) readiness: Arc<Readiness>,
         server: Server,
@@ -268,12 +268,12 @@ pub(super) mod tests {
         }
     }
 
-    /// Starts one, and makes the configuration that leads to it.
+    /// Starts a server, and makes a configuration that names it.
     pub(in crate::cli) fn running(token: Option<&str>, ask: Ask) -> (Daemon, Config) {
         running_at("127.0.0.1:0", token, ask)
     }
 
-    /// The same where it is to listen.
+    /// As [`running`], at the address `listen`.
     fn running_at(listen: &str, token: Option<&str>, ask: Ask) -> (Daemon, Config) {
         let mut config = Config::load(None, std::iter::empty()).unwrap().config;
         config.admin.token = token.map(|t| t.to_owned().into());
@@ -311,7 +311,7 @@ pub(super) mod tests {
         let client = Client::new(&config.admin).unwrap();
         assert_eq!(client.shown(), (listen.clone(), Some("Bearer a-token".to_owned())));
         assert_eq!(client.exchange(Method::GET, "/readyz").unwrap().0, 503);
-        // The same by its name, and without the token.
+        // The same address by name, and without the token.
         let client = Client::at(&listen, None).unwrap();
         assert_eq!(client.exchange(Method::GET, "/readyz").unwrap().0, 503);
         assert_eq!(client.exchange(Method::GET, "/api/v1/state").unwrap().0, 401);

@@ -1,5 +1,5 @@
-//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `rate`, `parked retry`, `parked drop`: one
-//! question, one answer.
+//! `cancel`, `lookup`, `reschedule`, `flush`, `pause`, `resume`, `rate`, `parked retry`, `parked drop`:
+//! commands of one request.
 
 use super::args::{
     ApplicationArgs, CancelArgs, DropArgs, EndArgs, FlushArgs, LookupArgs, Output, PauseArgs, RateArgs,
@@ -11,22 +11,22 @@ use super::{millis, moment};
 use serde_json::Value;
 use ureq::http::Method;
 
-/// The words for what a command does.
+/// The words of a command's result.
 #[derive(Clone, Copy)]
 struct Wording {
-    /// What `changed` means to a reader: it made a difference, or it did not.
+    /// The texts for `changed`: true and false.
     changed: [&'static str; 2],
     /// What was to be done to an item.
     done: &'static str,
 }
 
-const CANCELLED: Wording = Wording { changed: ["done", "it was so already"], done: "cancelled" };
+const CANCELLED: Wording = Wording { changed: ["done", "nothing to change"], done: "cancelled" };
 const RESCHEDULED: Wording = Wording { done: "rescheduled", ..CANCELLED };
 
 /// Runs `cancel`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked; partial when something was not cancelled.
+/// Failed if the daemon cannot be queried; partial if an item was not cancelled.
 pub(super) fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Result<(), Failure> {
     if let Some(id) = &args.id {
         let path = path(&["items", &args.application, id]);
@@ -35,11 +35,7 @@ pub(super) fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Resu
     let chosen = chosen(args);
     let path = match (&args.customer, &chosen[..]) {
         (Some(customer), [_]) if !args.dry_run => path(&["customers", &args.application, customer, "items"]),
-        (_, []) => {
-            return Err(Failure::Usage(
-                "either ID, --all or what is to be cancelled must be there".to_owned(),
-            ))
-        }
+        (_, []) => return Err(Failure::Usage("give ID, --customer, --all or another selection".to_owned())),
         (_, chosen) => path(&["applications", &args.application, "items"]) + &query(chosen),
     };
     if args.dry_run {
@@ -48,7 +44,7 @@ pub(super) fn cancel(client: &Client, args: &CancelArgs, output: Output) -> Resu
     conclude(&client.ask(Method::DELETE, &path)?, CANCELLED, output)
 }
 
-/// What `cancel` is told of many items, as the daemon reads it.
+/// The query parameters that select the items of `cancel`.
 fn chosen(args: &CancelArgs) -> Vec<(&'static str, String)> {
     let time = |time: Option<u64>| time.map(|time| time.to_string());
     let all = [
@@ -62,7 +58,7 @@ fn chosen(args: &CancelArgs) -> Vec<(&'static str, String)> {
     all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Prints what a cancel would be about.
+/// Prints the number of items that a cancel would select.
 fn would_cancel(counts: &Value, output: Output) -> Result<(), Failure> {
     let mut out = Out::lock();
     if output == Output::Json {
@@ -71,7 +67,7 @@ fn would_cancel(counts: &Value, output: Output) -> Result<(), Failure> {
     let [waiting, in_flight, parked] =
         ["waiting", "in_flight", "parked"].map(|stage| counts[stage].as_u64().unwrap_or(0));
     out.line(format_args!(
-        "it would be {}: {waiting} waiting, {in_flight} in flight, {parked} parked",
+        "would cancel {}: {waiting} waiting, {in_flight} in flight, {parked} parked",
         items(waiting + in_flight + parked)
     ))
 }
@@ -79,7 +75,7 @@ fn would_cancel(counts: &Value, output: Output) -> Result<(), Failure> {
 /// Runs `lookup`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked; partial when it knows nothing of the item.
+/// Failed if the daemon cannot be queried; partial if the item is unknown.
 pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Result<(), Failure> {
     let answer = client.ask(Method::GET, &path(&["items", &args.application, &args.id]))?;
     let mut out = Out::lock();
@@ -89,7 +85,7 @@ pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Resu
         Output::Table => out.table(&facts(&answer))?,
     }
     if is_unknown(&answer) {
-        return Err(Failure::Partial("unknown: no such item waits, and none ended lately".to_owned()));
+        return Err(Failure::Partial("unknown: no such item is waiting, and none ended lately".to_owned()));
     }
     Ok(())
 }
@@ -97,14 +93,13 @@ pub(super) fn lookup(client: &Client, args: &LookupArgs, output: Output) -> Resu
 /// Runs `reschedule`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked; partial when it refuses the time, or the item does not wait any
-/// more.
+/// Failed if the daemon cannot be queried; partial if it refuses the time, or the item no longer waits.
 pub(super) fn reschedule(client: &Client, args: &RescheduleArgs, output: Output) -> Result<(), Failure> {
     let time = match (args.at, args.delay) {
         (Some(at), None) => format!("at={at}"),
         (None, Some(delay)) => format!("delay={}", millis(delay)),
         (Some(_), Some(_)) | (None, None) => {
-            return Err(Failure::Usage("either --at or --delay must be there".to_owned()))
+            return Err(Failure::Usage("give either --at or --delay".to_owned()))
         }
     };
     let path = path(&["items", &args.application, &args.id, "reschedule"]);
@@ -114,7 +109,7 @@ pub(super) fn reschedule(client: &Client, args: &RescheduleArgs, output: Output)
 /// Runs `flush`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked; partial when it knows nothing of the customer.
+/// Failed if the daemon cannot be queried; partial if the customer is unknown.
 pub(super) fn flush(client: &Client, args: &FlushArgs, output: Output) -> Result<(), Failure> {
     let path = match &args.customer {
         Some(customer) => path(&["customers", &args.application, customer, "flush"]),
@@ -141,22 +136,23 @@ pub(super) fn pause(client: &Client, args: &PauseArgs, output: Output) -> Result
 pub(super) fn rate(client: &Client, args: &RateArgs, output: Output) -> Result<(), Failure> {
     let path = path(&["applications", &args.application, "rate"]);
     let Some(rate) = args.rate else {
-        let words = Wording { changed: ["as the configuration says", "it was so already"], ..CANCELLED };
+        let changed = ["configured rate restored", "the configured rate was in force already"];
+        let words = Wording { changed, ..CANCELLED };
         return conclude(&client.ask(Method::DELETE, &path)?, words, output);
     };
     let rate = ("rate", rate.to_string());
     let pairs: Vec<(&str, String)> = std::iter::once(rate).chain(end(&args.end)?).collect();
-    let words = Wording { changed: ["set", "it was so already"], ..CANCELLED };
+    let words = Wording { changed: ["set", "it was set already"], ..CANCELLED };
     conclude(&client.ask(Method::POST, &(path + &query(&pairs)))?, words, output)
 }
 
-/// When what holds for a while is to end.
+/// The end of a pause or of a rate.
 fn end(args: &EndArgs) -> Result<Option<(&'static str, String)>, Failure> {
     match (args.until, args.for_time) {
         (Some(at), None) => Ok(Some(("until", at.to_string()))),
         (None, Some(time)) => Ok(Some(("for", millis(time).to_string()))),
         (None, None) => Ok(None),
-        (Some(_), Some(_)) => Err(Failure::Usage("only one of --for and --until can hold".to_owned())),
+        (Some(_), Some(_)) => Err(Failure::Usage("--for and --until cannot be combined".to_owned())),
     }
 }
 
@@ -170,7 +166,7 @@ pub(super) fn resume(client: &Client, args: &ResumeArgs, output: Output) -> Resu
     conclude(&client.ask(Method::POST, &path)?, words, output)
 }
 
-/// Where an application, or a customer of it, is paused and resumed.
+/// The path that pauses or resumes an application or a customer.
 fn held(application: &str, customer: Option<&str>, verb: &str) -> String {
     match customer {
         Some(customer) => path(&["customers", application, customer, verb]),
@@ -191,7 +187,7 @@ pub(super) fn retry(client: &Client, args: &ApplicationArgs, output: Output) -> 
 /// Runs `parked drop`.
 ///
 /// # Errors
-/// As [`flush`]; usage when it was not said that it is meant.
+/// As [`flush`]; usage without `--yes`.
 pub(super) fn drop_parked(client: &Client, args: &DropArgs, output: Output) -> Result<(), Failure> {
     if !args.yes {
         let answer = client.ask(Method::GET, &path(&["applications", &args.application]))?;
@@ -207,17 +203,17 @@ fn unconfirmed(application: &Value, name: &str) -> Failure {
         return Failure::Partial(unknown());
     }
     let count = application["parked"].as_u64().unwrap_or(0);
-    Failure::Usage(format!("{} parked of {}: --yes gives them up for good", items(count), plain(name)))
+    Failure::Usage(format!("{} parked of {}: --yes cancels them permanently", items(count), plain(name)))
 }
 
-/// Prints the answer, and decides how the command ends.
+/// Prints the answer, and decides the result of the command.
 fn conclude(answer: &Value, words: Wording, output: Output) -> Result<(), Failure> {
     let (text, done) = tell(answer, words);
     let mut out = Out::lock();
     match output {
         Output::Json => out.json(answer)?,
         Output::Table if done => out.line(&text)?,
-        // It goes to standard error.
+        // The sentence goes to standard error.
         Output::Table => {}
     }
     ending(answer, text, done)
@@ -231,7 +227,7 @@ fn ending(answer: &Value, text: String, done: bool) -> Result<(), Failure> {
     }
 }
 
-/// One sentence, and whether all was done that was asked for.
+/// One sentence, and whether the whole command was carried out.
 fn tell(answer: &Value, Wording { changed, done }: Wording) -> (String, bool) {
     let text = |key: &str| plain(answer[key].as_str().unwrap_or_default()).into_owned();
     let count = || items(answer["count"].as_u64().unwrap_or(0));
@@ -260,7 +256,7 @@ fn tell(answer: &Value, Wording { changed, done }: Wording) -> (String, bool) {
         Some("in_flight") => not("in flight, and its outcome is not known yet".to_owned()),
         Some("unknown") => (unknown(), false),
         Some("rejected") => (format!("rejected: {}", text("error")), false),
-        // Of a newer daemon.
+        // The result of a newer daemon.
         Some(_) | None => (plain(&answer.to_string()).into_owned(), false),
     }
 }
@@ -273,7 +269,7 @@ fn items(count: u64) -> String {
     format!("{count} item{}", if count == 1 { "" } else { "s" })
 }
 
-/// What is known of an item, a line each.
+/// The known facts of an item, one per line.
 fn facts(item: &Value) -> Vec<Vec<String>> {
     const KEYS: [&str; 11] = [
         "state",
@@ -292,7 +288,7 @@ fn facts(item: &Value) -> Vec<Vec<String>> {
     known.map(|key| vec![key.replace('_', " "), cell(key, &item[*key])]).collect()
 }
 
-/// A value of this key, for people.
+/// A value of this key, formatted for people.
 pub(super) fn cell(key: &str, value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -391,11 +387,11 @@ mod tests {
     fn a_drop_that_is_not_confirmed_says_how_many() {
         let failure = unconfirmed(&json!({ "name": "sms", "parked": 9 }), "sms");
         assert_eq!(failure.exit_code(), 2);
-        assert_eq!(failure.text(), Some("9 items parked of sms: --yes gives them up for good"));
+        assert_eq!(failure.text(), Some("9 items parked of sms: --yes cancels them permanently"));
         assert_eq!(unconfirmed(&json!({ "result": "unknown" }), "sms").exit_code(), 3);
     }
 
-    /// A daemon that answers every command with this, and passes on what it was asked.
+    /// A daemon that answers every command with this, and records the commands.
     fn answering(status: Status, document: Value) -> (Daemon, Client, Arc<Mutex<Vec<CommandRequest>>>) {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let asked = Arc::clone(&heard);

@@ -9,7 +9,7 @@ use serde_json::{json, Value};
 /// Runs the command.
 ///
 /// # Errors
-/// Failed when the daemon is stuck or does not answer; partial when it is not ready.
+/// Failed if the daemon is stuck or does not answer; partial if it is not ready.
 pub(super) fn run(client: &Client, args: &HealthArgs, output: Output) -> Result<(), Failure> {
     let stuck = match client.probe("/livez", args.timeout)? {
         (200, _) => Vec::new(),
@@ -17,7 +17,7 @@ pub(super) fn run(client: &Client, args: &HealthArgs, output: Output) -> Result<
         (403, document) => return Err(client.said(403, &document)),
         _ => return Err(client.not_tidegate()),
     };
-    // One that is not live is not asked on: it is to be started again.
+    // A daemon that is not live needs a restart: readiness does not matter.
     let live = stuck.is_empty();
     let (missing, stuck) = if live && !args.live { lacks(client, args)? } else { (Vec::new(), stuck) };
     let ready = missing.is_empty() && stuck.is_empty();
@@ -42,7 +42,7 @@ pub(super) fn run(client: &Client, args: &HealthArgs, output: Output) -> Result<
     }
 }
 
-/// Names of what is missing, and of the parts that stand still.
+/// Names of the missing conditions and of the stuck parts.
 fn lacks(client: &Client, args: &HealthArgs) -> Result<(Vec<String>, Vec<String>), Failure> {
     match client.probe("/readyz", args.timeout)? {
         (200, document) if document["ready"] == true => Ok((Vec::new(), Vec::new())),

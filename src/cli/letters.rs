@@ -1,4 +1,4 @@
-//! `dead`: what lies in the queue of dead letters, page by page and call by call.
+//! `dead`: the content of the dead-letter queue, page by page and call by call.
 
 use super::args::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
@@ -15,11 +15,11 @@ use ureq::http::Method;
 
 type LetterQuery = Vec<(&'static str, String)>;
 
-/// Runs one of them.
+/// Runs one of the subcommands.
 ///
 /// # Errors
-/// Failed when the daemon or the broker cannot be asked; usage when it was not said that it is meant; partial
-/// when not all was done, or nothing was there.
+/// Failed if the daemon or the broker cannot be queried; usage without `--yes`; partial if not all was done,
+/// or nothing matched.
 pub(super) fn run(client: &Client, command: &DeadCommand, output: Output) -> Result<(), Failure> {
     match command {
         DeadCommand::List(args) if args.count => count(client, &args.filter, output),
@@ -41,9 +41,10 @@ fn filter(args: &LetterFilterArgs) -> LetterQuery {
     pairs.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }
 
-/// Calls until `limit` letters are there, or none is left that was there at the beginning: what dies again
-/// comes behind the others, and does not go round. `each` is told of each answer, and says how many letters
-/// of the limit it has used up. The last answer; what a later call failed with is told in it.
+/// Calls until `limit` dead letters are handled, or the walk has reached those that were not there at the
+/// beginning: a message that is dead-lettered again comes behind the others and is not handled twice. `each`
+/// gets each answer and returns how many of the limit it used up. Returns the last answer; the failure of a
+/// later call is part of it.
 fn walk(
     limit: u64,
     mut call: impl FnMut(u64, (&'static str, String)) -> Result<Value, Failure>,
@@ -68,7 +69,7 @@ fn walk(
     }
 }
 
-/// Up to `limit` letters, page by page.
+/// Up to `limit` dead letters, page by page.
 fn walked(
     client: &Client,
     filter: &LetterQuery,
@@ -84,23 +85,23 @@ fn walked(
     walk(limit, call, |page| {
         let none = page["stopped"].is_string().then_some(&[][..]);
         let letters = page["letters"].as_array().map(Vec::as_slice).or(none);
-        let letters = letters.ok_or_else(|| Failure::failed("the daemon's answer is no list"))?;
+        let letters = letters.ok_or_else(|| Failure::failed("the daemon's answer is not a list"))?;
         each(letters)?;
         Ok(letters.len() as u64)
     })
 }
 
-/// What of the queue was not seen, and why.
+/// The failure if the walk stopped early.
 fn ending(page: &Value) -> Result<(), Failure> {
     if let Some(text) = page["stopped"].as_str() {
-        return Err(Failure::Partial(format!("not all were looked at: {}", plain(text))));
+        return Err(Failure::Partial(format!("not all were read: {}", plain(text))));
     }
     Ok(())
 }
 
 fn unseen(page: &Value) -> Option<String> {
     let (looked_at, depth) = (page["looked_at"].as_u64()?, page["depth"].as_u64()?);
-    (page["more"] == true).then(|| format!("(looked at {looked_at} of {depth}; there are more)"))
+    (page["more"] == true).then(|| format!("(read {looked_at} of {depth}; there are more)"))
 }
 
 fn list(client: &Client, args: &LetterListArgs, output: Output) -> Result<(), Failure> {
@@ -158,7 +159,7 @@ fn count(client: &Client, filter: &LetterFilterArgs, output: Output) -> Result<(
     ending(&counted)
 }
 
-/// All letters that are there, by reason and application.
+/// The number of all dead letters, by reason and application.
 fn counted(client: &Client) -> Result<Value, Failure> {
     let mut groups: BTreeMap<(String, String), u64> = BTreeMap::new();
     let call = |_, place| client.ask(Method::GET, &(path(&["dead", "count"]) + &query(&[place])));
@@ -218,12 +219,12 @@ fn show(client: &Client, args: &LetterArgs, output: Output) -> Result<(), Failur
     let body = match (letter["body"].as_str(), letter["body_base64"].as_str()) {
         (Some(text), _) => text.lines().map(|line| plain(line).into_owned()).collect::<Vec<_>>().join("\n"),
         (None, Some(text)) => format!("(base64) {text}"),
-        (None, None) => "(longer than is shown)".to_owned(),
+        (None, None) => "(too long to show)".to_owned(),
     };
     out.line(format_args!("\n{body}"))
 }
 
-/// The letter of this key, wherever in the queue it lies.
+/// The dead letter with this key, at any position in the queue.
 fn found(client: &Client, key: &str, whole: bool) -> Result<Value, Failure> {
     let mut found = None;
     let last = walked(client, &vec![("key", key.to_owned())], 1, whole, |page| {
@@ -234,10 +235,10 @@ fn found(client: &Client, key: &str, whole: bool) -> Result<Value, Failure> {
 }
 
 fn unknown() -> Failure {
-    Failure::Partial("unknown: no such letter is there".to_owned())
+    Failure::Partial("unknown: no such dead letter".to_owned())
 }
 
-/// One document a line, whatever the output is to be, as they come.
+/// Prints one document per line as they arrive, whatever the output format.
 fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
     let mut left_out = 0;
     let mut out = Out::lock();
@@ -247,18 +248,18 @@ fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
             page.iter().try_for_each(|letter| out.line(letter))
         })?;
     ending(&last)?;
-    // Whoever drops what was saved must know that it was not all.
+    // Before dropping what was saved, the operator must know that it was not all.
     if let Some(text) = unseen(&last) {
         return Err(Failure::Partial(format!("not all were saved {text}")));
     }
     if left_out > 0 {
-        let text = format!("{left_out} without their bodies, which are longer than 8 MiB");
+        let text = format!("{left_out} saved without their bodies, which are longer than 8 MiB");
         return Err(Failure::Partial(text));
     }
     Ok(())
 }
 
-/// What is done with letters, in the words of an answer and a question.
+/// An action on dead letters, with its words for the result and for the question.
 struct LetterDeed {
     method: Method,
     path: &'static [&'static str],
@@ -270,7 +271,7 @@ const DROP: LetterDeed = LetterDeed {
     method: Method::DELETE,
     path: &["dead"],
     done: "dropped",
-    asked: "takes them away for good",
+    asked: "deletes them permanently",
 };
 const RETRY: LetterDeed = LetterDeed {
     method: Method::POST,
@@ -289,7 +290,7 @@ fn retry(client: &Client, args: &LetterRetryArgs, output: Output) -> Result<(), 
     change(client, &args.meant, &RETRY, &terms, output)
 }
 
-/// So many letters are meant.
+/// The number of dead letters that match.
 fn meant(client: &Client, args: &MeantArgs) -> Result<u64, Failure> {
     if let Some(key) = &args.key {
         return found(client, key, false).map(|_| 1);
@@ -342,7 +343,7 @@ fn letters(count: u64) -> String {
     format!("{count} letter{}", if count == 1 { "" } else { "s" })
 }
 
-/// Whoever said no number meant all: where some are left that might be meant, that is not done.
+/// Without a limit the command covers all: it is partial if others that may match remain.
 fn conclude(total: &Value, deed: &LetterDeed, limit: Option<u64>, output: Output) -> Result<(), Failure> {
     let (count, kept) = (total["count"].as_u64().unwrap_or(0), total["kept"].as_u64().unwrap_or(0));
     let left = total["left"].as_u64().map_or(String::new(), |left| format!("; left in the queue: {left}"));
@@ -357,19 +358,19 @@ fn conclude(total: &Value, deed: &LetterDeed, limit: Option<u64>, output: Output
     }
     if kept > 0 {
         let text = format!(
-            "{} not sent back: an envelope says its times itself, and takes no new one",
+            "{} not sent back: an envelope contains its times and cannot get a new one",
             letters(kept)
         );
         return Err(Failure::Partial(text));
     }
     match (count, total["more"] == true) {
-        (0, false) => Err(Failure::Partial("unknown: no such letter is there".to_owned())),
+        (0, false) => Err(unknown()),
         (0, true) => {
-            let text = format!("no such letter among the first {} of the queue", total["looked_at"]);
+            let text = format!("no such dead letter among the first {} of the queue", total["looked_at"]);
             Err(Failure::Partial(text))
         }
         (_, true) if limit.is_none_or(|limit| count < limit) => Err(Failure::Partial(format!(
-            "there are letters behind the first {} of the queue that were not looked at: not all were {}",
+            "the dead letters behind the first {} of the queue were not read: not all were {}",
             total["looked_at"], deed.done
         ))),
         _ => Ok(()),
@@ -380,7 +381,7 @@ fn conclude(total: &Value, deed: &LetterDeed, limit: Option<u64>, output: Output
 mod tests {
     use super::*;
 
-    /// An answer of a walk: what was done, and with which cursor it goes on.
+    /// An answer of a walk: the number handled, and the cursor for the next call.
     fn answer(count: u64, cursor: Option<&str>) -> Value {
         json!({ "result": "done", "count": count, "kept": 0, "depth": 2_500, "left": 2_500 - count,
                 "looked_at": 2_500, "more": cursor.is_some(), "stopped": null, "cursor": cursor })

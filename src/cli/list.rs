@@ -18,7 +18,7 @@ type Pairs = Vec<(&'static str, String)>;
 /// Runs `list`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked; usage when a customer is to be counted without application.
+/// Failed if the daemon cannot be queried; usage if a customer is to be counted without application.
 pub(super) fn run(client: &Client, args: &ListArgs, output: Output) -> Result<(), Failure> {
     match (args.count, &args.application, &args.customer) {
         (false, _, _) => items(client, &filter(args), args.cursor.clone(), args.limit, output),
@@ -47,7 +47,7 @@ pub(super) fn run(client: &Client, args: &ListArgs, output: Output) -> Result<()
 /// Runs `parked list`.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked.
+/// Failed if the daemon cannot be queried.
 pub(super) fn parked(client: &Client, args: &ParkedListArgs, output: Output) -> Result<(), Failure> {
     match &args.application {
         Some(application) => {
@@ -101,7 +101,7 @@ fn items(
             out.table(&item_table(&listed.items))?;
             match listed.next {
                 Some(next) => out.line(format_args!(
-                    "(there is more: --cursor {next} goes on, --limit shows more at a time)"
+                    "(there are more: --cursor {next} continues, --limit shows more at a time)"
                 )),
                 None => Ok(()),
             }
@@ -109,15 +109,15 @@ fn items(
     }
 }
 
-/// As many items as were wanted, or all.
+/// The requested number of items, or all.
 #[derive(Debug, PartialEq)]
 struct ListedItems {
     items: Vec<Value>,
-    /// Where the next page begins.
+    /// Start of the next page.
     next: Option<String>,
 }
 
-/// Turns pages until `limit` items are there, or the end. A page may be short, or empty, and not be the last.
+/// Reads pages until `limit` items are read, or the end. A page may be short or empty without being the last.
 fn follow(
     from: Option<String>,
     limit: u64,
@@ -128,7 +128,7 @@ fn follow(
         let rows = (limit - all.items.len() as u64).min(MAX_PAGE as u64);
         let mut page = fetch(all.next.as_deref(), rows)?;
         let Some(items) = page["items"].as_array_mut() else {
-            return Err(Failure::failed("the daemon's answer is no list"));
+            return Err(Failure::failed("the daemon's answer is not a list"));
         };
         if items.len() as u64 > rows {
             return Err(Failure::failed("the daemon's list is longer than was asked for"));
@@ -136,7 +136,7 @@ fn follow(
         all.items.append(items);
         let next = page["next"].as_str().map(str::to_owned);
         if next.is_some() && next == all.next {
-            return Err(Failure::failed("the daemon's list does not go on from its cursor"));
+            return Err(Failure::failed("the daemon's list does not continue from its cursor"));
         }
         all.next = next;
         if all.next.is_none() || all.items.len() as u64 >= limit {

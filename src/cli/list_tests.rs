@@ -1,4 +1,4 @@
-//! What `list` shows of the rows that the daemon gives.
+//! Tests of the rows that `list` shows.
 
 use super::super::client::tests::running;
 use super::*;
@@ -13,10 +13,10 @@ fn page(ids: std::ops::Range<u64>, next: Option<&str>) -> Value {
     json!({ "items": items, "next": next })
 }
 
-/// What a page was asked for: cursor and rows.
+/// The request of a page: cursor and rows.
 type Asking = (Option<String>, u64);
 
-/// Follows pages that are answered in this order, and tells what was asked for.
+/// Follows pages with these answers in order, and returns the requests.
 fn followed(limit: u64, pages: Vec<Value>) -> (Result<ListedItems, Failure>, Vec<Asking>) {
     let mut asked = vec![];
     let mut pages = pages.into_iter();
@@ -80,7 +80,7 @@ fn counts_of_a_customer_are_lines() {
 fn parked_applications_say_why_and_until_when() {
     let parked = Applications::parked(Document::new(&example(), &[], &Default::default()));
     let rows = parked_table(&parked);
-    // In the example every application has parked items, and one is parked.
+    // In the example every application has parked items, and one application is parked.
     let sms = rows.iter().find(|row| row[0] == "sms").unwrap();
     assert_eq!(sms[1..], ["9", "3", "in 1.5 s", "NO_ROUTE"]);
     let letters = rows.last().unwrap();

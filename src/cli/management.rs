@@ -1,4 +1,4 @@
-//! RabbitMQ's management HTTP API, asked for what AMQP does not tell. It is only read.
+//! Reads from RabbitMQ's management HTTP API what AMQP does not report.
 
 use super::output::{plain, Failure};
 use crate::config::{Endpoint, Login};
@@ -9,9 +9,9 @@ use serde_json::Value;
 use std::time::Duration;
 use ureq::http::Uri;
 
-/// For connection and answer together: it is slow where a node of the cluster is away.
+/// Time limit for connection and answer together: the API is slow while a node of the cluster is down.
 const MANAGEMENT_WITHIN: Duration = Duration::from_secs(15);
-/// One queue, or the overview of a large cluster, stays far below.
+/// Largest answer; one queue, or the overview of a large cluster, is far smaller.
 const MOST_TOLD: u64 = 4 << 20;
 const FORM: &str = "--management needs the form http://[USER:PASSWORD@]HOST:15672";
 
@@ -25,16 +25,16 @@ pub(super) struct Management {
 }
 
 impl Management {
-    /// At this address, with the login in it, else with that of the broker.
+    /// The API at this URL, with the login in it, or else the login of the broker.
     ///
     /// # Errors
-    /// Usage: it has another form, or no login has a password.
+    /// Usage: the URL has another form, or no login has a password.
     pub(super) fn at(url: &str, endpoint: &Endpoint) -> Result<Self, Failure> {
         let parsed: Uri = url.parse().map_err(|_| Failure::Usage(FORM.to_owned()))?;
         let authority = parsed.authority().map_or("", |a| a.as_str());
         if parsed.scheme_str() == Some("https") {
             return Err(Failure::Usage(format!(
-                "{FORM}: TLS is not spoken here. Run the check on the broker's machine, or through a tunnel"
+                "{FORM}: TLS is not supported. Run the check on the broker's machine, or use a tunnel"
             )));
         }
         if parsed.scheme_str() != Some("http") || authority.is_empty() || !matches!(parsed.path(), "" | "/") {
@@ -48,7 +48,7 @@ impl Management {
                 (decoded(user), SecretString::from(decoded(password)), host)
             }
             None if endpoint.login == Login::External => {
-                let text = "a login by certificate has no password for it";
+                let text = "a login by certificate has no password to use here";
                 return Err(Failure::Usage(format!("{FORM}: {text}")));
             }
             None => (endpoint.user.clone(), endpoint.password.clone(), authority),
@@ -57,7 +57,7 @@ impl Management {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(0)
-            // The password is shown to no proxy.
+            // The connection is direct, so that no proxy sees the password.
             .proxy(None)
             .timeout_global(Some(MANAGEMENT_WITHIN))
             .build()
@@ -66,15 +66,15 @@ impl Management {
         Ok(Management { agent, base: format!("http://{host}"), user, authorization })
     }
 
-    /// Where it is, without the login.
+    /// The address without the login.
     pub(super) fn place(&self) -> &str {
         &self.base
     }
 
-    /// The document below `/api`; `None` where there is none.
+    /// The document at a path below `/api`; `None` if there is none.
     ///
     /// # Errors
-    /// A sentence with what to do: no answer, a refusal, or another server.
+    /// A sentence that names the remedy: no answer, a refusal, or another server.
     pub(super) fn get(&self, segments: &[&str]) -> Result<Option<Value>, String> {
         let encoded = |segment: &&str| utf8_percent_encode(segment, NON_ALPHANUMERIC).to_string();
         let path = segments.iter().map(encoded).collect::<Vec<_>>().join("/");
@@ -88,9 +88,9 @@ impl Management {
             }
             404 => Ok(None),
             401 => Err(format!(
-                "the management API at {} does not let '{}' in: the login is wrong, or has no tag. \
-                 `rabbitmqctl set_user_tags {} management` gives it the least one; a login of somebody else \
-                 can stand in the URL",
+                "the management API at {} refuses '{}': the login is wrong, or has no tag. `rabbitmqctl \
+                 set_user_tags {} management` sets the tag with the least rights; the URL can contain \
+                 another login",
                 self.base,
                 plain(&self.user),
                 plain(&self.user)
@@ -100,7 +100,7 @@ impl Management {
     }
 
     fn other_server(&self) -> String {
-        format!("what answers at {} is not RabbitMQ's management API", self.base)
+        format!("the server at {} is not RabbitMQ's management API", self.base)
     }
 }
 

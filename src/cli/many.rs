@@ -1,8 +1,8 @@
-//! `push --ndjson`: many requests from standard input, an entry of the JSON envelope a line.
+//! `push --ndjson`: many requests from standard input, one entry of the JSON envelope per line.
 //!
-//! A line is read as the daemon will read it before it is published, so that a fault is told with its line
-//! and not by a dead letter. Many are on their way at once, within bounds; one that was not confirmed is
-//! never counted.
+//! Before a line is published, it is read as the daemon will read it, so that a fault is reported with its
+//! line and not by a dead letter. Many requests are unconfirmed at once, within bounds; a request without a
+//! confirm is never counted.
 
 use super::args::{Output, PushArgs};
 use super::broker::{block_on, CliSession};
@@ -26,14 +26,14 @@ use std::collections::VecDeque;
 use std::io::{BufRead, Read};
 use tokio::sync::mpsc::{channel, Receiver};
 
-/// What the daemon takes for an envelope.
+/// The content type of an envelope.
 const ENVELOPE: &str = "application/vnd.tidegate+json";
 
-/// Most requests that are published and not confirmed, and their bytes.
+/// Most unconfirmed requests, and their bytes.
 const UNCONFIRMED: usize = 1_000;
 const UNCONFIRMED_BYTES: usize = 16 << 20;
 
-/// Lines read ahead.
+/// Number of lines read ahead.
 const AHEAD: usize = 64;
 
 /// One request, ready to be published.
@@ -44,7 +44,7 @@ struct PushLine {
     body: Vec<u8>,
 }
 
-/// What of an entry its message needs.
+/// The keys of an entry that its message needs.
 #[derive(Deserialize)]
 struct LineKeys<'a> {
     #[serde(borrow)]
@@ -53,7 +53,7 @@ struct LineKeys<'a> {
     id: Option<&'a RawValue>,
 }
 
-/// How it went.
+/// The counts of a run.
 #[derive(Default)]
 struct Tally {
     published: u64,
@@ -64,7 +64,7 @@ struct Tally {
 /// Runs the command.
 ///
 /// # Errors
-/// Connection, the first line that is at fault, and the first request that is not confirmed or comes back.
+/// Connection, the first faulty line, and the first request that is not confirmed or is returned.
 pub(super) fn run(config: &Config, args: &PushArgs, output: Output) -> Result<(), Failure> {
     let mut tally = Tally::default();
     let done = block_on(async {
@@ -77,8 +77,8 @@ pub(super) fn run(config: &Config, args: &PushArgs, output: Output) -> Result<()
         let Failure::Failed(text) = failure else { return Err(failure) };
         let Tally { published, confirmed, .. } = tally;
         return Err(Failure::Failed(format!(
-            "{text} ({confirmed} of {published} published requests were confirmed; those with ids of their \
-             own can be pushed again)"
+            "{text} ({confirmed} of {published} published requests were confirmed; those with their own ids \
+             can be pushed again)"
         )));
     }
     let mut out = Out::lock();
@@ -98,7 +98,7 @@ pub(super) fn run(config: &Config, args: &PushArgs, output: Output) -> Result<()
     out.table(&rows.map(|(key, value)| vec![key.to_owned(), value]))
 }
 
-/// The entries of standard input, read by a thread of its own; behind the first fault nothing comes.
+/// The entries of standard input, read by a separate thread; nothing follows the first fault.
 fn entries(config: &Config, args: &PushArgs) -> Receiver<Result<(PushLine, bool), Failure>> {
     let (sender, receiver) = channel(AHEAD);
     let limits = Options::new(config, 0, None).limits;
@@ -118,7 +118,7 @@ fn entries(config: &Config, args: &PushArgs) -> Receiver<Result<(PushLine, bool)
                 .map(|(entry, made_up)| (PushLine { line, ..entry }, made_up))
                 .map_err(|error| Failure::Failed(format!("line {line}: {error}")));
             let ends = entry.is_err();
-            // Nobody listens any more where the publishing failed.
+            // The receiver is gone if publishing has failed.
             if sender.blocking_send(entry).is_err() || ends {
                 return;
             }
@@ -143,7 +143,7 @@ fn read_line(input: &mut impl BufRead, max_body: u64) -> Result<Option<Vec<u8>>,
     Ok(Some(text))
 }
 
-/// A line as a message, and whether its id was made up.
+/// A line as a message, and whether its id was generated.
 fn entry(
     body: Vec<u8>,
     application: Option<&str>,
@@ -183,7 +183,7 @@ fn entry(
     }
 }
 
-/// A request that is published, and what it waits for.
+/// A published request, with what it waits for.
 struct UnconfirmedLine {
     line: u64,
     bytes: usize,
@@ -204,7 +204,7 @@ async fn publish_all(
     let progress = Progress::new();
     let mut fault = None;
     loop {
-        // While nothing comes, what went out before is waited for: who writes slowly hears of a fault soon.
+        // While no line arrives, confirms are awaited: with a slow input, a fault is reported soon.
         let next = match unconfirmed.front_mut() {
             None => entries.recv().await,
             Some(UnconfirmedLine { line, bytes: size, confirm }) => tokio::select! {
@@ -247,7 +247,7 @@ async fn publish_all(
     fault.map_or(Ok(()), Err)
 }
 
-/// Waits for the first of them; its bytes.
+/// Waits for the first one, and returns its bytes.
 async fn settle(
     session: &CliSession,
     config: &Config,

@@ -1,6 +1,6 @@
-//! The command line: which command, with which configuration, and the exit code it ends with.
+//! The command line: selects the command and its configuration, and returns the exit code.
 //!
-//! Commands print through [`output`] only, and ask the running daemon through `client` only.
+//! Commands print through [`output`] only, and query the running daemon through `client` only.
 
 mod advice;
 mod args;
@@ -36,21 +36,21 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Read when neither argument nor environment names a file, if it is there.
+/// The file read if neither argument nor environment names one and it exists.
 const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
-/// Names the file when the argument does not.
+/// Names the file if the argument does not.
 const CONFIG_VARIABLE: &str = "TIDEGATE_CONFIG";
-/// Names the daemon's address when `--url` does not.
+/// Contains the daemon's address if `--url` does not.
 const URL_VARIABLE: &str = "TIDEGATE_URL";
-/// Holds the daemon's token when `--token-file` names none.
+/// Contains the daemon's token if `--token-file` names no file.
 const TOKEN_VARIABLE: &str = "TIDEGATE_TOKEN";
 
-/// Runs the command that the process was started with. The variable `RUST_MIN_STACK` has been set by then.
+/// Runs the command of this process. The variable `RUST_MIN_STACK` is already set.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Usage on standard error, or help and version on standard output; that may be closed.
+            // Usage goes to standard error, help and version to standard output, which may be closed.
             let _ = error.print();
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
         }
@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             if let Some(text) = failure.text() {
-                // Line by line: a fault may quote a foreign text.
+                // Line by line, because a fault may quote a foreign text.
                 text.lines().for_each(|line| note(plain(line)));
             }
             ExitCode::from(failure.exit_code())
@@ -84,7 +84,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Push(args) if args.ndjson => many::run(&quietly(path.as_deref())?, &args, output)?,
         CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
-        // Whatever the output is to be: these are texts of files.
+        // These are texts of files, whatever the output format.
         CliCommand::Config(ConfigCommand::Sample) => Out::lock().line(config::SAMPLE.trim_end())?,
         CliCommand::Config(ConfigCommand::Schema) => Out::lock().json(&config::schema())?,
         CliCommand::Config(ConfigCommand::Show) => Out::lock().line(shown(path.as_deref())?.trim_end())?,
@@ -114,7 +114,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// In the schema of the configured database; without one, in the usual one.
+/// Uses the schema of the configured database, or the usual one.
 fn database_schema(config: &Config) -> String {
     let name = config.store.database.as_ref().map_or(config::USUAL_SCHEMA, |db| &db.schema);
     crate::store::database_schema(name)
@@ -134,30 +134,30 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
     Ok(daemon::run(options))
 }
 
-/// Whether colour is wanted, which `NO_COLOR` (<https://no-color.org>) lets every user say; clap asks the
-/// same for its help.
+/// Whether to use colour; the variable `NO_COLOR` (<https://no-color.org>) turns it off. clap checks the same
+/// for its help.
 fn colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// For commands beside the daemon, which has logged its warnings already.
+/// For commands beside the daemon, which has already logged the warnings.
 fn quietly(path: Option<&Path>) -> Result<Config, Failure> {
     load(path).map(|loaded| loaded.config).map_err(Failure::Config)
 }
 
-/// The configuration that holds, as text.
+/// The effective configuration as text.
 fn shown(path: Option<&Path>) -> Result<String, Failure> {
     let env: Vec<_> = environment().collect();
     Config::show(path, env.into_iter()).map_err(|faults| Failure::Config(faults.to_string()))
 }
 
-/// Loads the configuration, or tells its faults, one a line.
+/// Loads the configuration, or returns its faults, one per line.
 fn load(path: Option<&Path>) -> Result<LoadedConfig, String> {
     Config::load(path, environment()).map_err(|faults| faults.to_string())
 }
 
-/// The running daemon: at the URL that was given, else where `[admin]` says that it listens. With a URL no
-/// configuration is read, so that its token is never shown to another address. Arguments come before the
+/// A client for the running daemon: at the given URL, or else at the address of `[admin]`. With a URL, no
+/// configuration is read, so that its token never reaches another address. Arguments take precedence over the
 /// environment.
 fn client_of(
     arguments: &DaemonArgs,
@@ -179,7 +179,7 @@ fn client_of(
     Client::new(&config::Admin { token: token.or(admin.token), ..admin })
 }
 
-/// Argument, environment, the usual place, nothing. An empty variable is none.
+/// Argument, environment, the usual file, none. An empty variable counts as absent.
 fn config_path(
     argument: Option<PathBuf>,
     variable: Option<OsString>,
@@ -191,7 +191,7 @@ fn config_path(
         .or_else(|| default_exists.then(|| default.to_path_buf()))
 }
 
-/// RFC 3339 in UTC of UTC milliseconds; the number where no calendar reaches.
+/// UTC milliseconds as RFC 3339 in UTC; the number itself outside of the calendar's range.
 fn moment(ms: i64) -> String {
     jiff::Timestamp::from_millisecond(ms).map_or_else(|_| ms.to_string(), |at| at.to_string())
 }
@@ -222,7 +222,7 @@ mod tests {
     fn the_daemon_is_looked_for_in_this_order() {
         let dir = tempfile::tempdir().unwrap();
         let (config, token) = (dir.path().join("config.toml"), dir.path().join("token"));
-        // A broker login that only the daemon can read is no concern of a command.
+        // A command does not need the broker login, which only the daemon can read.
         let text = "[amqp]\nuri = \"amqp://tidegate@rabbit.example\"\npassword_file = \"/none\"\n\
                     [admin]\nlisten = \"127.0.0.1:1234\"\n";
         std::fs::write(&config, text).unwrap();

@@ -1,36 +1,36 @@
-//! What is printed, and how a command ends.
+//! Output of the commands, and their result.
 //!
-//! Whatever comes from outside (names, errors, payloads) passes [`plain`] before it reaches a terminal.
+//! Foreign text (names, errors, payloads) passes [`plain`] before it reaches a terminal.
 
 use serde_json::Value;
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, StdoutLock, Write};
 
-/// Why a command ended without having done all of it.
+/// Why a command did not complete.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// Exit code 1.
+    /// The command failed: exit code 1.
     Failed(String),
-    /// 2: arguments that do not fit together.
+    /// The arguments do not fit together: exit code 2.
     Usage(String),
-    /// 3: some of it.
+    /// Only a part was done: exit code 3.
     Partial(String),
-    /// Another process has the store: exit code 75, as of `run`.
+    /// Another process has the store: exit code 75, as for `run`.
     Locked(String),
-    /// A fault of the configuration: exit code 78.
+    /// The configuration is invalid: exit code 78.
     Config(String),
     /// The reader of the output closed it (`| head`): not a failure, exit code 0.
     Closed,
 }
 
 impl Failure {
-    /// Failed with this sentence.
+    /// A failure with this sentence.
     pub(super) fn failed(text: impl Display) -> Self {
         Failure::Failed(text.to_string())
     }
 
-    /// The process's exit code.
+    /// The exit code of the process.
     pub(super) fn exit_code(&self) -> u8 {
         match self {
             Failure::Closed => 0,
@@ -42,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// For standard error.
+    /// The text for standard error.
     pub(super) fn text(&self) -> Option<&str> {
         match self {
             Failure::Closed => None,
@@ -56,7 +56,7 @@ impl Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// Of writing to standard output.
+    /// The failure for an error on standard output.
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             Failure::Closed
@@ -75,18 +75,18 @@ impl Out {
         Out(io::stdout().lock())
     }
 
-    /// One line, flushed: a reader at the other end of a pipe sees it now.
+    /// Prints one line and flushes it, so that the reader of a pipe sees it at once.
     pub(super) fn line(&mut self, text: impl Display) -> Result<(), Failure> {
         writeln!(self.0, "{text}")?;
         Ok(self.0.flush()?)
     }
 
-    /// A document, indented.
+    /// Prints an indented document.
     pub(super) fn json(&mut self, value: &Value) -> Result<(), Failure> {
         self.line(format_args!("{value:#}"))
     }
 
-    /// Rows with their columns below one another. No cell is cut.
+    /// Prints rows in aligned columns, without cutting cells.
     pub(super) fn table(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
         for line in align(rows) {
             writeln!(self.0, "{line}")?;
@@ -95,7 +95,7 @@ impl Out {
     }
 }
 
-/// A line on standard error. If that is closed, the line is lost.
+/// Prints a line on standard error. The line is lost if that is closed.
 pub(super) fn note(text: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
@@ -111,8 +111,7 @@ fn align(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-/// Text that does nothing to a terminal but show: control characters and changes of the writing direction
-/// become escapes.
+/// Text that is safe for a terminal: control characters and changes of the writing direction become escapes.
 pub(super) fn plain(text: &str) -> Cow<'_, str> {
     let acts = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !text.contains(acts) {

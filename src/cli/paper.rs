@@ -1,4 +1,4 @@
-//! `completions` and `man`: what is told of the command line, made from the same definition that reads it.
+//! `completions` and `man`: made from the definition that parses the command line.
 
 use super::args::{Cli, CompletionsArgs, ManArgs};
 use super::output::Failure;
@@ -8,7 +8,7 @@ use std::io::{self, Write};
 /// Runs `completions`.
 ///
 /// # Errors
-/// Failed when standard output cannot be written.
+/// Failed if standard output cannot be written.
 pub(super) fn completions(args: CompletionsArgs) -> Result<(), Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tidegate", &mut text);
@@ -18,7 +18,7 @@ pub(super) fn completions(args: CompletionsArgs) -> Result<(), Failure> {
 /// Runs `man`.
 ///
 /// # Errors
-/// Failed when standard output or a page cannot be written.
+/// Failed if standard output or a page cannot be written.
 pub(super) fn man(args: &ManArgs) -> Result<(), Failure> {
     let command = Cli::command();
     if let Some(directory) = &args.directory {

@@ -1,23 +1,23 @@
-//! How far a long walk is: one line on standard error, where that is a terminal. It has no colours, so that
-//! `NO_COLOR` is kept to by itself.
+//! Progress of a long operation: one line on standard error if that is a terminal. It uses no colours, and so
+//! respects `NO_COLOR`.
 
 use indicatif::style::TemplateError;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt::Write;
 use std::io::IsTerminal;
 
-/// Rows, share, rate and the time that is left.
+/// Rows, share, rate and remaining time.
 const KNOWN: &str = "{msg} {pos}/{len} ({percent}%) {rate} {eta}";
-/// The same where nobody knows how many there are.
+/// The form for an unknown total.
 const UNKNOWN: &str = "{msg} {pos} {rate}";
 /// Most lines written in a second.
 const PER_SECOND: u8 = 5;
 
-/// See the module.
+/// A progress line on a terminal.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Shows nothing yet, and never anything where nobody looks.
+    /// Shows nothing yet, and nothing at all without a terminal.
     pub(super) fn new() -> Self {
         let shown = std::io::stderr().is_terminal();
         let target =
@@ -25,13 +25,13 @@ impl Progress {
         Progress(ProgressBar::with_draw_target(None, target))
     }
 
-    /// So many of so many (`None`: it is not known) are done.
+    /// Shows that `done` of `total` are done; `None`: the total is unknown.
     pub(super) fn at(&self, what: &str, done: u64, total: Option<u64>) {
         if self.0.message() != what {
             self.0.set_message(what.to_owned());
         }
         if self.0.length() != total {
-            // Both are right; a test sees to it.
+            // Both templates are valid; a test checks that.
             let style = style(if total.is_some() { KNOWN } else { UNKNOWN });
             style.into_iter().for_each(|style| self.0.set_style(style));
             match total {
@@ -42,7 +42,7 @@ impl Progress {
         self.0.set_position(done);
     }
 
-    /// Prints something else meanwhile.
+    /// Prints other output without disturbing the line.
     pub(super) fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
         self.0.suspend(print)
     }
@@ -50,14 +50,14 @@ impl Progress {
 
 fn style(template: &str) -> Result<ProgressStyle, TemplateError> {
     let rate = |state: &ProgressState, out: &mut dyn Write| {
-        // What cannot be shown is left out.
+        // A failed write leaves a part of the line out.
         let _ = write!(out, "{:.0}/s", state.per_sec());
     };
     Ok(ProgressStyle::with_template(template)?.with_key("rate", rate))
 }
 
 impl Drop for Progress {
-    /// The line goes, whatever the command ends with.
+    /// Removes the line, whatever the result of the command.
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! `push`: one request, published to the ingest exchange and confirmed.
+//! `push`: publishes one request to the ingest exchange and waits for its confirm.
 
 use super::args::{Output, PushArgs};
 use super::broker::{block_on, CliSession};
@@ -30,7 +30,7 @@ struct PushMessage {
 /// Runs the command.
 ///
 /// # Errors
-/// Usage, connection, and whatever is not a confirm without return.
+/// Usage, connection, and any outcome but a confirm without return.
 pub(super) fn run(config: &Config, args: PushArgs, output: Output) -> Result<(), Failure> {
     let body = match args.body.as_deref() {
         None | Some("-") => read_input(std::io::stdin().lock())?,
@@ -38,7 +38,7 @@ pub(super) fn run(config: &Config, args: PushArgs, output: Output) -> Result<(),
     };
     if body.len() as u64 > config.limits.max_body {
         note(format_args!(
-            "warning: {} bytes are above limits.max_body ({}): it will end at the dead exchange",
+            "warning: {} bytes exceed limits.max_body ({}): the request will become a dead letter",
             body.len(),
             config.limits.max_body
         ));
@@ -54,7 +54,8 @@ pub(super) fn run(config: &Config, args: PushArgs, output: Output) -> Result<(),
         headers: headers(&args)?,
         body,
     };
-    // With the id, whose outcome is unknown can be pushed again without becoming a second item.
+    // The message names the id: a request with an unknown outcome can be pushed again without becoming a
+    // second item.
     block_on(publish(config, &message)).map_err(|failure| name_id(failure, &message.id))?;
     report(config, &args, &message, output)
 }
@@ -79,7 +80,7 @@ fn read_input(input: impl Read) -> Result<Vec<u8>, Failure> {
     Ok(body)
 }
 
-/// 128 random bits: a request whose outcome is unknown can be pushed again, looked up or cancelled by it.
+/// 128 random bits. By this id a request with an unknown outcome can be pushed again, looked up or cancelled.
 pub(super) fn random_id() -> Result<String, Failure> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|e| Failure::Failed(format!("no random numbers: {e}")))?;
@@ -87,7 +88,7 @@ pub(super) fn random_id() -> Result<String, Failure> {
 }
 
 fn guess_type(body: &[u8]) -> &'static str {
-    // As text first: skipped strings are not looked into, and would pass with any bytes.
+    // UTF-8 is checked first: serde_json does not check skipped strings, which would pass with any bytes.
     let text = std::str::from_utf8(body).unwrap_or_default();
     match serde_json::from_str::<serde::de::IgnoredAny>(text) {
         Ok(_) => "application/json",
@@ -122,7 +123,7 @@ fn headers(args: &PushArgs) -> Result<FieldTable, Failure> {
 }
 
 fn text(value: &str) -> AMQPValue {
-    // Never a short string: inside a table it closes the connection.
+    // Never a short string, which inside a table closes the connection.
     AMQPValue::LongString(value.into())
 }
 
@@ -153,7 +154,7 @@ async fn confirmed(session: &CliSession, exchange: &str, message: &PushMessage) 
     judge(session.ask("waiting for the confirm", confirm).await?, exchange)
 }
 
-/// With a single publish on the channel a return can only belong to it.
+/// With a single publish on the channel, a return belongs to that publish.
 pub(super) fn judge(confirmation: Confirmation, exchange: &str) -> Result<(), Failure> {
     match confirmation {
         Confirmation::Ack(None) => Ok(()),
@@ -166,7 +167,7 @@ pub(super) fn judge(confirmation: Confirmation, exchange: &str) -> Result<(), Fa
             )))
         }
         Confirmation::Nack(None) => {
-            Err(Failure::failed("the broker refused it (nack): a queue behind the exchange takes no more"))
+            Err(Failure::failed("the broker refused it (nack): a queue of the exchange accepts no more"))
         }
         Confirmation::NotRequested => Err(Failure::failed("the broker did not confirm it")),
     }

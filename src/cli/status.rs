@@ -1,4 +1,4 @@
-//! `status`: the state document of the running daemon, as a table or as it came.
+//! `status`: the state document of the running daemon, as a table or unchanged.
 
 use super::args::Output;
 use super::client::{path, Client};
@@ -15,7 +15,7 @@ use ureq::http::Method;
 /// Runs the command.
 ///
 /// # Errors
-/// Failed when the daemon cannot be asked; partial when it is not ready.
+/// Failed if the daemon cannot be queried; partial if it is not ready.
 pub(super) fn run(client: &Client, output: Output) -> Result<(), Failure> {
     let report = fetch(client)?;
     let mut out = Out::lock();
@@ -29,18 +29,18 @@ pub(super) fn run(client: &Client, output: Output) -> Result<(), Failure> {
     }
 }
 
-/// What the daemon said.
+/// The daemon's answers.
 #[derive(Debug)]
 struct Report {
-    /// As it came, with keys that this version does not know.
+    /// The unchanged document, with keys that this version does not know.
     raw: Value,
     document: Document,
-    /// Why it is not ready, if so.
+    /// Why the daemon is not ready.
     unready: Option<String>,
 }
 
 fn fetch(client: &Client) -> Result<Report, Failure> {
-    // First the probe: its word counts, and it is answered even when the daemon's loop is stuck.
+    // The probe comes first: its answer decides, and it arrives even when the daemon's loop is stuck.
     let (status, ready) = client.exchange(Method::GET, "/readyz")?;
     let unready = match (status, ready.get("ready")) {
         (200, Some(Value::Bool(true))) => None,
@@ -145,7 +145,7 @@ fn store(d: &Document) -> String {
     )
 }
 
-/// A line each, below a head.
+/// One line per application below a head.
 pub(super) fn applications(all: &[Application], dead_letters: Option<&Application>) -> Vec<Vec<String>> {
     let head = ["APPLICATION", "STATE", "ITEMS", "DUE", "IN FLIGHT", "PARKED", "WINDOWS", "CONFIRMED", ""];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
@@ -174,7 +174,7 @@ fn application(name: &str, a: &Application) -> Vec<String> {
     row
 }
 
-/// How an application is paused, in words.
+/// The pause of an application in words.
 fn paused(a: &Application) -> String {
     match a.paused_until {
         Some(until) => format!("paused until {}", cell("at", &Value::from(until))),
@@ -182,7 +182,7 @@ fn paused(a: &Application) -> String {
     }
 }
 
-/// Two units are enough for people.
+/// A duration in its two largest units.
 pub(super) fn span(ms: u64) -> String {
     if ms < 10_000 {
         return format!("{}.{} s", ms / 1_000, ms % 1_000 / 100);
@@ -191,7 +191,7 @@ pub(super) fn span(ms: u64) -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// Microseconds as milliseconds, for people.
+/// Microseconds as milliseconds.
 pub(super) fn ms(us: u64) -> String {
     format!("{}.{} ms", us / 1_000, us % 1_000 / 100)
 }

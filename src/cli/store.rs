@@ -1,4 +1,4 @@
-//! `store`: what can be done with a disk store that no daemon has open.
+//! `store`: operations on a disk store that no daemon has open.
 
 use super::args::{Output, StoreCommand, StoreDirArgs, StoreExportArgs};
 use super::client::{path, Client};
@@ -17,15 +17,15 @@ use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Faults that a JSON document names; all are counted.
+/// Most faults that a JSON document names; all are counted.
 const MOST_FAULTS: usize = 100_000;
 
-/// Runs one of them. `config` reads the configuration, and `daemon` finds the one that runs, where they are
-/// needed.
+/// Runs one of the subcommands. `config` reads the configuration, and `daemon` returns a client of the
+/// running daemon; both are called only if needed.
 ///
 /// # Errors
-/// Locked when a daemon has the store; failed when it is not there, cannot be read, or is damaged; partial
-/// when an export is not whole.
+/// Locked if a daemon has the store; failed if the store does not exist, cannot be read or is damaged;
+/// partial if an export is incomplete.
 pub(super) fn run(
     command: &StoreCommand,
     config: impl FnOnce() -> Result<Config, Failure>,
@@ -41,7 +41,7 @@ pub(super) fn run(
     }
 }
 
-/// Which store is meant, and what may be used of memory while it is open, bytes.
+/// The directory of the store, and the memory that may be used while it is open, bytes.
 struct Meant {
     path: PathBuf,
     memory: u64,
@@ -55,8 +55,8 @@ impl Meant {
         let config = config()?;
         let elsewhere = match config.store.kind {
             StoreKind::Disk => None,
-            StoreKind::Memory => Some("memory: this configuration keeps nothing on a disk"),
-            StoreKind::Postgres => Some("postgres: what waits is in the database, not on this disk"),
+            StoreKind::Memory => Some("memory: this configuration stores nothing on a disk"),
+            StoreKind::Postgres => Some("postgres: the items are in the database, not on this disk"),
         };
         if let Some(elsewhere) = elsewhere {
             return Err(Failure::Usage(format!("store.kind is {elsewhere}. Name a directory")));
@@ -75,12 +75,12 @@ fn not_opened(error: OpenError) -> Failure {
     Failure::Failed(format!("store: {error}"))
 }
 
-/// Shows how far a walk is, and what it finds.
+/// Shows the progress and the findings of a verification.
 struct Shown {
     progress: Progress,
     output: Output,
     faults: Vec<RowFault>,
-    /// Of printing a fault: told at the end.
+    /// The error of printing a fault, reported at the end.
     broken: Option<Failure>,
 }
 
@@ -122,8 +122,8 @@ fn verify(meant: &Meant, output: Output) -> Result<(), Failure> {
     }
     match summary.faults {
         0 => Ok(()),
-        1 => Err(Failure::failed("1 row is at fault")),
-        n => Err(Failure::Failed(format!("{n} rows are at fault"))),
+        1 => Err(Failure::failed("1 row is damaged")),
+        n => Err(Failure::Failed(format!("{n} rows are damaged"))),
     }
 }
 
@@ -175,7 +175,7 @@ fn table(path: &Path, summary: &StoreSummary) -> Vec<Vec<String>> {
         ("oldest due", due(summary.oldest_due)),
         ("newest due", due(summary.newest_due)),
         ("bytes on the disk", summary.bytes.to_string()),
-        ("rows at fault", summary.faults.to_string()),
+        ("damaged rows", summary.faults.to_string()),
     ];
     rows.map(|(name, value)| vec![name.to_owned(), value]).to_vec()
 }
@@ -202,7 +202,7 @@ fn compact(meant: &Meant, output: Output) -> Result<(), Failure> {
 /// Bytes of lines written at a time.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Whatever the output is to be, these are lines.
+/// Prints lines, whatever the output format.
 fn export(meant: &Meant) -> Result<(), Failure> {
     let progress = Progress::new();
     let damaged = |error: crate::store::ReadError| Failure::Failed(format!("store: {error}"));
@@ -222,7 +222,7 @@ fn export(meant: &Meant) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// What the daemon that has the store open says it holds.
+/// Exports from the daemon that has the store open.
 fn export_running(client: &Client) -> Result<(), Failure> {
     let progress = Progress::new();
     let mut answer = client.stream(&path(&["export"]))?;
@@ -249,7 +249,7 @@ fn export_running(client: &Client) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Partial(format!(
-        "the export broke off behind line {lines}{}: it is not whole",
+        "the export ended early after line {lines}{}: it is incomplete",
         plain(&broken)
     )))
 }

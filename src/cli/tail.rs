@@ -1,4 +1,5 @@
-//! `tail`: batches of one application as they come, from a temporary queue beside the application's own.
+//! `tail`: prints the batches of one application as they arrive, from a temporary queue beside its own
+//! queues.
 
 use super::args::{Output, TailArgs};
 use super::broker::{block_on, CliSession};
@@ -19,16 +20,16 @@ use serde_json::{json, value::RawValue, Value};
 use tokio::time::Instant;
 use ureq::http::Method;
 
-/// Batches on their way to this process: what it prints slowly stays at the broker.
+/// Most batches sent to this process ahead; with slow printing, the others stay at the broker.
 const PREFETCH: u16 = 20;
-/// What stays at the broker, bytes. Beyond it the oldest batch is dropped here, and here alone.
+/// Limit of the temporary queue, bytes. Beyond it the broker drops the oldest batch, from this queue only.
 const QUEUE_BYTES: i64 = 64 << 20;
 
 /// Runs the command.
 ///
 /// # Errors
-/// Connection, missing exchange, loss of the queue; usage when it would take what is parked; partial when it
-/// ended before `--count` batches had come, or any at all.
+/// Connection, a missing exchange, the loss of the queue; usage if it would take parked items; partial if it
+/// ended before `--count` batches arrived, or before any did.
 pub(super) fn run(
     config: &Config,
     daemon: impl FnOnce() -> Result<Client, Failure>,
@@ -39,7 +40,7 @@ pub(super) fn run(
         takes_nothing(daemon(), &args.application)?;
     }
     block_on(async {
-        // Where the batches are published, which may be another broker than the requests'.
+        // Batches may be published to another broker than requests.
         let session = CliSession::open(config, &config.egress.endpoints, "tidegate tail").await?;
         let outcome = follow(&session, &config.egress.exchange, args, output).await;
         session.close().await;
@@ -47,13 +48,14 @@ pub(super) fn run(
     })
 }
 
-/// Judges whether the temporary queue would be the only one, and take a backlog with it when it goes.
+/// Checks that the temporary queue is not the only one; it would then take parked items, which would be lost
+/// with it.
 fn takes_nothing(daemon: Result<Client, Failure>, application: &str) -> Result<(), Failure> {
     let shown = plain(application);
     let unsure = |why: &str| {
         Failure::Failed(format!(
-            "the daemon does not say whether items of {shown} are parked, and tail would take them: {why} \
-             (--drain listens all the same)"
+            "the daemon does not report whether items of {shown} are parked, and tail would take them: {why} \
+             (--drain listens anyway)"
         ))
     };
     let answer = daemon.and_then(|client| client.ask(Method::GET, &path(&["applications", application])));
@@ -65,7 +67,7 @@ fn takes_nothing(daemon: Result<Client, Failure>, application: &str) -> Result<(
     if found.parked > 0 || found.parked_since().is_some() {
         return Err(Failure::Usage(format!(
             "{shown} cannot be delivered to at present, and {} of its items are parked: they would be \
-             delivered to this command alone and be gone. Bind a queue of its own, or say --drain",
+             delivered to this command only and then be lost. Bind a queue for it, or give --drain",
             found.parked
         )));
     }
@@ -112,10 +114,10 @@ async fn follow(
     }
     match args.count {
         Some(wanted) if seen < wanted => {
-            Err(Failure::Partial(format!("{seen} of {wanted} batches came in the time given")))
+            Err(Failure::Partial(format!("{seen} of {wanted} batches arrived within the time limit")))
         }
         None if seen == 0 && args.for_time.is_some() => {
-            Err(Failure::Partial("no batch came in the time given".to_owned()))
+            Err(Failure::Partial("no batch arrived within the time limit".to_owned()))
         }
         Some(_) | None => Ok(()),
     }
@@ -129,7 +131,7 @@ async fn bound_queue(
     let short = |text: &str| ShortString::try_new(text).map_err(|e| Failure::Usage(e.to_string()));
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES));
-    // Not reject-publish: a slow reader here must not fail the daemon's publishes.
+    // Not reject-publish, because a slow reader here must not fail the daemon's publishes.
     arguments.insert("x-overflow".into(), AMQPValue::LongString("drop-head".into()));
     let options =
         QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
@@ -146,7 +148,7 @@ async fn bound_queue(
     Ok(queue)
 }
 
-/// One message of the output exchange, whatever its format.
+/// One message of the output exchange, in any format.
 struct TailedBatch<'a> {
     application: &'a str,
     content_type: &'a str,
@@ -180,7 +182,7 @@ impl<'a> TailedBatch<'a> {
         }
     }
 
-    /// Receipt here minus due: the way through the broker counts too.
+    /// Time of receipt minus due; it includes the way through the broker.
     fn lateness_ms(&self) -> Option<i64> {
         self.due.map(|due| i64::try_from(self.received).unwrap_or(i64::MAX).saturating_sub(due))
     }
@@ -209,7 +211,7 @@ impl<'a> TailedBatch<'a> {
         value
     }
 
-    /// A line on the batch, then one for each item or line of the body.
+    /// A line for the batch, then one for each item or line of the body.
     fn text(&self) -> Vec<String> {
         let mut head = super::moment(i64::try_from(self.received).unwrap_or(i64::MAX));
         let mut add = |name: &str, value: Option<String>| {
@@ -237,7 +239,7 @@ impl<'a> TailedBatch<'a> {
     }
 }
 
-/// The items of a body of format `json`, as they were written.
+/// The items of a body in format `json`, unchanged.
 #[derive(serde::Deserialize)]
 struct TailedItems<'a> {
     #[serde(borrow)]

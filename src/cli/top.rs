@@ -1,7 +1,7 @@
-//! `top`: the state of the running daemon on a terminal, again and again until it is told to end.
+//! `top`: shows the state of the running daemon on a terminal, refreshed until the user ends it.
 //!
-//! The terminal is given back on every way out: key, signal, failure and panic. Who asks for the daemon has a
-//! thread of its own, so that keys are heard while no answer comes.
+//! The terminal is restored at every exit: key, signal, failure and panic. A separate thread queries the
+//! daemon, so that keys work while an answer is pending.
 
 mod draw;
 mod lateness;
@@ -23,27 +23,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use view::{Order, TopView};
 
-/// A daemon that takes longer is shown as away, and asked again.
+/// Time limit of a query; a slower daemon is shown as not answering, and queried again.
 const STATE_WITHIN: Duration = Duration::from_secs(5);
-/// Longest wait for a key before answers and signals are looked at.
+/// Longest wait for a key before answers and signals are checked.
 const KEY_WITHIN: Duration = Duration::from_millis(100);
 
 /// Runs the command.
 ///
 /// # Errors
-/// Usage: standard output is no terminal. Failed: the terminal cannot be used.
+/// Usage: standard output is not a terminal. Failed: the terminal cannot be used.
 pub(super) fn run(client: Client, args: &TopArgs) -> Result<(), Failure> {
     if !std::io::stdout().is_terminal() {
         let text =
-            "standard output is no terminal: `tidegate status` prints the same once, for files and pipes";
+            "standard output is not a terminal: `tidegate status` prints the same once, for files and pipes";
         return Err(Failure::Usage(text.to_owned()));
     }
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))
-            .map_err(|e| Failure::Failed(format!("signals cannot be heard: {e}")))?;
+            .map_err(|e| Failure::Failed(format!("signal handlers cannot be installed: {e}")))?;
     }
-    // One answer waits at most: who shows it sets the pace.
+    // At most one answer waits: the display sets the pace.
     let (answers, told) = sync_channel(1);
     let interval = args.interval;
     std::thread::Builder::new()
@@ -54,13 +54,13 @@ pub(super) fn run(client: Client, args: &TopArgs) -> Result<(), Failure> {
     show(screen, &told, &ended, TopView::new(super::colours()))
 }
 
-/// The terminal, until it is dropped. A panic gives it back by a hook, since the process then ends at once.
+/// The terminal, until it is dropped. For a panic a hook restores it, since the process then ends at once.
 struct Screen(DefaultTerminal);
 
 impl Screen {
     fn take() -> Result<Self, Failure> {
         ratatui::try_init().map(Screen).map_err(|e| {
-            // Half of it may have been done.
+            // The set-up may be half done.
             let _ = ratatui::try_restore();
             Failure::Failed(format!("this terminal cannot be used: {e}"))
         })
@@ -69,22 +69,22 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Where the terminal is gone, there is nobody to tell.
+        // If the terminal is gone, the error cannot be shown.
         let _ = ratatui::try_restore();
     }
 }
 
-/// What the daemon said at one look.
+/// The daemon's answers to one round of queries.
 struct SeenState {
     document: Box<Document>,
-    /// `None` where the metrics cannot be read.
+    /// `None` if the metrics cannot be read.
     lateness: Option<LatenessBuckets>,
 }
 
-/// The look, or why nothing was to be seen.
+/// The answers of a round, or why there are none.
 type Look = Result<SeenState, String>;
 
-/// Ends with the process, or when nobody listens.
+/// Runs until the process ends or the receiver is dropped.
 fn ask(client: &Client, interval: Duration, answers: &SyncSender<Look>) {
     loop {
         let begun = Instant::now();
@@ -124,7 +124,7 @@ fn show(
             screen.0.draw(|frame| draw::draw(frame, &mut view)).map_err(unusable)?;
         }
         if event::poll(KEY_WITHIN).map_err(unusable)? {
-            // Another size too is drawn anew.
+            // A change of the size also needs a redraw.
             changed = true;
             if let Event::Key(key) = event::read().map_err(unusable)? {
                 if press(&mut view, key) {
@@ -136,7 +136,7 @@ fn show(
     Ok(())
 }
 
-/// Whether it is to end.
+/// Handles a key; returns whether to quit.
 #[expect(clippy::wildcard_enum_match_arm, reason = "a key without a meaning has none")]
 fn press(view: &mut TopView, key: KeyEvent) -> bool {
     if key.kind == KeyEventKind::Release {

@@ -1,4 +1,4 @@
-//! `topology print`: what the configuration needs on the broker, as commands and as definitions.
+//! `topology print`: prints what the configuration needs on the broker, as commands or definitions.
 
 use super::args::Output;
 use super::output::{Failure, Out};
@@ -7,13 +7,13 @@ use crate::config::{Config, Login, Topology};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeSet;
 
-/// Whom RabbitMQ makes at its first start, and lets in from its own machine alone.
+/// The user that RabbitMQ creates at its first start, and accepts from its own machine only.
 const GUEST: &str = "guest";
 
 /// Runs the command.
 ///
 /// # Errors
-/// Failed when standard output cannot be written.
+/// Failed if standard output cannot be written.
 pub(super) fn print(config: &Config, output: Output) -> Result<(), Failure> {
     let mut out = Out::lock();
     match output {
@@ -22,7 +22,7 @@ pub(super) fn print(config: &Config, output: Output) -> Result<(), Failure> {
     }
 }
 
-/// One end of the broker: where, as whom, and what it uses.
+/// One end of the broker: its address, user and objects.
 struct BrokerEnd<'c> {
     vhost: &'c str,
     user: &'c str,
@@ -34,7 +34,7 @@ struct BrokerEnd<'c> {
 fn ends(config: &Config) -> Vec<BrokerEnd<'_>> {
     let names = Names::of(&config.ingest, &config.egress, &config.dead);
     let dead = blueprint::dead(&config.dead);
-    // The ingest queue names the dead exchange: that goes before it.
+    // The ingest queue names the dead exchange, which therefore comes first.
     let ingest = dead.iter().cloned().chain(blueprint::ingest(&names)).collect();
     let egress = std::iter::once(blueprint::egress(&config.egress.exchange)).chain(dead).collect();
     let sides = [
@@ -50,7 +50,7 @@ fn ends(config: &Config) -> Vec<BrokerEnd<'_>> {
         .collect()
 }
 
-/// Each thing once, with its virtual host, in the order in which it can be made.
+/// Each object once, with its virtual host, in an order in which they can be created.
 fn declared<'c>(ends: &'c [BrokerEnd<'c>]) -> Vec<(&'c str, &'c Declared)> {
     let mut all = Vec::new();
     for one in ends.iter().flat_map(|end| end.declared.iter().map(|declared| (end.vhost, declared))) {
@@ -61,7 +61,7 @@ fn declared<'c>(ends: &'c [BrokerEnd<'c>]) -> Vec<(&'c str, &'c Declared)> {
     all
 }
 
-/// For a shell, with remarks.
+/// The commands for a shell, with comments.
 fn script(config: &Config) -> Vec<String> {
     let ends = ends(config);
     let mut lines = vec!["# Virtual host, exchanges and queues.".to_owned()];
@@ -71,9 +71,7 @@ fn script(config: &Config) -> Vec<String> {
     lines.push(String::new());
     lines.push(
         match config.amqp.topology {
-            Topology::Declare => {
-                "# The least rights with topology = \"declare\"; with \"passive\" fewer will do."
-            }
+            Topology::Declare => "# The least rights with topology = \"declare\"; \"passive\" needs fewer.",
             Topology::Passive => "# The least rights with topology = \"passive\".",
             Topology::Off => "# The least rights with topology = \"off\".",
         }
@@ -84,7 +82,7 @@ fn script(config: &Config) -> Vec<String> {
     let vhost = ends.first().map_or("/", |end| end.vhost);
     let publish =
         Rights { configure: any_of(&[]), write: any_of(&[&config.ingest.exchange]), read: any_of(&[]) };
-    lines.push("# A producer, who may do no more than publish requests:".to_owned());
+    lines.push("# A producer, which may only publish requests:".to_owned());
     lines.push(format!("#{}", permission(vhost, "PRODUCER", &publish)));
     let exchange = &config.egress.exchange;
     lines.push(format!(
@@ -93,7 +91,7 @@ fn script(config: &Config) -> Vec<String> {
     lines
 }
 
-/// Accounts with their rights. `guest` is nobody's account of their own: others are named instead.
+/// The accounts with their rights. `guest` is not an account for a daemon: another name replaces it.
 fn accounts(config: &Config, ends: &[BrokerEnd<'_>]) -> Vec<String> {
     let own = |user: &str, name: &str| if user == GUEST { name.to_owned() } else { user.to_owned() };
     let wanted: Vec<(&str, String, Rights)> = match ends {
@@ -115,7 +113,7 @@ fn accounts(config: &Config, ends: &[BrokerEnd<'_>]) -> Vec<String> {
     for (vhost, user, rights) in &wanted {
         if known.insert(user) {
             lines.push(format!("rabbitmqctl add_user {} PASSWORD", quoted(user)));
-            // Its certificate logs in: no password should do so as well.
+            // The user logs in by certificate, and must not be able to log in by password.
             if ends.iter().any(|end| end.login == Login::External && end.user == user) {
                 lines.push(format!("rabbitmqctl clear_password {}", quoted(user)));
             }
@@ -131,7 +129,7 @@ fn permission(vhost: &str, user: &str, rights: &Rights) -> String {
     format!("rabbitmqctl set_permissions -p {vhost} {user} {configure} {write} {read}")
 }
 
-/// For rabbitmqadmin of version 2.
+/// The command for rabbitmqadmin version 2.
 fn command(vhost: &str, declared: &Declared) -> String {
     let admin = format!("rabbitmqadmin --vhost {} declare", quoted(vhost));
     match declared {
@@ -168,7 +166,7 @@ fn json(value: &Argument) -> Value {
     }
 }
 
-/// As `rabbitmqctl import_definitions` and the management plugin read them.
+/// The definitions in the form that `rabbitmqctl import_definitions` and the management plugin read.
 fn definitions(config: &Config) -> Value {
     let ends = ends(config);
     let vhosts: BTreeSet<&str> = ends.iter().map(|end| end.vhost).collect();

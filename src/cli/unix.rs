@@ -1,5 +1,5 @@
-//! HTTP over a unix socket, for the one HTTP client there is: its transport alone, so that what is sent and
-//! read is the same as over TCP.
+//! HTTP over a unix socket for the HTTP client: it replaces only the transport, so that requests and answers
+//! are the same as over TCP.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -38,13 +38,13 @@ impl Connector for SocketConnector {
     }
 }
 
-/// A socket whose listener accepts nothing lets newcomers wait without a bound, and the standard library has
-/// none to set. The thread ends with the process.
+/// Connects with a time limit. If a listener accepts nothing, a connect may wait indefinitely, and the
+/// standard library has no limit for it. The thread ends with the process.
 fn connected(path: &Path, within: Duration) -> Result<UnixStream, Error> {
     let (done, ended) = mpsc::channel();
     let path = path.to_path_buf();
     std::thread::Builder::new().spawn(move || {
-        // Nobody waits any more: the connection is closed again.
+        // The receiver may be gone; the connection is then closed.
         let _ = done.send(UnixStream::connect(path));
     })?;
     match ended.recv_timeout(within) {
@@ -53,7 +53,7 @@ fn connected(path: &Path, within: Duration) -> Result<UnixStream, Error> {
     }
 }
 
-/// One connection, for one exchange.
+/// A connection for one exchange.
 #[derive(Debug)]
 pub(super) struct SocketTransport {
     stream: UnixStream,
@@ -77,12 +77,12 @@ impl Transport for SocketTransport {
         let end = left(timeout).map(|left| Instant::now() + left);
         let into = self.buffers.input_append_buf();
         let read = loop {
-            // Longer than nothing: the system takes zero for no limit.
+            // At least 1 ms, because the system treats zero as no limit.
             let least = Duration::from_millis(1);
             let left = end.map(|end| end.saturating_duration_since(Instant::now()).max(least));
             self.stream.set_read_timeout(left)?;
             match self.stream.read(into) {
-                // By a signal, such as that of a stopped job that goes on.
+                // A signal interrupts the read, for instance when a stopped job continues.
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 read => break read,
             }
@@ -92,7 +92,7 @@ impl Transport for SocketTransport {
         Ok(amount > 0)
     }
 
-    /// Not for another exchange: a command makes two at most.
+    /// A connection is not reused: a command makes at most two exchanges.
     fn is_open(&mut self) -> bool {
         false
     }
@@ -103,7 +103,7 @@ fn left(timeout: NextTimeout) -> Option<Duration> {
 }
 
 fn explained(error: io::Error, timeout: NextTimeout) -> Error {
-    // Which of them it is for a limit of time depends on the system.
+    // The error kind for a time limit depends on the system.
     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
         Error::Timeout(timeout.reason)
     } else {

@@ -1,14 +1,14 @@
-//! What to do about a connection that failed, chosen by the error's text; pure.
+//! Advice on a failed connection, chosen by the error's text; pure.
 //!
-//! TLS libraries name what they met, not what is wrong with the configuration. These are the cases in which
-//! the text leaves no doubt; for all others there is no advice.
+//! TLS libraries name what they met, and not what is wrong with the configuration. These are the cases in
+//! which the text is unambiguous; in all others there is no advice.
 
 use super::{Endpoint, Login, OwnCertificate, Tls};
 
-/// How a connection is told of that the other side has ended.
+/// Error texts for a connection that the other side has ended.
 const ENDED: [&str; 4] = ["reset by peer", "onnection aborted", "roken pipe", "unexpected end of file"];
 
-/// The error's own text, with the advice behind it where there is one.
+/// The error's own text, followed by advice if there is any.
 pub(crate) fn explained(error: String, endpoint: &Endpoint) -> String {
     match advice(&error, endpoint) {
         Some(advice) => format!("{error}: {advice}"),
@@ -16,17 +16,17 @@ pub(crate) fn explained(error: String, endpoint: &Endpoint) -> String {
     }
 }
 
-/// One sentence that says what to change.
+/// A sentence that names what to change.
 fn advice(error: &str, endpoint: &Endpoint) -> Option<String> {
     if endpoint.login == Login::External && error.contains("ACCESS_REFUSED") {
         return Some(
-            "the broker knows no user of the name that it reads from the certificate: see its \
+            "the broker has no user with the name that it reads from the certificate: see its \
              ssl_cert_login_from, its plugin rabbitmq_auth_mechanism_ssl and its auth_mechanisms"
                 .to_owned(),
         );
     }
     if let Some(tls) = &endpoint.tls {
-        // Alerts carry the same words about tidegate's certificate.
+        // Alerts use the same words about tidegate's certificate.
         return if error.contains("fatal alert") {
             of_own_certificate(error, tls.own.as_ref())
         } else {
@@ -36,8 +36,8 @@ fn advice(error: &str, endpoint: &Endpoint) -> Option<String> {
     of_tls_port(error)
 }
 
-/// A TLS port answers plain AMQP with an alert, which is no AMQP frame, or ends the connection before that is
-/// read: which of them is met depends on who is quicker.
+/// A TLS port answers plain AMQP with an alert, which is not an AMQP frame, or ends the connection before the
+/// alert is read; the outcome depends on timing.
 fn of_tls_port(error: &str) -> Option<String> {
     let alert = ["frame of the broker cannot be parsed", "ParsingError", "ParserError"];
     alert.iter().chain(&ENDED).any(|word| error.contains(word)).then(|| {
@@ -45,7 +45,7 @@ fn of_tls_port(error: &str) -> Option<String> {
     })
 }
 
-/// The broker's certificate does not convince, or is none.
+/// Advice if the broker's certificate is not trusted, or there is none.
 fn of_broker(error: &str, tls: &Tls, host: &str) -> Option<String> {
     let says = |words: &[&str]| words.iter().any(|word| error.contains(word));
     if says(&["CaUsedAsEndEntity"]) {
@@ -76,8 +76,8 @@ fn of_broker(error: &str, tls: &Tls, host: &str) -> Option<String> {
     }
     if says(&["not valid for name", "not valid for any names"]) {
         return Some(format!(
-            "the broker's certificate is not for {host}: write a name that it is for in the address, or have \
-             one made for this"
+            "the broker's certificate is not for {host}: use a name in the address that it covers, or have \
+             one made for this host"
         ));
     }
     says(&["certificate expired", "certificate not valid yet"]).then(|| {
@@ -86,7 +86,7 @@ fn of_broker(error: &str, tls: &Tls, host: &str) -> Option<String> {
     })
 }
 
-/// What the broker says of tidegate's certificate, or of the lack of one.
+/// Advice on an alert about tidegate's certificate, or about its absence.
 fn of_own_certificate(error: &str, own: Option<&OwnCertificate>) -> Option<String> {
     let says = |words: &[&str]| words.iter().any(|word| error.contains(word));
     let Some(own) = own else {
@@ -111,7 +111,7 @@ fn of_own_certificate(error: &str, own: Option<&OwnCertificate>) -> Option<Strin
     })
 }
 
-/// The alert is lost where the broker closes the connection at once behind it.
+/// The alert is lost if the broker closes the connection right after it.
 fn of_silence(error: &str, own: Option<&OwnCertificate>) -> Option<String> {
     let file = own.filter(|_| ENDED.iter().any(|word| error.contains(word)))?.certificate_file.display();
     Some(format!("perhaps the broker does not trust the authority of certificate_file {file}"))

@@ -1,4 +1,4 @@
-//! What an application may set: the keys of `[defaults]` and of `[applications.NAME]`.
+//! Settings of an application: the keys of `[defaults]` and of `[applications.NAME]`.
 
 use super::copies::copies;
 use super::reading::{DelayFrom, Reading, Redeliver};
@@ -13,10 +13,11 @@ use std::time::Duration;
 /// RabbitMQ 4 refuses larger messages unless configured otherwise (`max_message_size`).
 pub(super) const BROKER_USUAL: u64 = 16 << 20;
 
-/// What one application's table says: how the engine treats its items, and how its requests are read.
+/// The settings of one application's table: how the engine treats its items, and how its requests are read.
 pub(super) type ReadSettings = (AppSettings, Reading);
 
-/// Reads `[defaults]` or one `[applications.NAME]` (whose `base` is sound or not). Tells whether it is sound.
+/// Reads `[defaults]` or one `[applications.NAME]` (whose `base` has or has no fault). Returns whether the
+/// table has no fault.
 pub(super) fn application(
     mut s: Section<'_, '_>,
     (base, base_reading): (&AppSettings, &Reading),
@@ -56,7 +57,7 @@ pub(super) fn application(
     let max_waiting = s.get("max_waiting", base.max_waiting, Whole(0..=1_000_000_000_000));
 
     let judged = base_sound != Some(false) && !s.failed(&["window", "quiet"]);
-    // What both come from elsewhere was judged there.
+    // If neither key is set here, the base was checked there.
     let key = if s.is_set("quiet") { "quiet" } else { "window" };
     if judged && quiet >= window && quiet > 0 && (s.is_set(key) || base_sound.is_none()) {
         let (quiet, window) = (text(quiet), text(window));
@@ -90,7 +91,7 @@ pub(super) fn application(
     ((settings, Reading { copies, delay_from, traces, redeliver }), sound)
 }
 
-/// How fast items leave, and how many at once.
+/// The rate at which items leave, and the burst.
 fn rate_of(
     s: &mut Section<'_, '_>,
     keys: [&'static str; 2],
@@ -140,7 +141,7 @@ fn redeliver(mut s: Section<'_, '_>, base: &Redeliver, largest: u64, longest: u6
     Arc::new(found)
 }
 
-/// Milliseconds as text.
+/// Milliseconds as a duration text.
 fn text(ms: u64) -> String {
     humantime::format_duration(Duration::from_millis(ms)).to_string()
 }

@@ -1,8 +1,8 @@
-//! What of a request goes into its entry of a batch beside the contract's own fields: `copy_headers` and
-//! `copy_properties`.
+//! The parts of a request that go into its entry of a batch beside the contract's own fields: `copy_headers`
+//! and `copy_properties`.
 //!
 //! Both lists are checked here, also as CloudEvents attributes, so that a name that cannot be passed on is a
-//! fault of the configuration and not a field that is missing later.
+//! fault of the configuration and not a missing field later.
 
 use super::section::Section;
 use super::terms::{batch_header, request_header, DEAD_PREFIX, NEVER_COPIED};
@@ -11,12 +11,12 @@ use crate::engine::types::Format;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Most headers that one application may pass on: each request is searched for each of them.
+/// Most headers that one application may pass on; each request is searched for each of them.
 const MOST_HEADERS: usize = 32;
-/// Longest name of a header, bytes: what the protocol can carry.
+/// Longest name of a header, bytes: the limit of the protocol.
 const LONGEST_NAME: usize = 255;
 
-/// Members that an event has of its own, whatever is passed on.
+/// Members that every event has, independently of what is passed on.
 const EVENT_MEMBERS: [&str; 11] = [
     "specversion",
     "id",
@@ -31,29 +31,29 @@ const EVENT_MEMBERS: [&str; 11] = [
     "contentencoding",
 ];
 
-/// A property of a request that can be passed on. The others are in every entry (`message_id`,
+/// A property of a request that can be passed on. The other properties are in every entry (`message_id`,
 /// `content_type`, `content_encoding`), travel as a header (`user_id`), or never travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopiedProperty {
-    /// Pairs an answer with its question.
+    /// Relates a reply to its request.
     CorrelationId,
-    /// Where answers are awaited.
+    /// The queue for replies.
     ReplyTo,
-    /// What kind of message it is; `type` in the protocol.
+    /// The type of the message; `type` in the protocol.
     Kind,
-    /// When the producer says that it was made, seconds.
+    /// When the producer created the message, seconds.
     Timestamp,
-    /// From 0 to 255.
+    /// A priority from 0 to 255.
     Priority,
-    /// Which program made it.
+    /// The program that created the message.
     AppId,
-    /// Which cluster it came from.
+    /// The cluster of the producer.
     ClusterId,
 }
 
 impl CopiedProperty {
-    /// All of them with their names, in the order in which they stand in an entry. The store keeps places in
-    /// this list: what is new comes last.
+    /// All properties with their names, in their order in an entry. The store keeps positions in this list:
+    /// new ones come last.
     pub const ALL: &'static [(&'static str, CopiedProperty)] = &[
         ("correlation_id", CopiedProperty::CorrelationId),
         ("reply_to", CopiedProperty::ReplyTo),
@@ -70,34 +70,35 @@ impl CopiedProperty {
     }
 }
 
-/// What one application's batches pass on.
+/// The headers and properties that an application's batches pass on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
-    /// No one twice.
+    /// Properties, none of them twice.
     pub properties: Vec<CopiedProperty>,
-    /// Names, no one twice.
+    /// Names of headers, none of them twice.
     pub headers: Vec<String>,
 }
 
 impl Copies {
-    /// It passes nothing on.
+    /// Whether nothing is passed on.
     pub fn is_empty(&self) -> bool {
         self.properties.is_empty() && self.headers.is_empty()
     }
 }
 
-/// The CloudEvents attribute for a name: its letters, in lower case, and digits; CloudEvents allow no others.
+/// The CloudEvents attribute for a name: its letters in lower case and its digits, as CloudEvents allow no
+/// other characters.
 pub fn event_name(name: &str) -> String {
     let allowed = name.bytes().filter(u8::is_ascii_alphanumeric);
     allowed.map(|byte| char::from(byte.to_ascii_lowercase())).collect()
 }
 
-/// Whether an event has a member of this name, whatever is passed on.
+/// Whether every event has a member of this name.
 pub fn is_event_member(name: &str) -> bool {
     EVENT_MEMBERS.contains(&name)
 }
 
-/// Reads `copy_headers` and `copy_properties` of one application. `is_base`: it is `[defaults]`.
+/// Reads `copy_headers` and `copy_properties` of one application. `is_base` is true for `[defaults]`.
 pub(super) fn copies(
     s: &mut Section<'_, '_>,
     base: &Arc<Copies>,
@@ -133,7 +134,7 @@ pub(super) fn copies(
             }
         }
         Format::CloudEvents if !s.failed(&["copy_headers", "copy_properties"]) => {
-            // What is as in [defaults] altogether was judged there.
+            // A table that equals `[defaults]` was checked there.
             let key =
                 written.first().copied().or_else(|| (is_base || s.is_set("format")).then_some("format"));
             if let Some(key) = key {
@@ -145,7 +146,7 @@ pub(super) fn copies(
     Arc::new(found)
 }
 
-/// What is wrong with names of headers in any format.
+/// The faults in names of headers, for all formats.
 fn header_faults(names: &[String]) -> Vec<String> {
     let mut faults = Vec::new();
     if names.len() > MOST_HEADERS {
@@ -153,7 +154,7 @@ fn header_faults(names: &[String]) -> Vec<String> {
         return faults;
     }
     for (index, name) in names.iter().enumerate() {
-        // What they say is in an entry already, or is about another message.
+        // Such headers are already in an entry, or concern another message.
         let own = request_header::ALL.contains(&name.as_str())
             || batch_header::ALL.contains(&name.as_str())
             || name.starts_with(DEAD_PREFIX);
@@ -172,12 +173,12 @@ fn header_faults(names: &[String]) -> Vec<String> {
     faults
 }
 
-/// What is wrong with them as attributes of events.
+/// The faults in the names as attributes of events.
 fn event_faults(copies: &Copies) -> Vec<String> {
     let mut faults = Vec::new();
     let mut taken: BTreeMap<String, &str> = BTreeMap::new();
     for (name, property) in CopiedProperty::ALL {
-        // An event has the request's type for its own, in any case.
+        // The attribute `type` of an event is always the request's type.
         if copies.properties.contains(property) && *property != CopiedProperty::Kind {
             taken.insert(event_name(name), name);
         }
@@ -189,8 +190,7 @@ fn event_faults(copies: &Copies) -> Vec<String> {
                 "{name:?} has neither letters nor digits, of which CloudEvents names are made"
             ));
         } else if is_event_member(&event) {
-            faults
-                .push(format!("{name:?} would be {event} in CloudEvents, which every event has of its own"));
+            faults.push(format!("{name:?} would be {event} in CloudEvents, which every event has already"));
         } else if let Some(other) = taken.insert(event.clone(), name) {
             faults.push(format!("{other:?} and {name:?} would both be {event} in CloudEvents"));
         }

@@ -1,7 +1,7 @@
-//! The database that holds the store: its URI, taken apart strictly, and the keys beside it.
+//! The database that holds the store: its URI, parsed strictly, and the keys beside it.
 //!
-//! Written as for other clients of PostgreSQL; of their parameters those that say something here are known,
-//! and every other one is a fault. No error quotes any part of a URI beside the names of parameters.
+//! The URI has the form that other clients of PostgreSQL use. Of their parameters, those with a meaning here
+//! are known; every other one is a fault. An error quotes no part of a URI except names of parameters.
 
 use super::login::{secret_of, Password, Surroundings};
 use super::section::Section;
@@ -14,12 +14,12 @@ use secrecy::SecretString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The schema unless another one is named.
+/// The schema if no other one is named.
 pub const USUAL_SCHEMA: &str = "tidegate";
-/// Bytes of a name that PostgreSQL keeps.
+/// Bytes of an identifier that PostgreSQL keeps.
 const MAX_IDENTIFIER: usize = 63;
 const USUAL_PORT: u16 = 5432;
-/// Shortest and longest lease. A shorter one a slow commit would outlast.
+/// Shortest and longest lease; a slow commit would outlast a shorter one.
 const LEASES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
 const USUAL_LEASE: Duration = Duration::from_secs(10);
 const EXAMPLE: &str = "postgres://user@host/database?sslmode=require";
@@ -31,12 +31,12 @@ struct DatabaseUri {
     user: String,
     password: Option<SecretString>,
     database: String,
-    /// `None`: it does not say.
+    /// `None`: the URI does not specify it.
     tls: Option<bool>,
     ca_file: Option<PathBuf>,
 }
 
-/// The keys of `[store]` about the database; `None` where it is not wanted, or faulty.
+/// Reads the keys of `[store]` about the database; `None` if it is not used, or faulty.
 pub(super) fn database(
     s: &mut Section<'_, '_>,
     is_wanted: bool,
@@ -59,8 +59,8 @@ pub(super) fn database(
     if !is_identifier(&schema) && !s.failed(&["schema"]) {
         s.fault(
             "schema",
-            "is no plain name: at most 63 lower-case letters, digits and _, of which the first is no digit, \
-             and not beginning with pg_",
+            "is not a plain name: at most 63 lower-case letters, digits and _, and neither a digit nor pg_ \
+             at the beginning",
         );
     }
     if s.failed(&["uri"]) {
@@ -82,7 +82,7 @@ pub(super) fn database(
         );
     }
     if uri.tls == Some(true) && uri.hosts.iter().any(|(host, _)| host.starts_with('/')) {
-        s.fault("uri", "asks for encryption on a socket of this machine, which has none: sslmode=disable");
+        s.fault("uri", "asks for encryption on a unix socket, which has none: write sslmode=disable");
     }
     let in_file = around.file_exposed && matches!(s.place("uri"), Location::File { .. });
     let (password, password_file) = match password {
@@ -137,7 +137,7 @@ fn parse(text: &str) -> Result<DatabaseUri, String> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, tail) = rest.split_at(end);
     if tail.contains('@') {
-        // A password with a slash: what follows may be the rest of it.
+        // The password contains a slash: the rest may belong to it.
         return Err("has an @ after the host: in a password write / as %2F, ? as %3F, # as %23".into());
     }
     let (login, addresses) = authority.rsplit_once('@').ok_or("names no user: write user@host")?;
@@ -194,7 +194,7 @@ impl DatabaseUri {
             }
             ("sslrootcert", "system") => {}
             ("sslrootcert", path) => self.ca_file = Some(path.into()),
-            // It writes: no other server will do.
+            // The store writes, so no other kind of server is accepted.
             ("target_session_attrs", "read-write" | "primary") => {}
             ("target_session_attrs", _) => {
                 return Err("has a target_session_attrs that does not fit: it is always read-write".into());
@@ -203,7 +203,7 @@ impl DatabaseUri {
                 let named = |name: &&str| name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
                 let name = Some(name).filter(named).map_or(String::new(), |name| format!(" `{name}`"));
                 return Err(format!(
-                    "has a parameter{name} that is not known here: sslmode, sslrootcert and \
+                    "has a parameter{name} that is not supported: sslmode, sslrootcert and \
                      target_session_attrs are"
                 ));
             }

@@ -1,19 +1,19 @@
-//! What is wrong or doubtful in a configuration: where, which key, and a sentence.
+//! Faults and warnings of a configuration: place, key and a sentence.
 //!
-//! No value of a key that may hold a secret is ever quoted in one.
+//! No sentence quotes the value of a key that may hold a secret.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where a setting came from. Sorts by line, then by variable; what was written nowhere comes last.
+/// The source of a setting. The order is by line, then by variable; defaults come last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Location {
     /// A line of the configuration file.
     File {
-        /// From 1; 0 = the file as a whole.
+        /// Line number from 1; 0 stands for the file as a whole.
         line: usize,
-        /// As it was given.
+        /// The path as it was given.
         path: Arc<Path>,
     },
     /// An environment variable.
@@ -33,14 +33,14 @@ impl fmt::Display for Location {
     }
 }
 
-/// One fault or one warning.
+/// A fault or a warning.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
-    /// Where the setting was written.
+    /// Where the setting is written.
     pub place: Location,
     /// Path of the key, such as `applications.shop.window`; empty for a fault of the file as a whole.
     pub key: String,
-    /// What is wrong with it and how to put it right.
+    /// What is wrong with it, and how to correct it.
     pub text: String,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything that is wrong with a configuration: at least one finding, sorted by line. Prints one a line.
+/// All faults of a configuration: at least one finding, sorted by line. Prints one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults(pub(super) Vec<Finding>);
 
@@ -79,7 +79,7 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
-/// The candidate that `word` was most likely meant to be, if one is near enough.
+/// The candidate that is closest to `word`, if it is close enough.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > 64 {
         return None; // longer than any key, and the distance is quadratic
@@ -87,7 +87,7 @@ pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
     candidates
         .into_iter()
         .map(|c| (strsim::osa_distance(word, c), c))
-        // A third of the letters may be wrong: more makes any short word resemble any other.
+        // A third of the letters may be wrong; with more, any short word would resemble any other.
         .filter(|&(d, c)| d <= c.chars().count().max(3) / 3)
         .min_by_key(|&(d, _)| d)
         .map(|(_, c)| c)

@@ -1,5 +1,5 @@
-//! `admin.listen`: an address, a unix socket, or nowhere; the words in which the configuration, the log and
-//! the command line name it.
+//! `admin.listen`: an address, a unix socket, or off. The configuration, the log and the command line use the
+//! same words for it.
 
 use super::terms::is_loopback;
 use std::fmt;
@@ -7,28 +7,28 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What stands before the path of a unix socket.
+/// Prefix of the path of a unix socket.
 pub const UNIX_SCHEME: &str = "unix:";
 
-/// Longest path that a unix socket's address can carry; a zero follows it.
+/// Longest path that the address of a unix socket can hold; a zero byte follows it.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Where the admin server listens.
+/// The address of the admin server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// Nowhere: there is no admin server.
+    /// There is no admin server.
     Off,
-    /// On this address and port.
+    /// An address and port.
     Tcp(SocketAddr),
-    /// On a unix socket at this path, which is absolute.
+    /// A unix socket at this absolute path.
     Unix(PathBuf),
 }
 
 impl Listen {
-    /// Reads what [`Display`](fmt::Display) writes.
+    /// Reads the text that [`Display`](fmt::Display) writes.
     ///
     /// # Errors
-    /// What is wrong, as the end of a sentence that begins with the key.
+    /// The fault, as the end of a sentence that begins with the key.
     pub fn parse(text: &str) -> Result<Listen, String> {
         if text == "off" {
             return Ok(Listen::Off);
@@ -43,7 +43,7 @@ impl Listen {
         })
     }
 
-    /// Whether it lets in this machine at most, so that no token is needed.
+    /// Whether only this machine has access, so that no token is needed.
     pub fn is_local(&self) -> bool {
         match self {
             Listen::Off | Listen::Unix(_) => true,

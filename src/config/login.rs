@@ -1,6 +1,6 @@
-//! Addresses and logins: `amqp.uri`, `amqp.uris`, `egress.uri`, and the files that secrets come from.
+//! Addresses and logins: `amqp.uri`, `amqp.uris`, `egress.uri`, and the files with secrets.
 //!
-//! No secret reaches a fault or a warning.
+//! No secret appears in a fault or a warning.
 
 use super::finding::Location;
 use super::secret;
@@ -16,23 +16,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Upper bound on the heartbeat: a dead connection is noticed after about two of them.
+/// Longest heartbeat; a dead connection is noticed after about two of them.
 const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 
-/// At the least twice what a dead letter's headers add; at most what the client's parser has stack for,
-/// should all of a frame be headers within headers.
+/// Smallest and largest frame. The least is twice what a dead letter's headers add. The most is what the
+/// client's parser has stack for, if a whole frame were nested headers.
 const FRAME_SIZES: RangeInclusive<u64> = 16 << 10..=128 << 10;
 
-/// What is known of the world outside the file.
+/// What the configuration depends on outside its file.
 #[derive(Default)]
 pub(super) struct Surroundings {
-    /// The file may be read by others than its owner.
+    /// Users other than the owner may read the file.
     pub file_exposed: bool,
-    /// Where systemd puts credentials.
+    /// The directory of systemd's credentials.
     pub credentials: Option<PathBuf>,
 }
 
-/// `[amqp]`, but for what other sections have to do with it.
+/// Reads `[amqp]`, without the keys that concern other sections, too.
 pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig {
     let d = AmqpConfig::default();
     let addresses = addresses(s);
@@ -53,13 +53,13 @@ pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig
     let topology = s.get("topology", d.topology, Words(words));
     let heartbeat = s.get("heartbeat", d.heartbeat, Span(Duration::from_secs(1)..=LONGEST_HEARTBEAT));
     if heartbeat.subsec_nanos() != 0 {
-        s.fault("heartbeat", "is not a whole number of seconds, which is what the protocol knows");
+        s.fault("heartbeat", "is not a whole number of seconds, as the protocol requires");
     }
     let frame_max = s.get("frame_max", d.frame_max.into(), Size(FRAME_SIZES)) as u32;
     AmqpConfig { endpoints, topology, tls, heartbeat, frame_max }
 }
 
-/// Addresses of the publishing connection, and what is trusted there.
+/// Reads the addresses of the publishing connection, and what is trusted there.
 pub(super) fn egress(
     s: &mut Section<'_, '_>,
     amqp: &AmqpConfig,
@@ -88,12 +88,12 @@ pub(super) fn egress(
     (if own.is_empty() { amqp.endpoints.clone() } else { own }, tls)
 }
 
-/// Each address of `uri` or `uris` as it is written, with its place and key.
+/// Each address of `uri` or `uris` as written, with its place and key.
 fn addresses(s: &mut Section<'_, '_>) -> Vec<(Location, String, String)> {
     let uri = s.get("uri", String::new(), Text);
     let uris = s.list("uris", || Text);
     let mut texts = Vec::new();
-    // A variable takes the place of what the file says, whichever of the two keys that is.
+    // A variable replaces what the file contains, under either of the two keys.
     let file = |place| matches!(place, Location::File { .. });
     let has_uri = s.is_set("uri") && !(uri.is_empty() && s.is_set("uris"));
     let both = has_uri && s.is_set("uris");
@@ -115,7 +115,7 @@ fn addresses(s: &mut Section<'_, '_>) -> Vec<(Location, String, String)> {
     texts
 }
 
-/// What all addresses of a section have in common.
+/// What all addresses of a section share.
 struct Means<'a> {
     password: &'a Password,
     tls: &'a Arc<Tls>,
@@ -140,16 +140,16 @@ fn endpoints(
     found.collect()
 }
 
-/// A secret from outside the URI.
+/// A secret that is not part of the URI.
 pub(super) enum Password {
     None,
-    /// With the file that it was read from.
+    /// The secret, and the file that it was read from.
     Given(SecretString, PathBuf),
-    /// There should be one, and a fault says why there is none.
+    /// A secret was named, and a fault reports why it is missing.
     Failed,
 }
 
-/// The text of the file that `key` names, else of systemd's credential of this name.
+/// The content of the file that `key` names, or else of systemd's credential of this name.
 pub(super) fn secret_of(
     s: &mut Section<'_, '_>,
     key: &'static str,
@@ -182,7 +182,7 @@ pub(super) fn secret_of(
     }
 }
 
-/// One address with its login; `None` where the URI is faulty.
+/// One address with its login; `None` if the URI is faulty.
 fn endpoint(
     place: &Location,
     key: &str,
@@ -213,7 +213,7 @@ fn endpoint(
     }
     if parsed.user.is_none() && !here && !external {
         warn(format!(
-            "names no user for {host}: guest is taken, whom RabbitMQ lets in only from its own machine"
+            "names no user for {host}: tidegate uses guest, which RabbitMQ accepts only from its own machine"
         ));
     }
     if !parsed.tls && !here {
@@ -250,7 +250,7 @@ fn endpoint(
             return None;
         }
     };
-    // Of a certificate's user only the broker knows the name; `topology print` then writes this one.
+    // Only the broker knows the name of a certificate's user; `topology print` writes this placeholder.
     let user = parsed.user.unwrap_or_else(|| if external { "USER" } else { "guest" }.into());
     Some(Endpoint {
         tls: parsed.tls.then(|| Arc::clone(means.tls)),

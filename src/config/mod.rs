@@ -1,11 +1,12 @@
-//! Configuration: TOML text and environment to raw values to one checked [`Config`], every fault at once.
+//! Configuration: TOML text and environment become raw values and then one checked [`Config`], with every
+//! fault reported at once.
 //!
-//! `tree` holds what was written, with its places; `section` reads it key by key through the seeds of
-//! `units`; `read`, `login` and `application` know every key, its bounds, and what must hold between keys.
-//! Defaults stand here and nowhere else.
+//! `tree` holds what is written, with its places; `section` reads it key by key through the seeds of `units`;
+//! `read`, `login` and `application` know every key, its bounds, and the rules between keys. Defaults are
+//! defined here and nowhere else.
 //!
-//! Deliberately absent: talking to a broker or touching the store's directory. A configuration is judged by
-//! itself and by the files of secrets that it names.
+//! Deliberately absent: connections to a broker, and access to the store's directory. A configuration is
+//! judged by itself and by the files that it names.
 
 pub(crate) mod advice;
 mod application;
@@ -47,38 +48,38 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A configuration that may be run, and what is doubtful about it.
+/// A valid configuration and its warnings.
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
-    /// Valid as a whole.
+    /// The valid configuration.
     pub config: Config,
-    /// Sorted by line. Each deserves a line in the log.
+    /// Warnings sorted by line; each one should be logged.
     pub warnings: Vec<Finding>,
 }
 
-/// The environment, for [`Config::load`]. What is not UTF-8 is passed on marked as such, so that an override
-/// that cannot be read is a fault and not a panic.
+/// The environment for [`Config::load`]. A variable that is not UTF-8 is marked as such, so that an
+/// unreadable override is a fault and not a panic.
 pub fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()))
 }
 
-/// A password or token as its file holds it now, one newline at its end removed.
+/// A password or token as its file contains it now, without one newline at its end.
 ///
 /// # Errors
-/// A sentence that names the file: it cannot be read, is empty, too long, or no text of one line.
+/// A sentence that names the file: it cannot be read, is empty, too long, or not one line of text.
 pub fn read_secret(path: &Path) -> Result<SecretString, String> {
     secret::read(path).map(|secret| secret.text)
 }
 
-/// Every key with its default and what it means; a test holds it to that.
+/// Every key with its default and meaning; a test compares it with the code.
 pub const SAMPLE: &str = include_str!("../../config.example.toml");
 
-/// Paths of all keys there are, those of `[applications.NAME]` apart (they are those of `[defaults]`).
+/// Paths of all keys, except those of `[applications.NAME]`, which are the ones of `[defaults]`.
 pub fn keys() -> Vec<String> {
     shapes().into_keys().collect()
 }
 
-/// The same with what each takes, as JSON Schema says it.
+/// The same paths with the values that each takes, as JSON Schema.
 fn shapes() -> BTreeMap<String, serde_json::Value> {
     let findings = section::Findings::default();
     let _ = read::config(&tree::Table::new(), &findings, &login::Surroundings::default());
@@ -86,11 +87,11 @@ fn shapes() -> BTreeMap<String, serde_json::Value> {
 }
 
 impl Config {
-    /// Reads the file, lays `TIDEGATE__SECTION__KEY` variables over it, and checks the result. Without a
-    /// file: defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is looked up in `env` too.
+    /// Reads the file, applies the `TIDEGATE__SECTION__KEY` variables, and checks the result. Without a file:
+    /// defaults and environment. `CREDENTIALS_DIRECTORY` (set by systemd) is read from `env`, too.
     ///
     /// # Errors
-    /// Every fault at once. Syntax faults are reported alone, because what follows one cannot be trusted.
+    /// Every fault at once. Syntax faults are reported alone, because the text after one cannot be trusted.
     pub fn load(
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
@@ -98,12 +99,12 @@ impl Config {
         Written::read(path, env, tree::PREFIX)?.judge()
     }
 
-    /// What a command needs to ask the daemon: `[admin]` alone, so that whoever may ask needs no right to
-    /// read the broker's password. `with_token`: whether `admin.token_file` is read; else `token` is `None`.
-    /// `read_token` is always: the token for everything does for reading, too.
+    /// The settings that a command needs to query the daemon: `[admin]` alone, so that its user needs no
+    /// right to read the broker's password. `with_token`: whether `admin.token_file` is read; otherwise
+    /// `token` is `None`. `read_token` is always `None`, since the full token permits reading, too.
     ///
     /// # Errors
-    /// Every fault of `[admin]`, or the file's syntax. What other sections hold is not looked at.
+    /// Every fault of `[admin]`, or the file's syntax. Other sections are not checked.
     pub fn load_admin(
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
@@ -122,7 +123,7 @@ impl Config {
         }
     }
 
-    /// Settings of the engine.
+    /// The settings for the engine.
     pub fn engine_settings(&self) -> Settings {
         let hold_max = match self.store.kind {
             StoreKind::Disk | StoreKind::Postgres => None,
@@ -146,15 +147,14 @@ impl Config {
 /// Set by systemd: the directory of the service's credentials.
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 
-/// What was written of a configuration: the file, and the variables, in an order in which they can be laid
-/// over it.
+/// A configuration as written: the file, and the variables in an order in which they can be applied.
 struct Written {
     file: Option<File>,
     env: Vec<(String, String)>,
 }
 
 impl Written {
-    /// Of the environment, the variables that begin with `prefix`, and where credentials are.
+    /// The variables that begin with `prefix`, and the directory of credentials.
     fn read(
         path: Option<&Path>,
         env: impl Iterator<Item = (String, String)>,
@@ -162,7 +162,7 @@ impl Written {
     ) -> Result<Self, Faults> {
         let mut env: Vec<(String, String)> =
             env.filter(|(name, _)| name.starts_with(prefix) || name == CREDENTIALS).collect();
-        // RETRY stands before RETRY__MIN, so that the whole table never hides one of its keys.
+        // RETRY sorts before RETRY__MIN, so that a whole table never hides one of its keys.
         env.sort();
         let file = path.map(File::read).transpose().map_err(|fault| Faults(vec![fault]))?;
         Ok(Written { file, env })
@@ -182,7 +182,7 @@ impl Written {
         }
     }
 
-    /// What the file says with the variables laid over it, and what else the environment holds.
+    /// The file with the variables applied, and the facts from the rest of the environment.
     fn laid_over(
         &self,
         findings: &section::Findings,
@@ -204,17 +204,17 @@ impl Written {
     }
 }
 
-/// Most bytes of unconfirmed batches: what lapin holds twice, and what a lost connection repeats.
+/// Most bytes of unconfirmed batches. lapin holds them twice, and a lost connection repeats them.
 const MAX_IN_FLIGHT_BYTES: u64 = 32 << 20;
 
-/// More than any configuration; a device or log given by mistake is not read whole.
+/// More than any configuration has; a device or log given by mistake is not read whole.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// The configuration file.
 struct File {
     path: Arc<Path>,
     text: String,
-    /// Others than its owner may read it.
+    /// Users other than the owner may read the file.
     exposed: bool,
 }
 
@@ -242,42 +242,42 @@ impl File {
     }
 }
 
-/// The whole configuration, checked.
+/// The complete, checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Addresses, topology and heartbeat.
     pub amqp: AmqpConfig,
-    /// Where requests come from.
+    /// Source of the requests.
     pub ingest: IngestConfig,
-    /// Where batches go to.
+    /// Destination of the batches.
     pub egress: EgressConfig,
-    /// Where dead letters go to.
+    /// Destination of dead letters.
     pub dead: DeadLetters,
     /// Kind and place of the store.
     pub store: StoreConfig,
-    /// Upper bounds of the whole daemon.
+    /// Limits of the whole daemon.
     pub limits: LimitsConfig,
     /// Listener and tokens of the admin port.
     pub admin: Admin,
     /// Time limits of single operations.
     pub timeouts: Timeouts,
-    /// Settings of applications without a section.
+    /// Settings of applications without their own table.
     pub defaults: AppSettings,
-    /// `[applications.NAME]`, each laid over the defaults.
+    /// `[applications.NAME]`, each on top of the defaults.
     pub applications: BTreeMap<String, AppSettings>,
-    /// Where spans of published batches go: an OTLP endpoint, `http://HOST:PORT`.
+    /// Collector of the spans of published batches: an OTLP endpoint, `http://HOST:PORT`.
     pub otlp_endpoint: Option<String>,
     /// How requests are read, by application.
     pub readings: Arc<Readings>,
 }
 
-/// One broker address with its login. Never formatted as a URI: a URI type's `Debug` would print the
-/// password.
+/// One broker address with its login. It is never formatted as a URI: the `Debug` of a URI type would print
+/// the password.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// The scheme is `amqps`, and this is how the broker is known; `None`: it is `amqp`.
+    /// The scheme is `amqps`, with these trust settings; `None`: it is `amqp`.
     pub tls: Option<Arc<Tls>>,
-    /// How tidegate says who it is.
+    /// How tidegate authenticates.
     pub login: Login,
     /// Host name or address, IPv6 without brackets.
     pub host: String,
@@ -289,42 +289,41 @@ pub struct Endpoint {
     pub user: String,
     /// Password, decoded. `SecretString` prints as redacted.
     pub password: SecretString,
-    /// The file that it was read from, to be read again at each connect.
+    /// The file with the password, which is read again at each connect.
     pub password_file: Option<PathBuf>,
 }
 
 /// What tidegate does about queues and exchanges at each connect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Topology {
-    /// Create what is missing.
+    /// Creates what is missing.
     #[default]
     Declare,
-    /// Check that it is there.
+    /// Checks that everything exists.
     Passive,
-    /// Neither checked nor declared.
+    /// Neither checks nor declares.
     Off,
 }
 
-/// Section `[amqp]`: how the brokers are reached.
+/// Section `[amqp]`: the connection to the brokers.
 #[derive(Clone, Debug)]
 pub struct AmqpConfig {
-    /// At least one; tried in turn.
+    /// At least one address; tried in turn.
     pub endpoints: Vec<Endpoint>,
     /// What is declared or checked at each connect.
     pub topology: Topology,
-    /// How the broker is known, where addresses begin with `amqps`.
+    /// Trust settings for addresses that begin with `amqps`.
     pub tls: Arc<Tls>,
-    /// Whole seconds, 1 to 600. A connection that is silent for about twice as long is given up, by both
-    /// sides.
+    /// Whole seconds, 1 to 600. Both sides close a connection that is silent for about twice as long.
     pub heartbeat: Duration,
-    /// Largest frame that is asked for, bytes; a header table has to fit in one. The broker may allow less.
+    /// Largest frame to request, bytes; a header table has to fit in one. The broker may allow less.
     pub frame_max: u32,
 }
 
-/// Section `[ingest]`: where requests come from.
+/// Section `[ingest]`: the source of requests.
 #[derive(Clone, Debug)]
 pub struct IngestConfig {
-    /// Queue that requests are taken from.
+    /// The queue that is consumed.
     pub queue: String,
     /// Fanout exchange bound to it.
     pub exchange: String,
@@ -332,30 +331,30 @@ pub struct IngestConfig {
     pub prefetch: u16,
 }
 
-/// Section `[egress]`: where batches go to.
+/// Section `[egress]`: the destination of batches.
 #[derive(Clone, Debug)]
 pub struct EgressConfig {
-    /// Direct exchange that batches go to.
+    /// The direct exchange for batches.
     pub exchange: String,
     /// Addresses of the publishing connection: `egress.uri`, else those of `[amqp]`.
     pub endpoints: Vec<Endpoint>,
-    /// How the broker is known there.
+    /// Trust settings for this connection.
     pub tls: Arc<Tls>,
     /// Most unconfirmed batches.
     pub max_in_flight: usize,
 }
 
-/// Section `[dead]`: where dead letters go to.
+/// Section `[dead]`: the destination of dead letters.
 #[derive(Clone, Debug)]
 pub struct DeadLetters {
     /// Name of the fanout exchange.
     pub exchange: String,
-    /// Where they lie until somebody takes them.
+    /// The queue that holds dead letters.
     pub queue: DeadQueue,
 }
 
 impl DeadLetters {
-    /// Name of the queue that dead letters are looked for in; `None`: there is none that is known.
+    /// Name of the dead-letter queue; `None` if it is not known.
     pub fn queue_name(&self) -> Option<&str> {
         match (&*self.queue.name, self.queue.kind) {
             ("", DeadQueueKind::None) => None,
@@ -365,30 +364,30 @@ impl DeadLetters {
     }
 }
 
-/// Section `[dead.queue]`: the queue behind the exchange of dead letters.
+/// Section `[dead.queue]`: the queue bound to the dead exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadQueue {
-    /// Empty: the name of the exchange.
+    /// The name; empty: that of the exchange.
     pub name: String,
-    /// What is declared.
+    /// The type to declare.
     pub kind: DeadQueueKind,
-    /// Most letters in it; 0: no limit.
+    /// Most dead letters in it; 0: no limit.
     pub max_length: u64,
     /// Most bytes of bodies in it; 0: no limit.
     pub max_bytes: u64,
-    /// Where it was made by others: how often a letter may have been returned and still be looked at; 0: any
-    /// number of times.
+    /// For a queue that tidegate did not declare: most returns after which a dead letter may still be read;
+    /// 0: any number.
     pub max_looks: u64,
 }
 
 /// Values of `dead.queue.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadQueueKind {
-    /// Replicated, on the nodes of a cluster.
+    /// Replicated on the nodes of a cluster.
     Quorum,
     /// On one node.
     Classic,
-    /// None is declared: whoever runs the broker has bound one.
+    /// None is declared; an operator has bound one.
     None,
 }
 
@@ -398,22 +397,22 @@ pub enum StoreKind {
     /// Durable, in `store.path`.
     #[default]
     Disk,
-    /// Nothing is kept: the broker's unacked message is the copy.
+    /// Nothing is stored: the broker's unacked message is the copy.
     Memory,
     /// Durable, in a database that may be on another machine.
     Postgres,
 }
 
-/// Section `[store]`: where items are kept.
+/// Section `[store]`: the place of items.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// On disk, in a database, or in memory alone.
+    /// Disk, database, or memory only.
     pub kind: StoreKind,
-    /// Directory of the disk store; with a database, of what says which daemon this is.
+    /// Directory of the disk store; with a database, of the files that identify this daemon.
     pub path: PathBuf,
-    /// Memory: longest own time it takes.
+    /// Memory store: the longest own time that it accepts.
     pub hold_max: Duration,
-    /// With [`StoreKind::Postgres`], and with no other.
+    /// Present with [`StoreKind::Postgres`] only.
     pub database: Option<DatabaseConfig>,
 }
 
@@ -424,47 +423,47 @@ pub struct DatabaseConfig {
     pub hosts: Vec<(String, u16)>,
     /// Name of the role.
     pub user: String,
-    /// Its password. `SecretString` prints as redacted.
+    /// Password of the role. `SecretString` prints as redacted.
     pub password: Option<SecretString>,
-    /// The file that it was read from, to be read again at each connect.
+    /// The file with the password, which is read again at each connect.
     pub password_file: Option<PathBuf>,
     /// Name of the database.
     pub database: String,
-    /// The connection is encrypted, and the server's certificate checked.
+    /// Whether the connection is encrypted and the server's certificate checked.
     pub tls: bool,
-    /// PEM file with authorities to trust; `None` = those of the operating system.
+    /// PEM file with trusted authorities; `None`: those of the operating system.
     pub ca_file: Option<PathBuf>,
     /// Schema of the tables: a plain name.
     pub schema: String,
-    /// For so long the store is this daemon's behind each commit.
+    /// How long the store belongs to this daemon after each commit.
     pub lease: Duration,
-    /// Commits may be lost with the database's machine, and that is accepted.
+    /// Accepts that commits may be lost with the database's machine.
     pub allow_async: bool,
 }
 
-/// Section `[limits]`: upper bounds of the whole daemon.
+/// Section `[limits]`: limits of the whole daemon.
 #[derive(Clone, Debug)]
 pub struct LimitsConfig {
     /// Upper bound on items in memory, bytes.
     pub memory: u64,
-    /// Bytes; 0 = no limit of its own.
+    /// Disk space in bytes; 0: no limit.
     pub disk: u64,
     /// Upper bound on open windows.
     pub customers: u64,
-    /// Applications with something waiting.
+    /// Most applications with items.
     pub applications: u64,
     /// Upper bound on a message's body, bytes.
     pub max_body: u64,
-    /// Entries of one JSON array.
+    /// Most entries of one JSON array.
     pub max_envelope_items: usize,
-    /// Furthest own time.
+    /// The furthest own time.
     pub max_delay: Duration,
 }
 
 /// Section `[admin]`: the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// Where the HTTP listener is, if there is one.
+    /// Address of the HTTP listener, if there is one.
     pub listen: Listen,
     /// Bearer token for everything, read from `token_file`.
     pub token: Option<SecretString>,
@@ -479,16 +478,16 @@ pub struct Admin {
 pub struct Timeouts {
     /// TCP, TLS and AMQP handshake together, for each address.
     pub connect: Duration,
-    /// Oldest unconfirmed publish; then the connection is given up.
+    /// Age of the oldest unconfirmed publish at which its channel is given up.
     pub confirm: Duration,
-    /// Whole budget of a graceful shutdown.
+    /// Time limit of a graceful stop.
     pub drain: Duration,
-    /// A part with something to do that comes no further for so long is stuck; for twice as long, dead.
+    /// A part with work that makes no progress for this long is stuck; after twice this time it is dead.
     pub stuck_after: Duration,
 }
 
 impl Default for Config {
-    /// The built-in defaults: what an empty file gives.
+    /// The built-in defaults, which an empty file gives.
     fn default() -> Self {
         let amqp = AmqpConfig::default();
         Config {

@@ -1,6 +1,6 @@
-//! The sections and their keys: what each may hold, and what must hold between them.
+//! The sections and their keys: the values that each may have, and the rules between them.
 //!
-//! Addresses and their logins are read by `login`, what an application may set by `application`.
+//! `login` reads addresses and their logins, `application` the settings of an application.
 
 use super::application::{application, BROKER_USUAL};
 use super::database::database;
@@ -20,17 +20,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// RabbitMQ closes the channel of a delivery that stays unacked for longer, unless configured otherwise.
+/// RabbitMQ's default: it closes the channel of a delivery that stays unacked for longer.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// The store's log is written in files of 64 MiB, and two of them may be there before the first is given up.
+/// The store's log consists of files of 64 MiB, and two of them may exist before the first is removed.
 const LEAST_DISK: u64 = 256 << 20;
-/// What the unit's `TimeoutStopSec` leaves for the drain, closing apart.
+/// The part of the unit's `TimeoutStopSec` that remains for the drain, without closing.
 const USUAL_STOP: Duration = Duration::from_secs(50);
-/// A wait for the broker that is longer is not a bound.
+/// A longer wait for the broker is no effective bound.
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Reads the whole tree. Where there is a fault, the default stands in its place; the caller counts the
-/// faults.
+/// Reads the whole tree. A faulty value is replaced by its default; the caller counts the faults.
 pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surroundings) -> Config {
     let d = Config::default();
     let mut root = Section::root(tree, findings);
@@ -85,7 +84,7 @@ fn name(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
     name
 }
 
-/// The same; empty says something of its own.
+/// As [`name`], but may be empty.
 fn name_if_any(s: &mut Section<'_, '_>, key: &'static str, default: String) -> String {
     let name = s.get(key, default, Text);
     if name.len() > 255 {
@@ -96,7 +95,7 @@ fn name_if_any(s: &mut Section<'_, '_>, key: &'static str, default: String) -> S
     name
 }
 
-/// `config` has the names of all else.
+/// Reads `[dead.queue]`. `config` has all other names.
 fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueue {
     let words = &[
         ("quorum", DeadQueueKind::Quorum),
@@ -108,7 +107,7 @@ fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueu
     if !name.is_empty() && name == config.ingest.queue {
         s.fault("name", "is ingest.queue: dead items would come back as requests");
     }
-    // RabbitMQ reads both as signed numbers of 64 bits.
+    // RabbitMQ reads both as signed 64-bit numbers.
     let max_length = s.get("max_length", d.max_length, Whole(0..=1 << 53));
     let max_bytes = s.get("max_bytes", d.max_bytes, Size(0..=1 << 53));
     let max_looks = s.get("max_looks", d.max_looks, Whole(0..=1 << 53));
@@ -119,8 +118,8 @@ fn dead_queue(mut s: Section<'_, '_>, d: DeadQueue, config: &Config) -> DeadQueu
     DeadQueue { name, kind, max_length, max_bytes, max_looks }
 }
 
-/// What must differ, lest messages go round in a circle or arrive where they are not expected. The fault
-/// stands at the key that was written; where both were, at the latter of the two.
+/// Checks names that must differ, because messages would otherwise circulate or arrive where they are not
+/// expected. The fault is reported at the key that is written, or at the later one of two.
 fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
     let [ingest, egress, dead] = parts;
     if [&*ingest, &*egress, &*dead].iter().any(|s| s.failed(&["exchange", "queue"])) {
@@ -134,7 +133,7 @@ fn names_differ<'t, 'f>(c: &Config, parts: [&mut Section<'t, 'f>; 3]) {
         );
     } else if c.dead.exchange == c.egress.exchange {
         let at = if dead.is_set("exchange") { &mut *dead } else { egress };
-        at.fault("exchange", "is both egress.exchange and dead.exchange: dead items would pass for batches");
+        at.fault("exchange", "is both egress.exchange and dead.exchange: dead items would look like batches");
     }
     if c.dead.exchange == c.ingest.exchange {
         let at = if dead.is_set("exchange") { dead } else { ingest };
@@ -208,7 +207,7 @@ fn limits(mut s: Section<'_, '_>, d: LimitsConfig, kind: StoreKind) -> LimitsCon
     limits
 }
 
-/// `limits.disk`: 0, or enough for the store's log, which is written in files of 64 MiB.
+/// `limits.disk`: 0, or enough for the store's log, which consists of files of 64 MiB.
 fn disk_limit(s: &mut Section<'_, '_>, default: u64) -> u64 {
     let disk = s.get("disk", default, Size(0..=1 << 60));
     if (1..LEAST_DISK).contains(&disk) {
@@ -220,11 +219,11 @@ fn disk_limit(s: &mut Section<'_, '_>, default: u64) -> u64 {
     disk
 }
 
-/// Warns of requests that would be accepted and that the broker then refuses.
+/// Warns of requests that would be accepted here and then refused by the broker.
 fn bodies_fit_the_broker(config: &Config, root: &Section<'_, '_>, findings: &Findings) {
     let largest = config.limits.max_body;
     let all = std::iter::once(&config.defaults).chain(config.applications.values());
-    // In base64 three bytes become four; with its envelope the item must stay below the broker's limit.
+    // Base64 turns three bytes into four; with its envelope the item must stay below the broker's limit.
     let embeds = all.clone().any(|app| app.format != Format::Passthrough);
     let fits = if embeds { BROKER_USUAL / 4 * 3 } else { BROKER_USUAL };
     if largest > fits {
@@ -241,7 +240,7 @@ fn bodies_fit_the_broker(config: &Config, root: &Section<'_, '_>, findings: &Fin
     }
 }
 
-/// `[admin]` for a command that asks the daemon: where it listens, and the token where it is wanted.
+/// `[admin]` for a command that queries the daemon: the address, and the token if wanted.
 pub(super) fn admin_of_client(
     tree: &Table<'_>,
     findings: &Findings,
@@ -281,22 +280,22 @@ fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
     if token.is_none() && !listen.is_local() && !s.failed(&["listen", "token_file"]) {
         s.fault("listen", "is not a loopback address: token_file is needed");
     }
-    // Each opens less than those before it.
+    // Each token grants less than those before it.
     let all = [("token_file", &token), ("read_token_file", &read_token), ("state_token_file", &state_token)];
     for (n, (key, lesser)) in all.iter().enumerate().skip(1) {
         let Some(lesser) = lesser else { continue };
         if token.is_none() && !s.failed(&["token_file"]) {
             s.fault(
                 key,
-                "needs token_file beside it: without a token for everything, whoever reaches the port may do \
-                 everything, and this one would keep nobody from it",
+                "needs token_file, too: without a token for everything, every client that reaches the port \
+                 may do everything, and this token would restrict none",
             );
         }
         let same = |(_, other): &&(&str, &Option<SecretString>)| {
             other.as_ref().is_some_and(|other| other.expose_secret() == lesser.expose_secret())
         };
         if let Some((other, _)) = all[..n].iter().find(same) {
-            s.fault(key, format!("holds the token of {other}, which opens more: make another"));
+            s.fault(key, format!("holds the token of {other}, which grants more: use another one"));
         }
     }
     if listen == Listen::Off && !s.failed(&["listen"]) {
@@ -310,7 +309,7 @@ fn admin(mut s: Section<'_, '_>, d: Admin, around: &Surroundings) -> Admin {
     Admin { listen, token, read_token, state_token }
 }
 
-/// A bearer token: what a header can carry.
+/// Reads a bearer token, which must fit into a header.
 fn bearer(
     s: &mut Section<'_, '_>,
     key: &'static str,
@@ -338,14 +337,14 @@ fn timeouts(mut s: Section<'_, '_>, d: Timeouts) -> Timeouts {
         s.warn(
             "drain",
             "is longer than supervisors wait by default (the unit's TimeoutStopSec is 60s, Kubernetes gives \
-             30s): systemd is asked for more time, any other must be told",
+             30s): tidegate asks systemd for more time, any other needs a longer limit",
         );
     }
     s.end();
     timeouts
 }
 
-/// `[telemetry]`: where spans go; empty is nowhere.
+/// `[telemetry]`: the destination of spans; empty: none.
 fn telemetry(mut s: Section<'_, '_>) -> Option<String> {
     let endpoint = s.get("otlp_endpoint", String::new(), Text);
     let host = endpoint.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
@@ -353,10 +352,10 @@ fn telemetry(mut s: Section<'_, '_>) -> Option<String> {
     let fault = match host {
         _ if endpoint.is_empty() => None,
         None if endpoint.starts_with("https://") => {
-            Some("begins with https://, which is not spoken: name a collector on this machine or its network")
+            Some("begins with https://, which is not supported: name a collector on this machine or network")
         }
         Some(host) if plain(host) && !host.contains('?') => None,
-        Some(_) | None => Some("is no http://HOST:PORT"),
+        Some(_) | None => Some("is not http://HOST:PORT"),
     };
     fault.into_iter().for_each(|text| s.fault("otlp_endpoint", text));
     s.end();
@@ -388,7 +387,7 @@ fn applications(
     (defaults, all, readings)
 }
 
-/// What leaves as it came has nothing to be chosen.
+/// With passthrough, nothing is selected: each message leaves as it came.
 fn without_waste(settings: &AppSettings, reading: Reading) -> Reading {
     match settings.format {
         Format::Json | Format::Ndjson | Format::CloudEvents => reading,

@@ -1,44 +1,44 @@
-//! What decides how the requests of an application are read: what of them is passed on, from when a delay
-//! counts, and when what its consumers send back is delivered again. Defaults stand here.
+//! The settings for reading the requests of an application: what is passed on, from when a delay counts, and
+//! when returned items are delivered again. Defaults are defined here.
 
 use super::copies::Copies;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// From which moment a delay counts.
+/// The moment from which a delay counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DelayFrom {
-    /// When tidegate took the request from its queue.
+    /// When tidegate takes the request from its queue.
     #[default]
     Received,
-    /// When the producer says that it made the request; without that, as [`DelayFrom::Received`].
+    /// When the producer created the request, by its own account; without that, as [`DelayFrom::Received`].
     Timestamp,
 }
 
 impl DelayFrom {
-    /// Both, with their names.
+    /// Both values with their names.
     pub(super) const ALL: &'static [(&'static str, DelayFrom)] =
         &[("received", DelayFrom::Received), ("timestamp", DelayFrom::Timestamp)];
 }
 
-/// When what the consumers of an application send back is delivered again.
+/// When items that an application's consumers send back are delivered again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redeliver {
-    /// Before the first try again, ms; doubled with each. 0: nothing of this holds, and what comes back is a
+    /// Pause before the next try, ms; doubled with each one. 0: this is off, and a returned message is a
     /// request like any other.
     pub min: u64,
     /// Longest pause, ms.
     pub max: u64,
-    /// Most tries again; 0 = for ever.
+    /// Most further tries; 0: without limit.
     pub attempts: u32,
-    /// Headers in which consumers say why, the first that is there counts.
+    /// Headers that contain the consumer's reason; the first one present counts.
     pub reasons: Vec<String>,
     /// Largest batch, bytes: `max_bytes`.
     pub largest: u64,
 }
 
 impl Redeliver {
-    /// The pause before the next try, after so many, ms.
+    /// The pause before the next try, after `tries` tries, ms.
     pub fn pause(&self, tries: u32) -> u64 {
         self.min.saturating_mul(1 << tries.min(40)).min(self.max)
     }
@@ -54,13 +54,13 @@ impl Default for Redeliver {
 /// How the requests of one application are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// What of them goes into their entries of batches.
+    /// The parts that go into their entries of batches.
     pub copies: Arc<Copies>,
     /// From when their delays count.
     pub delay_from: DelayFrom,
-    /// Their trace contexts go on: into their entries, and into the context of the batch.
+    /// Trace contexts are passed on: into the entries, and into the context of the batch.
     pub traces: bool,
-    /// Of what its consumers send back.
+    /// Redelivery of what consumers send back.
     pub redeliver: Arc<Redeliver>,
 }
 
@@ -78,14 +78,14 @@ impl Default for Reading {
 /// How requests are read, by application.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Readings {
-    /// For every application that has no table of its own.
+    /// For every application without its own table.
     pub defaults: Reading,
     /// By application name.
     pub applications: BTreeMap<String, Reading>,
 }
 
 impl Readings {
-    /// Those of one application.
+    /// The settings of one application.
     pub fn of(&self, application: &str) -> &Reading {
         self.applications.get(application).unwrap_or(&self.defaults)
     }

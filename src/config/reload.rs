@@ -1,4 +1,4 @@
-//! Which keys take effect at a reload, and which wait for a restart.
+//! Separates the keys that take effect at a reload from those that need a restart.
 
 use super::{Config, DatabaseConfig, Endpoint, Tls};
 use secrecy::{ExposeSecret, SecretString};
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Config {
-    /// This running configuration with everything of `new` that takes effect at once: `[defaults]`,
+    /// This running configuration with all values of `new` that take effect at once: `[defaults]`,
     /// `[applications]`, the limits on requests and open windows, and `timeouts.stuck_after`.
     pub fn reloaded(&self, new: &Config) -> Config {
         let mut live = self.clone();
@@ -23,17 +23,17 @@ impl Config {
     }
 }
 
-/// The keys that differ and take effect only at a restart, in the order of the example file.
+/// The keys that differ and need a restart, in the order of the example file.
 pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let same_ends = |a: &[Endpoint], b: &[Endpoint]| {
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_endpoint(a, b))
     };
-    // `egress.endpoints` follow `[amqp]` where egress has no login of its own: named once then.
+    // `egress.endpoints` follow `[amqp]` if egress has no login of its own; such a change is named once.
     let amqp_same = same_ends(&old.amqp.endpoints, &new.amqp.endpoints);
     let follows = |c: &Config| same_ends(&c.amqp.endpoints, &c.egress.endpoints);
     let follow = follows(old) && follows(new);
     let egress_same = same_ends(&old.egress.endpoints, &new.egress.endpoints) || follow;
-    // Likewise what is trusted.
+    // The same for the trust settings.
     let tls_follows = |c: &Config| c.amqp.tls == c.egress.tls;
     let egress_tls = |same: fn(&Tls) -> Option<&Path>| {
         same(&old.egress.tls) == same(&new.egress.tls) || tls_follows(old) && tls_follows(new)
@@ -90,12 +90,12 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     all.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
 }
 
-/// Of the databases, where there is one.
+/// Compares a property of the databases, if there are any.
 fn same<T: PartialEq>(old: &Config, new: &Config, of: impl Fn(&DatabaseConfig) -> T) -> bool {
     old.store.database.as_ref().map(&of) == new.store.database.as_ref().map(&of)
 }
 
-/// What makes a login: a password from a file is read again at each connect.
+/// The parts of a login. A password from a file is read again at each connect.
 fn login_of(db: &DatabaseConfig) -> impl PartialEq {
     let literal = db.password.as_ref().filter(|_| db.password_file.is_none());
     let literal = literal.map(|password| password.expose_secret().to_owned());

@@ -1,21 +1,21 @@
-//! Moments as RFC 3339 writes them, and nothing beyond: `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM|-HH:MM)`.
+//! Moments in RFC 3339, and no other form: `YYYY-MM-DDTHH:MM:SS[.fraction](Z|+HH:MM|-HH:MM)`.
 //!
-//! The wire, the admin port and the command line all read moments here. The date library gives the calendar.
-//! Its parser is not used: it takes offsets that RFC 3339 does not have, moves a leap second a second back,
-//! and ends before the year 9999 does, a usual "never".
+//! The wire, the admin port and the command line all read moments here. The calendar comes from the date
+//! library. Its parser is not used: it accepts offsets that RFC 3339 does not have, moves a leap second back
+//! by a second, and ends before the end of the year 9999, a common "never".
 
 use jiff::civil::Date;
 
-/// To which side a moment goes that is no whole millisecond.
+/// The direction in which a moment is rounded to whole milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// Later: of times that nothing may leave before.
+    /// Later, for times before which nothing may leave.
     Up,
-    /// Sooner: of times that everything must have left before.
+    /// Sooner, for times by which everything must have left.
     Down,
 }
 
-/// Longest text, bytes: more digits of a fraction than anybody writes.
+/// Longest text, bytes: more digits of a fraction than needed in practice.
 const LONGEST: usize = 64;
 /// Length up to the seconds, and of an offset other than `Z`.
 const SECONDS_END: usize = 19;
@@ -25,10 +25,10 @@ const MINUTE: i64 = 60;
 const HOUR: i64 = 60 * MINUTE;
 const EPOCH: Date = Date::constant(1970, 1, 1);
 
-/// UTC milliseconds of RFC 3339 text, negative before 1970. `None`: it is no such text.
+/// UTC milliseconds of RFC 3339 text, negative before 1970; `None` for any other text.
 ///
-/// A leap second (`:60`) is the second after `:59`, as clocks count that have none. `T` may be lower case or
-/// a space, as RFC 3339 allows.
+/// A leap second (`:60`) counts as the second after `:59`, as on clocks without leap seconds. `T` may be
+/// lower case or a space, as RFC 3339 allows.
 pub fn rfc3339_ms(text: &str, rounding: Rounding) -> Option<i64> {
     let bytes = text.as_bytes();
     if bytes.len() > LONGEST {
@@ -59,7 +59,7 @@ pub fn rfc3339_ms(text: &str, rounding: Rounding) -> Option<i64> {
     Some(seconds * 1_000 + ms + i64::from(up))
 }
 
-/// Seconds that an offset lies ahead of UTC.
+/// Seconds by which an offset is ahead of UTC.
 fn seconds(offset: &[u8]) -> Option<i64> {
     let sign = match offset {
         b"Z" | b"z" => return Some(0),
@@ -75,7 +75,7 @@ fn seconds(offset: &[u8]) -> Option<i64> {
     Some(sign * (hours * HOUR + minutes * MINUTE))
 }
 
-/// Of digits and nothing else.
+/// A number of digits only.
 fn number(digits: &[u8]) -> Option<i64> {
     digits.iter().try_fold(0, |sum, digit| digit.is_ascii_digit().then(|| sum * 10 + i64::from(digit - b'0')))
 }

@@ -1,17 +1,17 @@
-//! The configuration as a JSON Schema: for editors, and for whoever writes configurations by program.
+//! The configuration as a JSON Schema, for editors and for programs that write configurations.
 //!
-//! Which keys there are and what each takes comes from the code that reads them, meanings and defaults from
-//! the sample. What must hold between keys no schema says; `tidegate check` does.
+//! The keys and their values come from the code that reads them; meanings and defaults come from the sample.
+//! Rules between keys are not part of the schema; `tidegate check` applies them.
 
 use super::{shapes, SAMPLE};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeMap;
 
-/// Draft 7, which the editors' extensions for TOML read.
+/// Draft 7, which the TOML extensions of editors read.
 const DRAFT: &str = "http://json-schema.org/draft-07/schema#";
 
-/// The schema of a configuration file. A value that it refuses is refused at the start, too; what it accepts
-/// may still be out of bounds, since bounds of durations and sizes lie in their text.
+/// The schema of a configuration file. A value that the schema refuses is refused at the start, too. A value
+/// that it accepts may still be out of bounds, since durations and sizes are text.
 pub fn schema() -> Value {
     let meanings = meanings();
     let defaults = toml::from_str::<toml::Table>(SAMPLE).unwrap_or_default();
@@ -40,7 +40,7 @@ fn object() -> Value {
     json!({ "type": "object", "additionalProperties": false, "properties": {} })
 }
 
-/// Puts a key below its sections.
+/// Puts a key into its sections.
 fn place(root: &mut Value, path: &str, shape: Value) {
     let mut parts = path.split('.').peekable();
     let mut at = root;
@@ -64,7 +64,7 @@ fn find<'t>(table: &'t toml::Table, path: &str) -> Option<&'t toml::Value> {
     }
 }
 
-/// What is left out in an application's table has no default of its own.
+/// A key that is left out in an application's table has no default of its own.
 fn forget_defaults(shape: &mut Value) {
     if let Value::Object(shape) = shape {
         shape.remove("default");
@@ -73,7 +73,7 @@ fn forget_defaults(shape: &mut Value) {
     }
 }
 
-/// What the sample says of each key: the comment above it.
+/// The meaning of each key in the sample: the comment above it.
 fn meanings() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let (mut section, mut comment) = (String::new(), Vec::new());
@@ -86,7 +86,7 @@ fn meanings() -> BTreeMap<String, String> {
             comment.clear();
         } else if let Some((key, _)) = active.split_once(" = ") {
             found.entry(format!("{section}.{key}")).or_insert_with(|| comment.join("\n"));
-            // One comment may stand above several keys, but not above what follows an example.
+            // A comment may be above several keys, but does not apply to what follows an example.
             if line.starts_with('#') {
                 comment.clear();
             }

@@ -1,4 +1,4 @@
-//! Secrets that stand in files of their own: read whole, within bounds, never printed.
+//! Secrets in files: read whole, within bounds, and never printed.
 
 use super::section::Section;
 use rustix::fs::{Mode, OFlags};
@@ -11,20 +11,20 @@ use std::path::Path;
 /// Longer than any password or signed token; a file given by mistake is not read whole.
 const MAX_BYTES: u64 = 16 << 10;
 
-/// More than any private key, with whatever is said about it in front.
+/// Longer than any private key with its text in front.
 const MAX_KEY_BYTES: u64 = 64 << 10;
 
-/// A secret, and what is doubtful about the file that it stands in.
+/// A secret, and the doubts about its file.
 pub(super) struct Secret {
     pub text: SecretString,
-    /// Every user may read or change it.
+    /// Every user may read or change the file.
     pub exposed: bool,
-    /// It belongs neither to root nor to this process's user.
+    /// The file belongs neither to root nor to the user of this process.
     pub foreign: bool,
 }
 
-/// Opens a regular file. Symbolic links are followed, since secret volumes and secret managers are made of
-/// them: what counts is the file at their end, its owner and its mode. Never blocks on a pipe.
+/// Opens a regular file. Symbolic links are followed, since secret volumes and secret managers consist of
+/// them; the owner and mode of the target count. Never blocks on a pipe.
 fn open(path: &Path) -> Result<File, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unreadable(path, &e.into()))?;
@@ -36,7 +36,8 @@ fn open(path: &Path) -> Result<File, String> {
     Ok(file)
 }
 
-/// The text of a file, one newline at its end removed. Empty, too long, or not UTF-8 is a fault.
+/// The text of a file, without one newline at its end. An empty or too long file is a fault, and so is one
+/// that is not UTF-8.
 pub(super) fn read(path: &Path) -> Result<Secret, String> {
     let secret = read_whole(path, MAX_BYTES)?;
     let text = secret.text.expose_secret();
@@ -50,7 +51,7 @@ pub(super) fn read(path: &Path) -> Result<Secret, String> {
     Ok(Secret { text: text.to_owned().into(), ..secret })
 }
 
-/// A PEM file with a private key, which is not taken apart here.
+/// A PEM file with a private key, which is not parsed here.
 pub(super) fn read_key(path: &Path) -> Result<Secret, String> {
     let secret = read_whole(path, MAX_KEY_BYTES)?;
     let text = secret.text.expose_secret();
@@ -76,7 +77,7 @@ fn read_whole(path: &Path, most: u64) -> Result<Secret, String> {
     Ok(Secret { text: text.into(), exposed: meta.mode() & 0o007 != 0, foreign })
 }
 
-/// Says what is doubtful about the file that `key` names.
+/// Warns of doubts about the file that `key` names.
 pub(super) fn warn_of(s: &Section<'_, '_>, key: &'static str, path: &Path, secret: &Secret) {
     if secret.exposed {
         s.warn(key, format!("{} may be read by every user: chmod o= it", path.display()));
@@ -87,11 +88,11 @@ pub(super) fn warn_of(s: &Section<'_, '_>, key: &'static str, path: &Path, secre
 }
 
 fn unreadable(path: &Path, e: &io::Error) -> String {
-    // A secret typed in the place of its file's name is not echoed.
+    // A secret typed in place of its file's name must not be shown.
     if !path.is_absolute() {
         return format!(
-            "names no file that can be read ({e}); what it says is not shown: it is no whole path, and may \
-             be the secret itself, which belongs into a file"
+            "names no readable file ({e}); its value is not shown, because it is not an absolute path and \
+             may be the secret itself, which belongs in a file"
         );
     }
     format!("{} cannot be read: {e}", path.display())
@@ -124,14 +125,15 @@ mod tests {
     fn a_secret_in_the_place_of_a_path_is_not_echoed() {
         for typed in ["hunter2", "aB3/x+9=", &"long".repeat(100)] {
             let told = read(Path::new(typed)).err().unwrap();
-            assert!(told.contains("names no file") && !told.contains(typed), "{told}");
+            assert!(told.contains("names no readable file") && !told.contains(typed), "{told}");
         }
         assert!(read(Path::new("/no/such/file")).err().unwrap().contains("/no/such/file"));
     }
 
     #[test]
     fn a_link_is_judged_by_its_target() {
-        // As Kubernetes mounts a secret: the file links to ..data/NAME, and ..data to a directory of the day.
+        // Kubernetes mounts a secret like this: the file links to ..data/NAME, and ..data to a dated
+        // directory.
         let dir = tempfile::tempdir().unwrap();
         let day = dir.path().join("..2026");
         std::fs::create_dir(&day).unwrap();
@@ -164,7 +166,7 @@ mod tests {
         .unwrap();
         assert!(
             read(&pipe).err().unwrap().ends_with("is not a regular file"),
-            "and it does not wait for a writer"
+            "and the read does not wait for a writer"
         );
         assert!(read(dir.path()).err().unwrap().ends_with("is not a regular file"));
         assert!(read(&dir.path().join("none")).err().unwrap().contains("cannot be read: No such file"));

@@ -1,6 +1,6 @@
-//! Reads one section of the tree: each key once, by its seed; what is not read is an unknown key.
+//! Reads one section of the tree, each key once through its seed; a key that is not read is unknown.
 //!
-//! So the code that reads a key is the only list of the keys there are.
+//! So the code that reads the keys is their only list.
 
 use super::finding::{nearest, Finding, Location};
 use super::tree::{Node, Table, Value};
@@ -13,12 +13,12 @@ use std::time::Duration;
 use toml::de::{DeValue, Error, ValueDeserializer};
 use toml::Spanned;
 
-/// Everything found so far.
+/// All findings so far.
 #[derive(Default)]
 pub(super) struct Findings {
     pub faults: RefCell<Vec<Finding>>,
     pub warnings: RefCell<Vec<Finding>>,
-    /// Paths of all keys that were read, and what each takes.
+    /// Paths of all keys that were read, with the values that each takes.
     pub keys: RefCell<BTreeMap<String, serde_json::Value>>,
 }
 
@@ -32,7 +32,7 @@ impl Findings {
     }
 }
 
-/// One table of the configuration, present or not.
+/// One table of the configuration, present or absent.
 pub(super) struct Section<'t, 'f> {
     findings: &'f Findings,
     path: String,
@@ -49,14 +49,14 @@ impl<'t, 'f> Section<'t, 'f> {
         Section { findings, path, place, table: Some(table), known: Vec::new(), failed: BTreeSet::new() }
     }
 
-    /// A table within this one. Left out, it is empty.
+    /// A table in this one; empty if it is absent.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'t, 'f> {
         self.known.push(key);
         let node = self.table.and_then(|t| t.get(key));
         self.inner(self.path_of(key), node)
     }
 
-    /// The tables within this one whose names are free, and so their names.
+    /// The tables in this one whose names are free.
     pub(super) fn named(&self) -> Vec<(&'t str, Section<'t, 'f>)> {
         let entries = self.table.into_iter().flatten();
         entries.map(|(name, node)| (name.as_str(), self.inner(self.path_of(name), Some(node)))).collect()
@@ -80,7 +80,7 @@ impl<'t, 'f> Section<'t, 'f> {
         Section { findings: self.findings, path, place, table, known: Vec::new(), failed: BTreeSet::new() }
     }
 
-    /// The value of a key, or `default` where it is left out or faulty; the latter is noted.
+    /// The value of a key, or `default` if it is absent or faulty; a fault is recorded.
     pub(super) fn get<S>(&mut self, key: &'static str, default: S::Value, seed: S) -> S::Value
     where
         S: DeserializeSeed<'t> + Shape + Clone,
@@ -88,12 +88,12 @@ impl<'t, 'f> Section<'t, 'f> {
         let Some(node) = self.node(key, seed.shape()) else { return default };
         let as_text = seed.clone();
         let read: Result<S::Value, Error> = match &node.value {
-            // The span is of no use: the place is known, and is not always in a file.
+            // The span is not used: the place is known, and may be outside of a file.
             Value::Leaf(v) => seed.deserialize(ValueDeserializer::from(Spanned::new(0..0, v.clone()))),
             Value::List(_) => Err(serde::de::Error::custom("is a list; expected a single value")),
             Value::Table(_) => Err(serde::de::Error::custom("is a table; expected a single value")),
         };
-        // A variable is text by nature: what looks like a number is text where the key wants text.
+        // A variable is always text: if it looks like a number, the key may still want text.
         let text =
             node.text.map(|text| ValueDeserializer::from(Spanned::new(0..0, DeValue::String(text.into()))));
         let read = read.or_else(|e| match text {
@@ -111,11 +111,11 @@ impl<'t, 'f> Section<'t, 'f> {
     where
         S: DeserializeSeed<'t, Value = Duration> + Shape + Clone,
     {
-        // Seeds bound durations to a hundred years, so that the milliseconds fit.
+        // Seeds limit durations to a hundred years, so the milliseconds fit.
         self.get(key, Duration::from_millis(default), seed).as_millis() as u64
     }
 
-    /// A list of values, each with its place; `None` where it is left out or faulty.
+    /// A list of values, each with its place; `None` if it is absent or faulty.
     pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Location, S::Value)>>
     where
         S: DeserializeSeed<'t> + Shape,
@@ -130,7 +130,7 @@ impl<'t, 'f> Section<'t, 'f> {
             let read = match &node.value {
                 Value::Leaf(v) => seed().deserialize(ValueDeserializer::from(Spanned::new(0..0, v.clone()))),
                 Value::List(_) | Value::Table(_) => {
-                    Err(serde::de::Error::custom("holds something else than values"))
+                    Err(serde::de::Error::custom("contains something other than values"))
                 }
             };
             match read {
@@ -141,38 +141,38 @@ impl<'t, 'f> Section<'t, 'f> {
         (!self.failed(&[key])).then_some(values)
     }
 
-    /// Notes a fault of one of this section's keys, where it was written.
+    /// Records a fault of a key of this section, at its place.
     pub(super) fn fault(&mut self, key: &'static str, text: impl Into<String>) {
         self.failed.insert(key);
         self.findings.fault(self.place(key), &self.path_of(key), text);
     }
 
-    /// Notes a warning about one of this section's keys.
+    /// Records a warning about a key of this section.
     pub(super) fn warn(&self, key: &'static str, text: impl Into<String>) {
         self.findings.warn(self.place(key), &self.path_of(key), text);
     }
 
-    /// Notes a fault of the section as such.
+    /// Records a fault of the section itself.
     pub(super) fn fault_here(&self, text: impl Into<String>) {
         self.findings.fault(self.place.clone(), &self.path, text);
     }
 
-    /// Whether any of these has a fault, so that nothing should be concluded from its value.
+    /// Whether any of these keys has a fault; its value then proves nothing.
     pub(super) fn failed(&self, keys: &[&'static str]) -> bool {
         keys.iter().any(|k| self.failed.contains(k))
     }
 
-    /// Whether the key was written anywhere.
+    /// Whether the key is written anywhere.
     pub(super) fn is_set(&self, key: &str) -> bool {
         self.table.is_some_and(|t| t.contains_key(key))
     }
 
-    /// Where a key was written.
+    /// The place of a key.
     pub(super) fn place(&self, key: &str) -> Location {
         self.table.and_then(|t| t.get(key)).map_or(Location::Default, |n| n.place.clone())
     }
 
-    /// Where a key of one of its tables was written.
+    /// The place of a key in one of the section's tables.
     pub(super) fn place_of(&self, section: &str, key: &str) -> Location {
         match self.table.and_then(|t| t.get(section)).map(|node| &node.value) {
             Some(Value::Table(table)) => table.get(key).map_or(Location::Default, |n| n.place.clone()),
@@ -180,12 +180,12 @@ impl<'t, 'f> Section<'t, 'f> {
         }
     }
 
-    /// Where everything is noted.
+    /// The list of findings.
     pub(super) fn findings(&self) -> &'f Findings {
         self.findings
     }
 
-    /// Path of a key, its name quoted where TOML asks for it.
+    /// Path of a key, with its name quoted if TOML requires that.
     pub(super) fn path_of(&self, key: &str) -> String {
         let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
         let key = match !key.is_empty() && key.bytes().all(bare) {
@@ -205,7 +205,7 @@ impl<'t, 'f> Section<'t, 'f> {
         self.table?.get(key)
     }
 
-    /// Notes every key that was not read.
+    /// Records every key that was not read as a fault.
     pub(super) fn end(self) {
         for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.known.contains(&k.as_str()))
         {

@@ -1,4 +1,4 @@
-//! The configuration as it holds: what was written laid over the defaults, as text of the same form, without
+//! The effective configuration: the written values on top of the defaults, as text of the same form, without
 //! secrets.
 
 use super::section::Findings;
@@ -8,15 +8,15 @@ use std::path::Path;
 use toml::de::DeValue;
 use toml::Value as Shown;
 
-/// Stands in the place of a password.
+/// Replaces a password.
 const REDACTED: &str = "***";
 
 impl Config {
-    /// Every key with the value that holds for a file and an environment, as TOML, in alphabetical order.
-    /// Passwords in addresses are left out. Files that are named are not shown.
+    /// Every key with its effective value for a file and an environment, as TOML, in alphabetical order.
+    /// Passwords in addresses are left out. The files that it names are not shown.
     ///
     /// # Errors
-    /// As [`Config::load`]: of a faulty configuration nothing is shown.
+    /// As [`Config::load`]: a faulty configuration is not shown.
     pub fn show(path: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<String, Faults> {
         let written = Written::read(path, env, PREFIX)?;
         written.judge()?;
@@ -29,7 +29,7 @@ impl Config {
 }
 
 fn lay_over(all: &mut toml::Table, tree: &Table<'_>) {
-    // Of the two ways to write addresses one holds: the one that was written, and a variable before the file.
+    // Of the two keys for addresses, the written one applies, and a variable before the file.
     let is_variable = |key| tree.get(key).map(|node| node.text.is_some());
     let beaten = match (is_variable("uri"), is_variable("uris")) {
         (Some(true), Some(false)) | (Some(_), None) => Some("uris"),
@@ -44,7 +44,7 @@ fn lay_over(all: &mut toml::Table, tree: &Table<'_>) {
                 continue;
             }
             (Value::Leaf(DeValue::String(text)), ..) => Shown::String(text.to_string()),
-            // What looks like a number is text where the key wants text.
+            // A value that looks like a number is text if the key wants text.
             (Value::Leaf(_), Some(Shown::String(_)), Some(text)) => Shown::String(text.to_owned()),
             _ => shown(node),
         };
@@ -75,7 +75,7 @@ fn of_leaf(leaf: &DeValue<'_>) -> Shown {
         }
         DeValue::Boolean(flag) => Shown::Boolean(*flag),
         DeValue::Datetime(at) => Shown::Datetime(*at),
-        // They are nodes of the tree.
+        // They are nodes of the tree and do not occur here.
         DeValue::Array(_) | DeValue::Table(_) => Shown::Boolean(false),
     }
 }
@@ -93,7 +93,7 @@ fn redact(key: &str, value: &mut Shown) {
     }
 }
 
-/// `amqp://user:password@host` with the password redacted; `None`: there is none.
+/// `amqp://user:password@host` with the password redacted; `None` if there is none.
 fn without_password(uri: &str) -> Option<String> {
     let (scheme, rest) = uri.split_once("://")?;
     let authority = rest.find(['/', '?', '#']).map_or(rest, |end| &rest[..end]);

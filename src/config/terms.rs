@@ -1,20 +1,19 @@
-//! The bounds and forms of what people and producers write, each in one place: names, ids, loopback; pure.
+//! Bounds and forms of values that people and producers write, each defined once: names, ids, loopback. Pure.
 //!
-//! The wire, the admin port and the command line read the same things; what is allowed must not depend on the
-//! door.
+//! The wire, the admin port and the command line read the same values, and must accept the same ones.
 
 use std::net::IpAddr;
 
-/// Longest application and customer, bytes.
+/// Longest name of an application or a customer, bytes.
 pub const MAX_NAME: usize = 200;
 
-/// Longest id, bytes: what an AMQP short string can carry.
+/// Longest id, bytes: the limit of an AMQP short string.
 pub const MAX_ID: usize = 255;
 
-/// A broker message can be no larger (RabbitMQ's hard limit), bytes.
+/// Largest message of a broker (RabbitMQ's hard limit), bytes.
 pub const BROKER_MAX: u64 = 512 << 20;
 
-/// Headers of a request that have a meaning.
+/// Headers of a request that tidegate reads.
 pub(crate) mod request_header {
     pub(crate) const APPLICATION: &str = "x-application";
     pub(crate) const CUSTOMER: &str = "x-customer";
@@ -25,7 +24,7 @@ pub(crate) mod request_header {
     pub(crate) const DELIVER_BEFORE: &str = "x-deliver-before";
     pub(crate) const ON_DUPLICATE: &str = "x-on-duplicate";
 
-    /// All of them.
+    /// All of these names.
     pub(crate) const ALL: [&str; 8] = [
         APPLICATION,
         CUSTOMER,
@@ -38,7 +37,7 @@ pub(crate) mod request_header {
     ];
 }
 
-/// Headers that a batch is given.
+/// Headers that tidegate sets on a batch.
 pub(crate) mod batch_header {
     pub(crate) const DUE: &str = "x-due";
     pub(crate) const ATTEMPT: &str = "x-attempt";
@@ -47,26 +46,26 @@ pub(crate) mod batch_header {
     pub(crate) const CLOSED_BY: &str = "x-closed-by";
     pub(crate) const RETRY: &str = "x-retry";
 
-    /// All of them.
+    /// All of these names.
     pub(crate) const ALL: [&str; 6] = [DUE, ATTEMPT, BATCH, COUNT, CLOSED_BY, RETRY];
 }
 
-/// Beginning of the headers that a dead letter is given.
+/// Prefix of the headers that tidegate sets on a dead letter.
 pub(crate) const DEAD_PREFIX: &str = "x-tidegate-";
 
-/// Headers that no output carries: they re-route (`CC`, `BCC`), or are the broker's.
+/// Headers that no output carries: they re-route (`CC`, `BCC`), or belong to the broker.
 pub const NEVER_COPIED: [&str; 4] = ["CC", "BCC", "x-delivery-count", "x-acquired-count"];
 
-/// A point in time below this many milliseconds was meant in seconds: 10^11 s lie in the year 5138, 10^11 ms
-/// in March 1973.
+/// Moments below this many milliseconds were meant in seconds: 10^11 s is in the year 5138, 10^11 ms in March
+/// 1973.
 pub const FIRST_PLAUSIBLE_MS: u64 = 100_000_000_000;
 
-/// Whether an address is this machine's own, written as IPv4, IPv6, or IPv4 in IPv6 (`::ffff:127.0.0.1`).
+/// Whether an address belongs to this machine, in IPv4, IPv6, or IPv4 in IPv6 (`::ffff:127.0.0.1`).
 pub fn is_loopback(ip: IpAddr) -> bool {
     ip.to_canonical().is_loopback()
 }
 
-/// Whether a host is this machine, by its name or address alone: nothing is looked up.
+/// Whether a host is this machine, by its name or address; nothing is resolved.
 pub fn is_loopback_host(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(is_loopback)
 }

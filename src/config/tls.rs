@@ -1,5 +1,4 @@
-//! What makes a connection to a broker a trusted one: the authorities that are believed, and a certificate of
-//! one's own.
+//! Trust settings of a connection to a broker: trusted authorities, and tidegate's own certificate.
 
 use super::login::Surroundings;
 use super::secret;
@@ -8,41 +7,41 @@ use super::units::{Flag, Text, Words};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// More than any bundle of certificates; a device given by mistake is not read for ever.
+/// Larger than any bundle of certificates; a device given by mistake is not read without end.
 const MAX_PEM_BYTES: u64 = 16 << 20;
 
-/// How a broker behind `amqps://` is known, and what it is shown. The files are read at each connect: what
-/// has been renewed holds from the next one on.
+/// The trust settings for a broker behind `amqps://`. The files are read at each connect, so a renewed file
+/// applies from the next one on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
-    /// PEM file with authorities to trust; `None` = those of the operating system.
+    /// PEM file with trusted authorities; `None`: those of the operating system.
     pub ca_file: Option<PathBuf>,
-    /// Beside those of `ca_file`, the operating system's are trusted.
+    /// Trusts the authorities of the operating system beside those of `ca_file`.
     pub system_cas: bool,
-    /// Shown where the broker asks for one.
+    /// The certificate to show if the broker asks for one.
     pub own: Option<OwnCertificate>,
 }
 
 /// A client certificate with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnCertificate {
-    /// PEM file: the certificate, and behind it those that lead to its authority.
+    /// PEM file with the certificate, followed by those up to its authority.
     pub certificate_file: PathBuf,
     /// PEM file with the private key, not encrypted.
     pub key_file: PathBuf,
 }
 
-/// How tidegate tells the broker who it is.
+/// How tidegate authenticates at the broker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Login {
     /// User and password (SASL PLAIN).
     #[default]
     Password,
-    /// By its certificate (SASL EXTERNAL).
+    /// Certificate (SASL EXTERNAL).
     External,
 }
 
-/// The keys of a section that are about this. What it leaves out is as in `d`.
+/// Reads a section's keys for TLS. A key that is absent has the value of `d`.
 pub(super) fn tls(s: &mut Section<'_, '_>, d: &Tls, credential: &str, around: &Surroundings) -> Tls {
     let ca_file = pem_file(s, "ca_file");
     let system_cas = s.get("system_cas", ca_file.is_none() && d.system_cas, Flag);
@@ -72,8 +71,8 @@ pub(super) fn login(s: &mut Section<'_, '_>) -> Login {
     s.get("login", Login::Password, Words(&[("password", Login::Password), ("external", Login::External)]))
 }
 
-/// Certificates are public: links are followed, whoever may read. What is in them is judged when the
-/// connection is made.
+/// Certificates are public: links are followed, and the mode does not matter. Their content is checked at the
+/// connect.
 pub(super) fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
     let path = s.get(key, String::new(), Text);
     if path.is_empty() {
@@ -89,7 +88,7 @@ pub(super) fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<Pat
     Some(path.into())
 }
 
-/// The file that `key_file` names, else systemd's credential, where there is a certificate that it is for.
+/// The file that `key_file` names, or else systemd's credential if there is a certificate to go with it.
 fn key_file(
     s: &mut Section<'_, '_>,
     credential: &str,

@@ -1,7 +1,7 @@
-//! The configuration as written: one tree of keys and values, each with its place, file first, environment
-//! over it.
+//! The configuration as written: one tree of keys and values, each with its place; the environment overrides
+//! the file.
 //!
-//! Nothing here knows which keys exist or what they mean.
+//! This module does not know the keys or their meaning.
 
 use super::finding::{Finding, Location};
 use std::collections::BTreeMap;
@@ -9,21 +9,21 @@ use std::path::Path;
 use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
-/// What the names of overriding environment variables begin with.
+/// Prefix of the environment variables that override keys.
 pub(super) const PREFIX: &str = "TIDEGATE__";
 
-/// Keys and their values.
+/// Keys with their values.
 pub(super) type Table<'t> = BTreeMap<String, Node<'t>>;
 
-/// A value and where its key stands.
+/// A value, and the place of its key.
 pub(super) struct Node<'t> {
     pub place: Location,
-    /// The text of the variable that it comes from, if it comes from one.
+    /// The text of the variable, if the value comes from one.
     pub text: Option<&'t str>,
     pub value: Value<'t>,
 }
 
-/// A value as far as its shape goes.
+/// The shape of a value.
 pub(super) enum Value<'t> {
     Table(Table<'t>),
     List(Vec<Node<'t>>),
@@ -31,8 +31,8 @@ pub(super) enum Value<'t> {
     Leaf(DeValue<'t>),
 }
 
-/// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that could be trusted, so that
-/// syntax faults are reported alone, all of them.
+/// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that can be trusted, so syntax
+/// faults are reported alone, all of them.
 pub(super) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Vec<Finding>> {
     let lines: Vec<usize> = text.bytes().enumerate().filter(|&(_, b)| b == b'\n').map(|(n, _)| n).collect();
     let place = |offset: usize| Location::File {
@@ -43,7 +43,7 @@ pub(super) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Ve
     if errors.is_empty() {
         return Ok(table(document.into_inner(), &place));
     }
-    // Only the parser's words are used: its `Display` would quote the line, and with it perhaps a password.
+    // Only the parser's message is used: its `Display` would quote the line, which may contain a password.
     let fault = |e: toml::de::Error| Finding {
         place: place(e.span().map_or(text.len(), |s| s.start)),
         key: String::new(),
@@ -85,8 +85,7 @@ fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Location) -> Value<'
     }
 }
 
-/// Lays one environment variable over the tree. Its text is taken as a TOML value where it is one, else as
-/// text.
+/// Applies one environment variable to the tree. Its text is read as a TOML value if possible, else as text.
 pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) -> Result<(), Finding> {
     let place = Location::Variable(name.to_owned());
     let fault = |text: &str| Finding { place: place.clone(), key: String::new(), text: text.to_owned() };
@@ -102,7 +101,7 @@ pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) ->
         let empty = || Node { place: place.clone(), text: None, value: Value::Table(Table::new()) };
         match &mut table.entry(section.clone()).or_insert_with(empty).value {
             Value::Table(t) => table = t,
-            // Something else stands where a section belongs, which is a fault of its own.
+            // Another value has the place of a section, which is a separate fault.
             Value::List(_) | Value::Leaf(_) => return Ok(()),
         }
     }
@@ -112,8 +111,8 @@ pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) ->
     Ok(())
 }
 
-/// The keys, outermost first, that a variable's name stands for. Application names stand as they are (and may
-/// hold `__`); everything else is written in upper case.
+/// The keys, outermost first, that a variable's name stands for. Names of applications are used unchanged
+/// (and may contain `__`); all other parts are in upper case.
 fn path_of(name: &str) -> Result<Vec<String>, &'static str> {
     let parts: Vec<&str> = name.strip_prefix(PREFIX).unwrap_or(name).split("__").collect();
     let (front, names, keys) = match parts.as_slice() {

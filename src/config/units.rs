@@ -1,7 +1,6 @@
 //! Leaf values and their bounds, as serde seeds: whole numbers, durations, sizes, flags, words, text.
 //!
-//! Each error is a sentence that says how to write it right. Errors about text never quote it: it may be a
-//! secret.
+//! Each error is a sentence with the correct form. Errors about text never quote it, as it may be a secret.
 
 use super::finding::nearest;
 use crate::engine::types::Rate;
@@ -11,16 +10,16 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// The longest duration that any key takes: 100 years. Sums of a few of them stay far inside 64 bits of ms.
+/// The longest duration of any key: 100 years. The sum of a few of them is far below 64 bits of ms.
 pub(super) const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3_600);
 
 /// A value as JSON Schema describes it.
 pub(super) trait Shape {
-    /// The keywords that hold for every value that this seed takes, and for few others.
+    /// The keywords that apply to every value that this seed accepts, and to few others.
     fn shape(&self) -> Value;
 }
 
-/// Makes a seed of a visitor: both are the same value.
+/// Makes a seed of a visitor; both are the same value.
 macro_rules! seed {
     ($name:ident, $out:ty) => {
         impl<'de> DeserializeSeed<'de> for $name {
@@ -81,7 +80,7 @@ impl<'de, V: Visitor<'de>> fmt::Display for WantedValue<'_, V> {
 pub(super) struct Span(pub RangeInclusive<Duration>);
 
 impl Span {
-    /// At least `ms`.
+    /// Durations of at least `ms` milliseconds.
     pub(super) fn from_ms(ms: u64) -> Span {
         Span(Duration::from_millis(ms)..=LONGEST)
     }
@@ -108,7 +107,7 @@ impl Visitor<'_> for Span {
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
             return Err(E::custom(format_args!(r#"{text} has no unit: write "{text}s" or "{text}ms""#)));
         }
-        // Sums of this length stay clear of the end of `Duration`, where humantime panics.
+        // Longer numbers could reach the end of `Duration`, where humantime panics.
         if text.len() > 64 || text.split(|c: char| !c.is_ascii_digit()).any(|run| run.len() > 10) {
             return Err(E::custom(format_args!("is not {}: too many digits", WantedValue(&self))));
         }
@@ -143,7 +142,7 @@ pub(super) struct Size(pub RangeInclusive<u64>);
 
 seed!(Size, u64);
 
-/// Units of sizes and what they multiply by.
+/// Units of sizes, with their factors.
 const UNITS: [(&str, u64); 10] = [
     ("B", 1),
     ("kB", 1_000),
@@ -208,7 +207,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// `true` or `false`.
+/// A value `true` or `false`.
 #[derive(Clone)]
 pub(super) struct Flag;
 
@@ -232,7 +231,7 @@ impl Shape for Flag {
     }
 }
 
-/// One of a few words, each standing for a value.
+/// One of several words, each of which stands for a value.
 #[derive(Clone)]
 pub(super) struct Words<T: 'static>(pub &'static [(&'static str, T)]);
 
@@ -273,7 +272,7 @@ impl<T> Shape for Words<T> {
     }
 }
 
-/// How fast items leave, such as `100/s`; `off`: as fast as they can.
+/// A rate of items, such as `100/s`; `off`: no limit.
 #[derive(Clone)]
 pub(super) struct RateText;
 
@@ -300,7 +299,7 @@ impl Shape for RateText {
     }
 }
 
-/// Any text. What stands there instead is not quoted.
+/// Any text. A value of another type is not quoted.
 #[derive(Clone)]
 pub(super) struct Text;
 

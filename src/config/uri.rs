@@ -1,4 +1,4 @@
-//! AMQP URIs, taken apart strictly. No error quotes any part of one: what looks like a port may be half a
+//! AMQP URIs, parsed strictly. No error quotes any part of one: what looks like a port may be half a
 //! password.
 //!
 //! Deliberately absent: query parameters. What they set in other clients is either a key of this
@@ -16,15 +16,15 @@ pub(super) struct Uri {
     pub vhost: String,
     pub user: Option<String>,
     pub password: Option<SecretString>,
-    /// It ends in a bare `/`, which some clients take as the virtual host with the empty name.
+    /// It ends in a bare `/`, which some clients read as the virtual host with the empty name.
     pub bare_slash: bool,
 }
 
-/// What breaks a URI when it stands in a user name or a password as it is.
+/// Characters that must be encoded in a user name or a password.
 const ENCODE: &str =
     "in a user name or password write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as %25";
 
-/// Query parameters that other clients know; only these are named in an error.
+/// Query parameters of other clients; only these are named in an error.
 const PARAMETERS: [&str; 16] = [
     "auth_mechanism",
     "cacertfile",
@@ -70,12 +70,12 @@ pub(super) fn parse(text: &str) -> Result<Uri, String> {
     Ok(Uri { tls, host, port, vhost, user, password, bare_slash })
 }
 
-/// Host and port of an address; `usual`: the port where none is named.
+/// Host and port of an address; `usual` is the default port.
 pub(super) fn address_of(text: &str, usual: u16) -> Result<(String, u16), String> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, port) =
             rest.split_once(']').ok_or("opens a bracket before the host and does not close it")?;
-        host.parse::<Ipv6Addr>().map_err(|_| "holds in brackets something else than an IPv6 address")?;
+        host.parse::<Ipv6Addr>().map_err(|_| "has something other than an IPv6 address in brackets")?;
         (host, port)
     } else {
         let (host, port) = text.split_at(text.find(':').unwrap_or(text.len()));
@@ -95,10 +95,10 @@ pub(super) fn address_of(text: &str, usual: u16) -> Result<(String, u16), String
     };
     let port = match port.strip_prefix(':') {
         None if port.is_empty() => return Ok((host.to_owned(), usual)),
-        None => return Err("has something else than a port after the host".into()),
+        None => return Err("has something other than a port after the host".into()),
         Some(digits) => digits,
     };
-    // `u16::from_str` would take a plus sign.
+    // `u16::from_str` would accept a plus sign.
     let number = if port.bytes().all(|b| b.is_ascii_digit()) { port.parse().unwrap_or(0) } else { 0 };
     if number == 0 {
         return Err(format!("has a port that is not a number from 1 to 65535; {ENCODE}"));
@@ -106,10 +106,10 @@ pub(super) fn address_of(text: &str, usual: u16) -> Result<(String, u16), String
     Ok((host.to_owned(), number))
 }
 
-/// The virtual host, and whether it was a bare slash.
+/// The virtual host, and whether the path was a bare slash.
 fn vhost_of(tail: &str) -> Result<(String, bool), String> {
     if tail.contains('@') {
-        // A password with a slash or a question mark: what follows may be the rest of it.
+        // The password contains a slash or a question mark: the rest may belong to it.
         return Err(format!("has an @ after the host; {ENCODE}"));
     }
     if tail.contains('#') {
@@ -135,7 +135,7 @@ fn vhost_of(tail: &str) -> Result<(String, bool), String> {
     }
 }
 
-/// User and password, as far as they are there.
+/// User and password, if present.
 pub(super) fn login_of(login: &str) -> Result<(Option<String>, Option<SecretString>), String> {
     let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
     if login.contains(['@', '[', ']']) {
@@ -152,7 +152,7 @@ pub(super) fn login_of(login: &str) -> Result<(Option<String>, Option<SecretStri
     Ok((Some(user), password))
 }
 
-/// Percent-decodes; strict where browsers are lenient.
+/// Percent-decodes strictly, unlike browsers.
 pub(super) fn decode(text: &str, what: &str) -> Result<String, String> {
     for (at, _) in text.match_indices('%') {
         if !text.as_bytes().get(at + 1..at + 3).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)) {
@@ -173,7 +173,7 @@ mod tests {
     use proptest::prelude::*;
     use secrecy::ExposeSecret;
 
-    /// `tls host port vhost user password`, or the error.
+    /// The parts `tls host port vhost user password`, or the error.
     fn shown(text: &str) -> String {
         match parse(text) {
             Err(e) => e,

@@ -11,18 +11,18 @@ use crate::engine::types::{
 use serde_json::{json, Map, Value};
 use std::sync::Arc;
 
-/// What is reported of an item in a look-up; `None` is null.
+/// What a look-up reports of an item; `None` is null in JSON.
 struct Reported<'a> {
     state: &'a str,
     customer: Option<&'a str>,
     due: Option<u64>,
     attempts: Option<u32>,
     last_error: Option<&'a str>,
-    /// How often its consumer has sent it back.
+    /// Number of times its consumer has sent it back.
     retry: u32,
 }
 
-/// An answer to a command from within this process.
+/// The answer to a command of the admin port.
 pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
     let status = match &reply.answer {
         Answer::Unavailable(_) => Status::Unavailable,
@@ -44,12 +44,12 @@ pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
     CommandResponse { status, document: document(reply, store_identity) }
 }
 
-/// There is no such thing as was asked for.
+/// Whether the target of the command does not exist.
 pub(super) fn is_unknown(answer: &Answer) -> bool {
     matches!(answer, Answer::Unknown)
 }
 
-/// The whole answer. `store_identity` is part of the ids that were assigned.
+/// The complete answer. `store_identity` is part of each assigned id.
 pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
     let looked_up =
         if let Some(Command::Lookup(target)) = reply.command.as_deref() { Some(target) } else { None };
@@ -88,14 +88,14 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
         (Answer::Done { changed }, _) => json!({ "result": "done", "changed": changed }),
         (Answer::Rejected(text), _) => json!({ "result": "rejected", "error": text }),
         (Answer::Unavailable(text), _) => match reply.asker {
-            // The HTTP status says the rest.
+            // The HTTP status carries the rest.
             Asker::Local(_) => json!({ "error": text }),
             Asker::Remote { .. } => json!({ "result": "unavailable", "error": text }),
         },
     }
 }
 
-/// A cancel that came too late.
+/// The answer to a cancel of an ended item.
 fn cancel_of_ended(ended: &Ended) -> Value {
     match &ended.end {
         End::Sent(batch) => json!({ "result": "sent", "batch": batch.to_string(), "at": ended.at }),
@@ -107,7 +107,7 @@ fn cancel_of_ended(ended: &Ended) -> Value {
     }
 }
 
-/// A look-up of what has ended.
+/// The answer to a look-up of an ended item.
 fn ended_item(target: &Target, ended: &Ended) -> Value {
     let (state, last_error) = match &ended.end {
         End::Sent(_) => ("sent", None),
@@ -131,7 +131,7 @@ fn ended_item(target: &Target, ended: &Ended) -> Value {
     with(item(target, &reported), more)
 }
 
-/// A look-up: every key of the contract, whatever is known.
+/// The answer to a look-up: every key of the contract, null where nothing is known.
 fn item(target: &Target, reported: &Reported<'_>) -> Value {
     let said = json!({
         "state": reported.state,
@@ -145,7 +145,7 @@ fn item(target: &Target, reported: &Reported<'_>) -> Value {
     with_retry(said, reported.retry)
 }
 
-/// What few items have is told of those alone.
+/// Adds `retry` only where it is not 0: few items have it.
 fn with_retry(said: Value, retry: u32) -> Value {
     if retry == 0 {
         return said;
@@ -170,8 +170,8 @@ impl<'a> Reported<'a> {
     }
 }
 
-/// One row of a list. Without its properties, it is unknown whether its producer gave it an id: null, and not
-/// the one that it would have been assigned.
+/// One row of a list. A row without its properties does not show whether the producer gave an id. Its id is
+/// null then, and not the id that would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
     let assigned = AssignedId::of(listed.key, listed.accepted_due);
     let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));
@@ -188,7 +188,7 @@ fn row(listed: &Listed, store_identity: u64) -> Value {
     with_retry(said, listed.retry)
 }
 
-/// What becomes due when.
+/// The JSON of a timeline.
 fn timeline(told: &Timeline) -> Value {
     let row = |(name, ahead): (&Arc<str>, &Ahead)| {
         let Ahead { count, next_due } = ahead;
@@ -206,7 +206,7 @@ fn timeline(told: &Timeline) -> Value {
     })
 }
 
-/// Counts, with the names of those who were counted.
+/// Counts, with the names of what was counted.
 fn of_counted(command: Option<&Command>, counts: Value, paused: Option<u64>) -> Value {
     let names = match command {
         Some(Command::Count(CustomerOf { application, customer })) => {
@@ -224,7 +224,7 @@ fn of_counted(command: Option<&Command>, counts: Value, paused: Option<u64>) -> 
     with(names, counts)
 }
 
-/// The keys of both; each is an object.
+/// Joins two objects.
 fn with(first: Value, second: Value) -> Value {
     let keys = [first, second].into_iter().filter_map(|value| match value {
         Value::Object(keys) => Some(keys),

@@ -1,4 +1,4 @@
-//! Who is answered, when, and with what.
+//! Tests of answers: their JSON, their status, and who receives them.
 
 use super::*;
 use crate::engine::types::{
@@ -217,7 +217,7 @@ fn the_other_commands_are_answered_in_their_words() {
     assert_eq!(unchanged.1, json!({ "result": "done", "changed": false }));
 }
 
-/// Whatever is asked, these mean the same.
+/// For every command, these answers have the same meaning.
 #[test]
 fn every_command_can_be_unknown_refused_or_unavailable() {
     let app = || "mail".into();

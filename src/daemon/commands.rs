@@ -1,7 +1,7 @@
-//! Commands on their way through the engine, and their answers on the way back.
+//! Passes commands to the engine and returns its answers.
 //!
-//! Those from the admin port are numbered, and whoever waits is remembered under the number; those from the
-//! ingest queue carry their own address.
+//! Commands of the admin port have numbers, and the sender of each is kept under its number. Commands of the
+//! ingest queue carry their own reply address.
 
 use super::answers;
 use crate::admin::{CommandRequest, CommandResponse, Status};
@@ -12,11 +12,11 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Commands of the admin port that the engine has not answered yet. More are turned away: a client that has
-/// gone does not take back what changes something, so the port's own bound on requests is none on these.
+/// Most commands of the admin port without an answer of the engine; more are refused. The port's own bound on
+/// requests does not cover them: a command that changes something stays when its client disconnects.
 const MOST_PENDING: usize = 256;
 
-/// Who waits for which command.
+/// The sender of each unanswered command.
 #[derive(Debug, Default)]
 pub(super) struct PendingQueries {
     last: u64,
@@ -26,12 +26,12 @@ pub(super) struct PendingQueries {
 #[derive(Debug)]
 struct PendingQuery {
     sender: oneshot::Sender<CommandResponse>,
-    /// It changes nothing: without somebody to hear the answer it is for nothing.
+    /// It changes nothing, and is useless without a client to receive the answer.
     looks: bool,
 }
 
 impl PendingQueries {
-    /// Numbers a command. `None`: there are too many, and its sender has been answered.
+    /// Numbers a command. `None`: there are too many, and the sender has its answer.
     pub(super) fn admit(
         &mut self,
         request: CommandRequest,
@@ -40,7 +40,7 @@ impl PendingQueries {
     ) -> Option<(Asker, Command)> {
         if self.waiting.len() >= MOST_PENDING {
             let document = json!({ "error": "too many commands wait for their answers" });
-            // The sender may have gone.
+            // The client may have disconnected.
             let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
             return None;
         }
@@ -56,19 +56,19 @@ impl PendingQueries {
         Some((Asker::Local(self.last), command(request, store_identity)))
     }
 
-    /// Those that only look and whose clients have gone. They are told again until they are answered, which
-    /// one is soon once it has begun.
+    /// Read-only commands whose clients have disconnected. Each turn reports them again until they are
+    /// answered; a command that has begun is answered soon after.
     pub(super) fn left(&self) -> Vec<u64> {
         let left = self.waiting.iter().filter(|(_, waiting)| waiting.looks && waiting.sender.is_closed());
         left.map(|(number, _)| *number).collect()
     }
 
-    /// No answer comes any more: with `why` open commands hear that, without it the end of the daemon.
+    /// Ends all open commands. Their answer is `why`; without it, their senders are dropped.
     pub(super) fn reject_all(&mut self, why: Option<&str>) {
         for (_, waiting) in std::mem::take(&mut self.waiting) {
             if let Some(why) = why {
                 let document = json!({ "error": why });
-                // Whoever waits may have gone.
+                // The client may have disconnected.
                 let _ = waiting.sender.send(CommandResponse { status: Status::Unavailable, document });
             }
         }
@@ -76,12 +76,12 @@ impl PendingQueries {
 
     fn resolve(&mut self, number: u64, answered: CommandResponse) {
         if let Some(waiting) = self.waiting.remove(&number) {
-            // Whoever waits may have gone.
+            // The client may have disconnected.
             let _ = waiting.sender.send(answered);
         }
     }
 
-    /// Gives the local ones their answers; what is left has to be published.
+    /// Answers the commands of the admin port, and returns the answers to be published.
     pub(super) fn sort(&mut self, replies: Vec<Reply>, store_identity: u64) -> Vec<OutgoingReply> {
         let mut outgoing = Vec::new();
         for reply in replies {
@@ -92,7 +92,7 @@ impl PendingQueries {
                     reply_to: reply_to.clone(),
                     body: answers::document(&reply, store_identity).to_string().into_bytes(),
                 }),
-                // The engine acks these by itself.
+                // The engine acks these itself.
                 Asker::Remote { reply_to: None, .. } => {}
             }
         }
@@ -100,7 +100,7 @@ impl PendingQueries {
     }
 }
 
-/// The engine's command of what a client wrote.
+/// The engine's form of a client's request.
 fn command(request: CommandRequest, store_identity: u64) -> Command {
     request.naming(|of| target(&of.application, &of.id, store_identity))
 }
@@ -135,7 +135,8 @@ mod tests {
         let document = json!({ "result": "flushed", "count": 3 });
         assert_eq!(second_answer.try_recv(), Ok(CommandResponse { status: Status::Known, document }));
         assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        // A second answer to the same number finds no sender, and one whose client has gone is no fault.
+        // A second answer to the same number finds no sender. An answer to a client that has disconnected is
+        // no error.
         drop(first_answer);
         open.sort(vec![reply(second.0, second.1), reply(first.0, first.1)], STORE);
         assert!(open.waiting.is_empty());

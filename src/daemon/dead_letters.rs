@@ -1,5 +1,5 @@
-//! Dead letters: what the admin port asks of them is done beside the loop, on a task of its own; to its end,
-//! but for what only looks, which ends with who asked for it.
+//! Runs the dead-letter actions of the admin port in their own tasks, beside the loop. An action that changes
+//! something runs to its end; a read-only one ends when its client disconnects.
 
 use crate::admin::Query;
 use crate::amqp::DeadLetterService;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// Passes on to the loop what is the loop's.
+/// Runs dead-letter actions, and passes all other queries to the loop.
 pub(super) fn beside(
     runtime: Handle,
     dead_letters: Arc<DeadLetterService>,
@@ -38,14 +38,14 @@ async fn carried_out(
             carrying.await
         }
     };
-    // A look that ended with its client has not failed.
+    // A read-only action that ended because its client disconnected has not failed.
     let failed = task.job.deed().is_some() || !gone.load(Ordering::Relaxed);
     match &done {
         Ok(LetterReport { stopped: Some(text), .. }) | Err(LetterTrouble::Unavailable(text)) if failed => {
-            tracing::warn!(error = text, "dead letters could not be handled, or only in part");
+            tracing::warn!(error = text, "a dead-letter action failed or was completed only in part");
         }
         Ok(_) | Err(_) => {}
     }
-    // Whoever asked may have gone.
+    // The client may have disconnected.
     let _ = reply.send(done);
 }

@@ -1,7 +1,7 @@
-//! Exports of the store while the daemon runs: read on a thread of their own, beside the loop and the store's
-//! threads, and given out as fast as whoever asked reads.
+//! Exports of the store while the daemon runs. A separate thread reads the store, beside the loop and the
+//! store's threads, at the speed of the client.
 //!
-//! One at a time: each keeps on the disk what it sees, for as long as it takes.
+//! Only one export runs at a time: each keeps the data of its snapshot on the disk until it ends.
 
 use crate::admin::{ExportFeed, ExportRefusal};
 use crate::amqp::wire::item_id;
@@ -15,10 +15,10 @@ use tokio::sync::mpsc::{channel, Sender};
 use tokio::sync::{oneshot, watch, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// How long a reader may take for one helping. The connection has a bound on its whole life beside.
-const HELPING_WITHIN: Duration = Duration::from_secs(30);
+/// Time limit for a client to take one chunk. The connection has its own limit for the whole answer.
+const CHUNK_WITHIN: Duration = Duration::from_secs(30);
 
-/// See the module.
+/// Runs one export at a time.
 pub(super) struct Exports {
     exporter: Result<Exporter, ExportRefusal>,
     runtime: Handle,
@@ -29,17 +29,17 @@ pub(super) struct Exports {
 impl Exports {
     pub(super) fn new(exporter: Option<Exporter>, kind: StoreKind, runtime: Handle) -> Self {
         let exporter = exporter.ok_or(ExportRefusal::NotOnDisk(match kind {
-            StoreKind::Disk => "the store on the disk gives no exports",
+            StoreKind::Disk => "the disk store does not support exports",
             StoreKind::Memory => "store.kind is memory: there is nothing on a disk to export",
             StoreKind::Postgres => {
-                "store.kind is postgres: there is no export of it yet; pg_dump saves its schema"
+                "store.kind is postgres: it cannot be exported; use pg_dump to save its schema"
             }
         }));
         Exports { exporter, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
     }
 
-    /// Begins one, of what is durable at about this moment, and has it told to whoever asked, who may have
-    /// gone.
+    /// Begins an export of what is durable at about this moment, and sends its chunks or a refusal to the
+    /// client, which may have disconnected.
     pub(super) fn begin(&self, reply: oneshot::Sender<Result<ExportFeed, ExportRefusal>>) {
         let exporter = match &self.exporter {
             Ok(exporter) => exporter.clone(),
@@ -51,7 +51,7 @@ impl Exports {
         let (stopped, runtime) = (self.stop.subscribe(), self.runtime.clone());
         self.runtime.spawn_blocking(move || match exporter.begin(item_id) {
             Ok(export) => {
-                // One helping waits while the next is made.
+                // One chunk waits while the next is read.
                 let (sender, feed) = channel(1);
                 if reply.send(Ok(feed)).is_ok() {
                     ExportOutlet { sender, stopped, runtime }.write(export, slot);
@@ -64,11 +64,11 @@ impl Exports {
         });
     }
 
-    /// Ends the one that is under way, and lets go of the store; waits for that no longer than `within`.
-    /// On `waits`: its own runtime may stand still.
+    /// Ends the running export and releases the store, waiting at most `within`. The wait uses the runtime
+    /// `waits`, because the export's own runtime may be stuck.
     pub(super) fn end(&mut self, waits: &Runtime, within: Duration) {
         self.exporter = Err(ExportRefusal::NotOnDisk("the store is being closed"));
-        // Nobody may be listening.
+        // There may be no export that receives this.
         let _ = self.stop.send(true);
         let ended = waits.block_on(async { timeout(within, self.slot.acquire()).await.is_ok() });
         if !ended {
@@ -77,7 +77,7 @@ impl Exports {
     }
 }
 
-/// Where one export goes.
+/// The receiving end of one export.
 struct ExportOutlet {
     sender: Sender<io::Result<Vec<u8>>>,
     stopped: watch::Receiver<bool>,
@@ -95,7 +95,7 @@ impl ExportOutlet {
             if !self.give(Ok(lines)) {
                 tracing::info!(
                     items = export.told().items,
-                    "an export was broken off by its reader or a stop"
+                    "an export was ended early by its reader or by a stop"
                 );
                 return;
             }
@@ -106,18 +106,18 @@ impl ExportOutlet {
         }
     }
 
-    /// The reader sees the answer break off, since its head is out by then; the log says why.
+    /// Breaks the answer off, since its head is already sent; the log says why.
     fn fail(&mut self, error: &str) {
         tracing::error!(error, "the store could not be exported");
         self.give(Err(io::Error::other("the store could not be read; the daemon's log says why")));
     }
 
-    /// Whether it was taken.
-    fn give(&mut self, helping: io::Result<Vec<u8>>) -> bool {
+    /// Whether the client took the chunk.
+    fn give(&mut self, chunk: io::Result<Vec<u8>>) -> bool {
         let ExportOutlet { sender, stopped, runtime } = self;
         runtime.block_on(async {
             tokio::select! {
-                sent = timeout(HELPING_WITHIN, sender.send(helping)) => matches!(sent, Ok(Ok(()))),
+                sent = timeout(CHUNK_WITHIN, sender.send(chunk)) => matches!(sent, Ok(Ok(()))),
                 _ = stopped.wait_for(|stopped| *stopped) => false,
             }
         })

@@ -1,5 +1,5 @@
-//! What stands beside everything else, on threads that wait for nobody: one that says which part stands
-//! still, and one that ends a process whose stop does not come to its end.
+//! Two threads that wait for no other part: one logs which part is stuck, the other ends a process whose stop
+//! does not complete.
 
 use super::EXIT_FORCED;
 use crate::progress::{DaemonPart, ProgressMarks};
@@ -9,23 +9,23 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// How often the parts are looked at.
+/// Interval between two checks of the parts.
 const LOOK: Duration = Duration::from_secs(1);
-/// Beyond `timeouts.drain`, until a stop that is not over is broken off. With the default of 20 s less than
-/// the 30 s that Kubernetes gives.
+/// Time after `timeouts.drain` until an incomplete stop is aborted. With the default of 20 s the sum is below
+/// the 30 s that Kubernetes allows.
 pub(super) const GRACE: Duration = Duration::from_secs(8);
-/// For the last line of the log: whoever reads it may have stopped reading.
+/// Time limit for the last line of the log, whose reader may have stopped reading.
 const LAST_LINE_WITHIN: Duration = Duration::from_secs(1);
-/// Little is done on these threads.
+/// These threads do little.
 const STACK: usize = 512 << 10;
 
-/// Says in the log which part begins to stand still, and which moves again. Dropped, it ends.
+/// Logs which part becomes stuck and which moves again. Ends when dropped.
 #[derive(Debug)]
 pub(super) struct PartWatch(#[expect(dead_code, reason = "its drop is heard")] Sender<()>);
 
 impl PartWatch {
     /// # Errors
-    /// The system starts no thread.
+    /// If the system cannot start a thread.
     pub(super) fn start(progress: Arc<ProgressMarks>) -> std::io::Result<PartWatch> {
         let (sender, ended) = channel();
         small_thread("tidegate-guard", move || watch(&progress, &ended))?;
@@ -48,8 +48,8 @@ fn watch(progress: &ProgressMarks, ended: &Receiver<()>) {
                     part = part.as_str(),
                     still_ms,
                     stuck_after_ms,
-                    "stuck: it has something to do and comes no further; not ready, and after as long \
-                     again not live"
+                    "stuck: this part has work and makes no progress; the daemon is not ready, and not live \
+                     after as long again"
                 ),
                 StuckLine::Ends(part) => tracing::info!(part = part.as_str(), "not stuck any more"),
             }
@@ -57,15 +57,15 @@ fn watch(progress: &ProgressMarks, ended: &Receiver<()>) {
     }
 }
 
-/// What is to be said.
+/// A line to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StuckLine {
     Begins(DaemonPart, u64),
     Ends(DaemonPart),
 }
 
-/// What has been said. A part is named at the second look in a row: after a process was frozen as a whole,
-/// the first finds everybody late.
+/// The parts that were logged as stuck. A part is logged at its second check in a row: after the whole
+/// process was frozen, the first check finds every part late.
 #[derive(Debug, Default)]
 struct StuckLines {
     seen: Vec<DaemonPart>,
@@ -93,22 +93,22 @@ impl StuckLines {
     }
 }
 
-/// Ends the process by force, once, where its stop does not come to its end. That is safe at any moment:
-/// correctness never depends on a graceful stop.
+/// Ends a process by force if its stop does not complete. That is safe at any moment: correctness never
+/// depends on a graceful stop.
 ///
-/// Its thread waits from the beginning: when it is needed the system may start none.
+/// The thread waits from the beginning, because the system may be unable to start one later.
 #[derive(Clone, Debug)]
 pub(super) struct LastResort(Sender<Duration>);
 
 impl LastResort {
     /// # Errors
-    /// The system starts no thread.
+    /// If the system cannot start a thread.
     pub(super) fn new(progress: Arc<ProgressMarks>) -> std::io::Result<LastResort> {
         let (sender, orders) = channel::<Duration>();
         small_thread("tidegate-end", move || {
             let Ok(limit) = orders.recv() else { return };
             let end = Instant::now() + limit;
-            // Further orders change nothing; without anybody to give one it is over.
+            // Further orders change nothing; the thread ends when all senders are dropped.
             loop {
                 match orders.recv_timeout(end.saturating_duration_since(Instant::now())) {
                     Ok(_) => {}
@@ -122,15 +122,15 @@ impl LastResort {
         Ok(LastResort(sender))
     }
 
-    /// The process ends after `limit` at the latest, with [`EXIT_FORCED`], unless this and all its clones are
-    /// dropped before. Only the first call counts.
+    /// Ends the process after `limit` at the latest, with [`EXIT_FORCED`], unless this and all its clones are
+    /// dropped first. Only the first call counts.
     pub(super) fn arm(&self, limit: Duration) {
-        // Its thread ends with the process, or when nobody has this any more.
+        // The thread ends with the process, or when all clones are dropped.
         let _ = self.0.send(limit);
     }
 }
 
-/// On another thread: the end waits for nobody who holds the log.
+/// Runs on another thread, so that a blocked log does not delay the end.
 fn last_line(progress: Arc<ProgressMarks>, limit: Duration) {
     let (said, heard) = channel::<()>();
     let speak = move || {
@@ -139,18 +139,18 @@ fn last_line(progress: Arc<ProgressMarks>, limit: Duration) {
             after_ms = limit.as_millis() as u64,
             stuck = ?progress.stillest(),
             waiting = progress.waiting(),
-            "the stop did not come to its end and is broken off; what waits stays in the store, and what was \
-             in flight is sent again after the next start"
+            "the stop did not complete in time and is aborted; waiting items stay in the store, and items in \
+             flight are sent again after the next start"
         );
     };
     if small_thread("tidegate-last", speak).is_ok() {
-        // Nothing is ever sent: it ends when the line is written.
+        // Nothing is ever sent: the wait ends when the line is written.
         let _ = heard.recv_timeout(LAST_LINE_WITHIN);
     }
 }
 
 fn small_thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    // It is not waited for.
+    // No other thread waits for this one.
     Builder::new().name(name.to_owned()).stack_size(STACK).spawn(run).map(drop)
 }
 

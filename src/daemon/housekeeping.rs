@@ -1,5 +1,5 @@
-//! What the loop does about once a second, whatever else happens: room on the disk, the line for systemd, a
-//! look at whether what may leave does, the watchdog.
+//! The loop's work of about once a second: free space, the status for systemd, a check that items leave, and
+//! the watchdog.
 
 use super::life::Life;
 use crate::amqp::LinkStatus;
@@ -10,30 +10,30 @@ use crate::engine::types::{Now, Reason};
 use crate::progress::{DaemonPart, WayOut};
 use crate::{clock, store};
 
-/// Looks at the way out within `timeouts.stuck_after`.
+/// Checks of the publishing side within `timeouts.stuck_after`.
 const LOOKS: u64 = 4;
 
-/// What the last look at the way out has found.
+/// Result of the last check of the publishing side.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LookOut {
-    /// When that was, monotonic ms.
+    /// When the check was made, monotonic ms.
     looked_at_ms: u64,
-    /// Batches handed over and settled by then.
+    /// Number of batches handed over and settled by then.
     moves: u64,
-    /// Since when it stands still, monotonic ms.
+    /// Since when the publishing side stands still, monotonic ms.
     since_ms: Option<u64>,
 }
 
-/// Leases without a way to the broker, after which another daemon may have the store.
+/// Number of leases without a connection for publishing, after which another daemon may take the store.
 const CUT_OFF_LEASES: u64 = 3;
 
-/// Free space below which nothing is accepted, as a share of the file system; above with some distance,
-/// again.
+/// Free space, as a percentage of the file system, below which no requests are taken; they are taken again
+/// from a slightly higher one.
 const LOW_WATER_PERCENT: u64 = 5;
 const LOW_WATER_BACK_PERCENT: u64 = 6;
 
 impl Life<'_> {
-    /// Once a second: room on the disk, status, watchdog.
+    /// Runs once a second: free space, status, watchdog.
     pub(super) fn housekeeping(&mut self) {
         let now = clock::now();
         if now.mono < self.housekept_at_ms + 1_000 {
@@ -61,8 +61,8 @@ impl Life<'_> {
         }
     }
 
-    /// Whoever sends an item back and is taken for one that repeats itself waits in vain: told once, and
-    /// counted.
+    /// A consumer that sends an item back under a wrong batch id waits for a delivery that never comes. The
+    /// first case is logged, all are counted.
     fn log_dropped_tries(&mut self) {
         let dropped = self.shard.engine.counters().tries_dropped;
         if dropped > 0 && !std::mem::replace(&mut self.logged_tries, true) {
@@ -75,7 +75,7 @@ impl Life<'_> {
         }
     }
 
-    /// Items dropped for want of room are worth a line, and not one each.
+    /// Logs items dropped at a limit, in one line for all since the last check.
     fn log_dropped(&mut self) {
         let dropped = self.shard.engine.counters().dead[Reason::Full as usize];
         if dropped > self.logged_full {
@@ -84,11 +84,11 @@ impl Life<'_> {
         }
     }
 
-    /// Accepts nothing while the disk is nearly full; what is there goes on leaving.
+    /// Stops taking requests while the disk is nearly full; waiting items still leave.
     fn check_disk_space(&mut self, usage: store::Usage) {
         match self.process.config.store.kind {
             StoreKind::Memory => return,
-            // What is forgotten goes by and by. Tables do not shrink, so there is no limit on them.
+            // Old data goes gradually. Tables do not shrink, so a limit on their size would not help.
             StoreKind::Postgres => return self.shard.store.reclaim(),
             StoreKind::Disk => {}
         }
@@ -98,7 +98,7 @@ impl Life<'_> {
         let used = if self.disk_low { usage.used.saturating_mul(10) / 9 } else { usage.used };
         let low = scarce || (limit > 0 && used >= limit);
         if low {
-            // What was deleted gives its room back once the store has nothing else to do.
+            // Deleted data frees its space once the store is idle.
             self.shard.store.reclaim();
         }
         if low != self.disk_low {
@@ -117,24 +117,24 @@ impl Life<'_> {
         }
     }
 
-    /// A store is of no use to whoever cannot publish, and another daemon may.
+    /// A daemon that cannot publish has no use for the store; another daemon may have one.
     fn look_for_an_heir(&mut self, now: Now) {
         let Some(lease) = self.shard.lease.as_ref().filter(|_| self.stop_at_ms.is_none()) else { return };
         let config = &self.process.config;
-        // All addresses have been tried, and the first of them once more.
+        // By then the daemon has tried all addresses, and the first one twice.
         let tries = config.timeouts.connect * (config.egress.endpoints.len() as u32 + 1);
         let limit_ms = (CUT_OFF_LEASES * lease.length_ms()).max(tries.as_millis() as u64);
         if self.shard.links[1].as_ref().is_some_and(LinkStatus::is_up) {
             self.cut_off_at_ms = now.mono;
         } else if now.mono >= self.cut_off_at_ms + limit_ms {
-            // If there is none now, it is asked for again after as long.
+            // If no daemon is on standby now, the attempt is repeated after the same time.
             self.cut_off_at_ms = now.mono;
             self.shard.store.give_away();
         }
     }
 
-    /// Tells how the store does, and whether something has been overlooked; the probes and the watchdog judge
-    /// by that (see [`crate::progress`]).
+    /// Reports the store's state and whether a due item is overlooked; the probes and the watchdog judge by
+    /// that (see [`crate::progress`]).
     fn tell_progress(&mut self, now: Now, store_still_ms: Option<u64>) {
         let progress = &self.process.progress;
         progress.told(DaemonPart::Store, store_still_ms);
@@ -151,7 +151,7 @@ impl Life<'_> {
             connected: matches!(link, Some(LinkStatus::Up { .. } | LinkStatus::Blocked { .. })),
             blocked: matches!(link, Some(LinkStatus::Blocked { .. })),
             moved: count != moves,
-            // It costs the more the more applications there are: only where it matters.
+            // Its cost grows with the number of applications, so it is evaluated only where it matters.
             overlooked: count == moves && self.shard.engine.is_overlooked(now),
         };
         let since_ms = way.stands_still().then(|| since_ms.unwrap_or(now.mono));
@@ -160,7 +160,7 @@ impl Life<'_> {
     }
 }
 
-/// Whether the way out has moved: what changes with each batch that is handed over or settled.
+/// A number that grows with each batch handed over or settled.
 fn moves_of(counters: &Counters) -> u64 {
     let Counters { batches_published, batches_confirmed, returned, nacked, refused, unknown, .. } = counters;
     let settled = batches_confirmed + returned + nacked + refused + unknown + counters.dead_confirmed;

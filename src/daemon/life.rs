@@ -1,14 +1,14 @@
 //! A life: from the opening of the store to its closing, with the one loop that owns the engine.
 //!
-//! One turn, in this order:
-//! 1. sleep until something happens or is due;
-//! 2. control first: settled publishes, answers of the store, links, signals, questions; they free slots and
-//!    memory;
-//! 3. then what the ingest connection brought, in bounded helpings;
-//! 4. what the engine says is carried out after each, in its order;
-//! 5. about once a second, housekeeping.
+//! The steps of one turn:
+//! 1. Sleep until an event arrives or an item is due.
+//! 2. Handle control events first: settled publishes, answers of the store, links, signals, queries. They
+//!    free slots and memory.
+//! 3. Handle the requests of the ingest connection, in bounded chunks.
+//! 4. After each input, carry out the engine's effects in their order.
+//! 5. About once a second, do the housekeeping.
 //!
-//! What a turn has no time for is first in the next one.
+//! Events for which a turn has no time are first in the next one.
 
 use super::exports::Exports;
 use super::guard::GRACE;
@@ -34,22 +34,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// The wall clock is looked at this often at least, so that neither a step nor a suspend is slept over.
+/// Longest sleep, so that a step of the wall clock or a suspend is noticed in time.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Of the shutdown budget, what closing needs.
+/// Part of the shutdown budget reserved for closing.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// What closing needs where another life follows.
+/// Time limit for closing when another life follows.
 const LOST_CLOSING: Duration = Duration::from_millis(200);
 
-/// What each step of closing has at least, where those before it have taken the time of all.
+/// Least time for each step of closing, even if earlier steps have used up the budget.
 const LEAST: Duration = Duration::from_millis(1_500);
 
-/// What those hear who wait for an answer when the store is lost.
-const LOST: &str = "the store was lost before this was sure to be done; ask again";
+/// The answer to open commands when the store is lost.
+const LOST: &str = "the store was lost before the command was known to be complete; ask again";
 
-/// A turn that has taken this long leaves the rest to the next one, microseconds.
+/// A turn leaves the remaining events to the next one after this time, microseconds.
 const TURN_US: u64 = 10_000;
 
 /// How a life ended.
@@ -57,21 +57,21 @@ const TURN_US: u64 = 10_000;
 pub(super) enum Ending {
     /// A stop was requested, and the store is closed.
     Stopped,
-    /// The store is out of reach, or may be another daemon's, and no stop was requested. What is not durable
-    /// was never acked; the next life finds out what is there.
+    /// The store is out of reach or may belong to another daemon, and no stop was requested. Data that was
+    /// not durable was never acked; the next life reads what the store holds.
     Lost(Loss, StoreFailure),
-    /// The store does nothing any more, and a process of its own finds out what is there.
+    /// The store has failed for this process; the next process reads what it holds.
     Failed(StoreFailure),
 }
 
-/// What the store held.
+/// Number of queues and items found in the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FoundItems {
     pub(super) queues: usize,
     pub(super) waiting: u64,
 }
 
-/// A store that has been opened, with an engine over it: nothing happens before [`OpenLife::begin`].
+/// An open store and its engine. Nothing happens before [`OpenLife::begin`].
 pub(super) struct OpenLife {
     pub(super) found: FoundItems,
     engine: Engine,
@@ -82,32 +82,33 @@ pub(super) struct OpenLife {
     mailbox: Arc<Mailbox>,
 }
 
-/// See the module's page.
+/// The state of a running life.
 pub(super) struct Life<'p> {
     pub(super) process: &'p mut Process,
     pub(super) shard: Shard,
     pub(super) starts: &'p mut Starts,
     exports: Exports,
     mailbox: Arc<Mailbox>,
-    /// When the watchdog was fed, and when the parts were last looked at, monotonic ms.
+    /// When the watchdog was last notified, monotonic ms.
     pub(super) watchdog_fed_at_ms: u64,
     pub(super) housekept_at_ms: u64,
     /// Free space is below the low-water mark.
     pub(super) disk_low: bool,
-    /// Items given up for want of room, as last logged.
+    /// Number of items dropped at a limit, as last logged.
     pub(super) logged_full: u64,
-    /// That a try was dropped as a duplicate has been said.
+    /// The log already names a try that was dropped as a duplicate.
     pub(super) logged_tries: bool,
-    /// What may leave, as last looked at.
+    /// The last check of the publishing side.
     pub(super) outlook: LookOut,
-    /// When there was last a way to the broker, or was last asked for an heir for want of one, monotonic ms.
+    /// When a connection for publishing was last up, or the last attempt to leave the store to another
+    /// daemon, monotonic ms.
     pub(super) cut_off_at_ms: u64,
     /// Monotonic end of the drain, once a stop was requested.
     pub(super) stop_at_ms: Option<u64>,
     failure: Option<StoreFailure>,
 }
 
-/// What one turn brought, as far as it goes to the engine many at a time; in the order in which it goes.
+/// The events of one turn that the engine takes many at a time, in the order of the inputs.
 #[derive(Default)]
 struct Turn {
     settled: Vec<Settled>,
@@ -116,7 +117,7 @@ struct Turn {
 }
 
 impl Life<'_> {
-    /// Opens the store, and makes an engine over what it holds.
+    /// Opens the store, and creates an engine for what it holds.
     pub(super) fn open(process: &mut Process, opener: &mut store::Opener) -> Result<OpenLife, RunError> {
         let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
             opener.open(clock::wall_ms())
@@ -135,7 +136,7 @@ impl Life<'_> {
         let mut engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
         engine.count_from(process.tally.totals.clone());
         process.tally.begins(opened.takeover);
-        // Whoever stood by has a life's own conditions now.
+        // A standby daemon has other readiness conditions.
         process.readiness.reset(false);
         process.readiness.set(Latch::Store, true);
         Ok(OpenLife {
@@ -158,8 +159,7 @@ impl FoundItems {
 }
 
 impl OpenLife {
-    /// Connects to the broker. `quarantine`: of requests that were handed out before so many are taken at a
-    /// time at most, and one at first.
+    /// Connects to the broker. `quarantine`: most redelivered requests to take at a time, beginning with one.
     pub(super) fn begin<'p>(
         self,
         process: &'p mut Process,
@@ -175,7 +175,7 @@ impl OpenLife {
         process.progress.begin();
         process.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
-        // Until the engine says otherwise.
+        // The engine decides when to begin.
         amqp.intake(Intake::Pause);
         process.notify.ready();
         let now = clock::now();
@@ -201,7 +201,7 @@ impl OpenLife {
 }
 
 impl Life<'_> {
-    /// Lives it to its end.
+    /// Runs the life to its end.
     pub(super) fn run(mut self) -> Ending {
         let mut events = VecDeque::new();
         self.shard.feed(Input::Tick);
@@ -210,7 +210,7 @@ impl Life<'_> {
                 self.mailbox.take(self.shard.idle_time(LONGEST_SLEEP), &mut events);
             }
             let begun = clock::mono_us();
-            // Whoever has slept answers nothing of what was before.
+            // After a suspend, no event from before may be handled under a lost lease.
             self.look_at_lease();
             if self.failure.is_none() {
                 self.turn(&mut events);
@@ -218,7 +218,7 @@ impl Life<'_> {
                 self.shard.renew();
                 self.look_at_lease();
             }
-            // Before the housekeeping judges: it has completed one.
+            // The turn counts before the housekeeping checks for progress.
             self.process.progress.moved(DaemonPart::Loop);
             self.housekeeping();
             let took_us = clock::mono_us().saturating_sub(begun);
@@ -229,26 +229,26 @@ impl Life<'_> {
         self.process.tally.totals = self.shard.engine.counters().clone();
         match (self.loss(), self.failure.take()) {
             (Some(loss), Some(failure)) => Ending::Lost(loss, failure),
-            // A stop was requested when the store had just been left to another daemon.
+            // The store had just been left to another daemon when a stop was requested.
             (None, Some(StoreFailure::GivenAway { .. })) | (_, None) => Ending::Stopped,
             (None, Some(failure)) => Ending::Failed(failure),
         }
     }
 
-    /// Nothing more is done once the store may be another daemon's.
+    /// Ends the life once the store may belong to another daemon.
     fn look_at_lease(&mut self) {
         if let Some(age_ms) = self.shard.lost_for().filter(|_| self.failure.is_none()) {
             self.store_failed(StoreFailure::LeaseOver { age_ms });
         }
     }
 
-    /// Set where the store has failed in such a way that the next life may have it.
+    /// The kind of loss, if the next life may have the store again.
     fn loss(&self) -> Option<Loss> {
         self.failure.as_ref().filter(|_| self.stop_at_ms.is_none())?.loss()
     }
 
-    /// One turn. Neighbouring events of one kind go to the engine as one input. What is left when the turn
-    /// has taken its time is for the next one: the clock, the watchdog and the housekeeping come between.
+    /// One turn. Neighbouring events of one kind reach the engine as one input. When its time is over, the
+    /// turn leaves the remaining events to the next one, after the clock, the watchdog and the housekeeping.
     fn turn(&mut self, events: &mut VecDeque<LoopEvent>) {
         failpoint!("turn");
         let end = clock::mono_us() + TURN_US;
@@ -277,7 +277,7 @@ impl Life<'_> {
             }
         }
         self.dispatch(&mut turn);
-        // As long as one is under way there are turns: its steps come back.
+        // An unfinished query keeps the turns going, since its steps arrive as events.
         let left = self.shard.queries.left();
         if !left.is_empty() {
             self.shard.feed(Input::Left(left));
@@ -307,11 +307,11 @@ impl Life<'_> {
             LoopEvent::Signal(Signal::Reload) => self.reload(clock::now().mono),
             LoopEvent::Reread(read) => self.reread(read, clock::now().mono),
             LoopEvent::Query(admin::Query::State(reply)) => {
-                // The sender may have gone.
+                // The client may have disconnected.
                 let _ = reply.send(self.state());
             }
             LoopEvent::Query(admin::Query::Export(reply)) => self.exports.begin(reply),
-            // Done beside the loop; one that came here all the same hears that it is not.
+            // Dead-letter actions run beside the loop; the dropped sender reports an error.
             LoopEvent::Query(admin::Query::Letters(_, reply)) => drop(reply),
             LoopEvent::Query(admin::Query::Command(request, sender)) => {
                 if let Some(command) = self.admit(request, sender) {
@@ -332,7 +332,7 @@ impl Life<'_> {
         self.failure = Some(failure);
     }
 
-    /// `None`: it has been answered.
+    /// `None`: the command has been answered.
     fn admit(
         &mut self,
         request: CommandRequest,
@@ -341,11 +341,11 @@ impl Life<'_> {
         if self.is_spare() {
             let queue = &self.process.config.ingest.queue;
             let error = format!(
-                "this daemon stands by: another one serves queue '{queue}', and holds what waits; ask the \
-                 one whose state is not 'standby'"
+                "this daemon stands by: another one serves queue '{queue}' and holds the waiting items; ask \
+                 the daemon whose state is not 'standby'"
             );
             let document = json!({ "error": error });
-            // The sender may have gone.
+            // The client may have disconnected.
             let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
             return None;
         }
@@ -382,31 +382,31 @@ impl Life<'_> {
         }
         let drain = self.process.config.timeouts.drain;
         let budget = drain.saturating_sub(CLOSING).max(Duration::from_millis(100));
-        tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: what is due goes out first");
+        tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: due items are published first");
         self.process.notify.stopping();
-        // The whole of it, whatever the unit's TimeoutStopSec says.
+        // The whole time is requested, independently of the unit's TimeoutStopSec.
         self.process.notify.extend_timeout(budget + CLOSING * 3);
         self.stop_at_ms = Some(clock::now().mono + budget.as_millis() as u64);
         self.shard.begin_drain();
     }
 
-    /// Draining is over: nothing is due or under way, or the budget is spent.
+    /// Whether draining is over: nothing is due or in flight, or the budget is spent.
     fn is_over(&self) -> bool {
         self.stop_at_ms.is_some_and(|end| self.shard.engine.is_idle() || clock::now().mono >= end)
     }
 
-    /// Confirms are awaited, connections and store closed, each within bounds; says what was left.
+    /// Waits for confirms, closes connections and store, each within bounds, and logs what is left.
     fn close(&mut self, mut events: VecDeque<LoopEvent>) {
         self.process.progress.tell_waiting(self.shard.engine.sums().0);
         self.process.progress.end();
         let is_lost = self.loss().is_some();
         if !is_lost {
-            // Where no signal has: the store has failed.
+            // After a failure of the store no signal has armed it.
             self.process.last_resort.arm(CLOSING + GRACE);
         }
         let budget = match &self.failure {
             None => CLOSING,
-            // No confirm is of use any more.
+            // Confirms are of no use any more.
             Some(_) if is_lost => LOST_CLOSING,
             Some(_) => Duration::from_secs(2),
         };
@@ -416,9 +416,9 @@ impl Life<'_> {
         self.process.waits.block_on(self.shard.end_of_amqp(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
         if self.failure.is_none() {
-            // Nothing can be acked any more: what is not safe yet the broker delivers again.
+            // Nothing can be acked any more. The broker redelivers requests that are not durable.
             self.shard.feed(Input::IngestLost);
-            // The last confirms save a repeat after the next start.
+            // Handling the last confirms avoids repeats after the next start.
             while !events.is_empty() {
                 self.turn(&mut events);
             }
@@ -428,31 +428,32 @@ impl Life<'_> {
                 self.shard.feed(Input::Tick);
             }
         } else {
-            // For the totals alone: nothing comes of it any more.
+            // Updates the totals only; the effects are dropped.
             self.shard.feed(Input::IngestLost);
         }
         let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
         self.exports.end(&self.process.waits, left_of(end));
-        // Nothing is decided any more: open commands end at once, and not at the end of the wait.
+        // The engine decides nothing any more: open commands end now and not when their wait ends.
         self.shard.queries.reject_all(is_lost.then_some(LOST));
         match self.shard.store.close(left_of(end)) {
             Ok(()) => {}
-            // A call to the database may last; what it writes is refused once the next life has the store.
+            // A call to the database may still run; the database refuses its writes once the next life has
+            // the store.
             Err(error) if is_lost => tracing::debug!(%error, "a call of the store goes on"),
             Err(error) => {
                 tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
             }
         }
         self.mailbox.take(Duration::ZERO, &mut events);
-        // What is for the process goes to whoever is next. If nobody is, questions are dropped with it, which
-        // ends the wait of their senders.
+        // Events for the process go to the next life. Without one they are dropped, which ends the wait of
+        // their senders.
         events.retain(LoopEvent::is_for_the_process);
         events.into_iter().for_each(|event| self.process.inlet.post(event));
         tracing::info!(
             waiting = left.items.waiting,
             parked = left.items.parked,
             in_flight = left.items.in_flight,
-            "closed; what waits stays in the store"
+            "closed; waiting items stay in the store"
         );
     }
 }
@@ -464,7 +465,7 @@ mod tests {
     use crate::config::Config;
     use crate::logging::LogFormat;
 
-    /// Without a broker: the connections go on trying, and the rest lives.
+    /// There is no broker: the connections keep trying while the life runs.
     #[test]
     fn a_life_ends_and_the_next_begins_over_the_same_store() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
-//! Where everything that happens to the daemon arrives, and where its loop sleeps.
+//! The mailbox receives all events of the daemon; its loop sleeps here.
 //!
-//! A closed set of events in two queues. Control (settled publishes, store answers, links, signals, queries)
-//! comes first in a turn: it frees slots and memory. What the ingest connection sends keeps an order of its
-//! own and is taken in bounded helpings. Neither queue needs a limit: deliveries are bounded by the prefetch,
-//! settled publishes by the slots, store answers by what was asked, queries by the admin listener.
+//! A closed set of events in two queues. Control events (settled publishes, store answers, links, signals,
+//! queries) come first in a turn: they free slots and memory. Events of the ingest connection keep their own
+//! order and are taken in bounded chunks. Neither queue needs a limit: the prefetch bounds deliveries, the
+//! slots bound settled publishes, the requests to the store bound its answers, and the admin listener bounds
+//! queries.
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
@@ -16,23 +17,23 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Upper bound on the items handled in one turn, a last chunk apart (of the consumer's bounds, or one
-/// envelope): some milliseconds of work.
+/// Upper bound on the items handled in one turn, some milliseconds of work. The last chunk may exceed it: a
+/// chunk is as large as the consumer's bounds, or one envelope.
 const TURN_ITEMS: usize = 4_096;
 
-/// Everything that can happen.
+/// All events of the loop.
 #[derive(Debug)]
 pub(super) enum LoopEvent {
     Amqp(amqp::Event),
     Store(store::thread::StoreEvent),
     Signal(Signal),
-    /// The configuration has been read again.
+    /// A reload has read the configuration.
     Reread(ReadConfig),
     Query(Query),
 }
 
 impl LoopEvent {
-    /// Whichever life it comes to.
+    /// Whether the event concerns the process, whichever life handles it.
     pub(super) fn is_for_the_process(&self) -> bool {
         matches!(self, LoopEvent::Signal(_) | LoopEvent::Reread(_) | LoopEvent::Query(_))
     }
@@ -51,7 +52,7 @@ pub(super) struct Mailbox {
 }
 
 impl Mailbox {
-    /// From any thread; never blocks for long.
+    /// Adds an event, from any thread; never blocks for long.
     pub(super) fn post(&self, event: LoopEvent) {
         let mut queues = self.lock();
         match event {
@@ -71,7 +72,7 @@ impl Mailbox {
         self.filled.notify_one();
     }
 
-    /// Waits until something is there, `timeout` at most, and moves one turn's events to `out`.
+    /// Waits for an event, `timeout` at most, and moves one turn's events to `out`.
     pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
         let mut queues = self.lock();
         if queues.control.is_empty() && queues.ingest.is_empty() && !timeout.is_zero() {

@@ -1,9 +1,9 @@
-//! The daemon, which alone knows all parts. It decides nothing about items: what happens is translated into
-//! the engine's inputs, and what the engine answers is carried out, in the engine's order.
+//! The daemon, which alone knows all parts. It decides nothing about items: it translates events into the
+//! engine's inputs and carries out the engine's effects in their order.
 //!
 //! Three layers, each of which outlives the one below it:
-//! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration, and
-//!   what is counted ([`tally`]);
+//! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration, and the
+//!   counters of the process ([`tally`]);
 //! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
 //!   begin within the process, with [`standby`] in between;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
@@ -32,36 +32,36 @@ use crate::{admin, amqp};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Exit code beside 0 and 1: another process has the store.
+/// Exit code: another process has the store.
 const EXIT_LOCKED: u8 = 75;
 
-/// Exit code where the store is none that this configuration may use.
+/// Exit code: this configuration may not use the store.
 const EXIT_CONFIG: u8 = 78;
 
-/// Exit code of a stop that did not come to its end and was broken off.
+/// Exit code: the stop did not complete and was aborted.
 const EXIT_FORCED: u8 = 70;
 
 /// Options of `tidegate run`.
 #[derive(Debug)]
 pub struct RunOptions {
-    /// Valid as a whole.
+    /// The valid configuration.
     pub config: Config,
-    /// Where it came from; read again on SIGHUP.
+    /// Its file, which SIGHUP reads again.
     pub config_path: Option<PathBuf>,
     /// Open a store that has lost data.
     pub accept_loss: bool,
-    /// Shape of the log.
+    /// Format of the log.
     pub log_format: LogFormat,
 }
 
-/// Runs until a stop is requested. 0 after a graceful stop, 75 when another process has the store, 78 when
-/// the store is none that this configuration may use, else 1. A stop that does not come to its end is broken
-/// off: then the process ends here, with 70.
+/// Runs until a stop is requested. Returns 0 after a graceful stop, 75 when another process has the store, 78
+/// when this configuration may not use the store, else 1. A stop that does not complete in time is aborted:
+/// the process then ends within this call, with 70.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
     if let Err(error) = logging::init(options.log_format) {
-        // Another subscriber is there already: messages go to it.
-        tracing::debug!(%error, "logging was set up before");
+        // Another subscriber is set up and receives the messages.
+        tracing::debug!(%error, "logging was already set up");
     }
     match process::run(options) {
         Ok(()) => {
@@ -109,5 +109,5 @@ impl RunError {
     }
 }
 
-/// Neighbours in the order of start-up: what amqp tells goes where the loop sleeps.
+/// The callback that puts events of the connections into the mailbox.
 type OnAmqp = std::sync::Arc<dyn Fn(amqp::Event) + Send + Sync>;

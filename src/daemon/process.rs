@@ -1,9 +1,10 @@
-//! The process: what there is once, however many lives of the store it sees.
+//! The process: what exists once, over all lives of the store.
 //!
-//! The order of start-up matters: signals first, so that a start can be ended; the store next, because only
-//! its owner may do anything at all; the admin port, so that readiness can be asked for; the broker last, and
-//! without waiting for it. Where the store is another daemon's or out of reach, the admin port answers
-//! meanwhile ([`super::standby`]). A store that is only lost ends a life, and the next one opens it.
+//! The order of start-up matters. Signals come first, so that a start can be stopped. The store is next,
+//! because only its owner may do anything at all. Then the admin port, so that probes can ask for readiness.
+//! The broker is last, and the start does not wait for it. If the store belongs to another daemon or is out
+//! of reach, the admin port answers during the wait ([`super::standby`]). A store that is only lost ends a
+//! life, and the next life opens it again.
 
 use super::guard::{LastResort, PartWatch, GRACE};
 use super::life::{Ending, FoundItems, Life, OpenLife};
@@ -29,11 +30,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 
-/// What outlives a life.
+/// State that outlives a life.
 pub(super) struct Process {
-    /// For ingest, answers, the admin port and signals.
+    /// Runtime for ingest, answers, the admin port and signals.
     pub(super) runtime: Runtime,
-    /// For egress alone: no request, however long it takes to read, holds up what is due.
+    /// Runtime for egress only: a large request never delays due items.
     pub(super) outward: Runtime,
     pub(super) config: Config,
     pub(super) config_path: Option<PathBuf>,
@@ -42,34 +43,34 @@ pub(super) struct Process {
     pub(super) readiness: Arc<Readiness>,
     pub(super) progress: Arc<ProgressMarks>,
     pub(super) last_resort: LastResort,
-    /// For what the main thread itself waits for: nothing else runs on it, and nothing else holds it up.
+    /// Runtime for the waits of the main thread; no other task runs on it or blocks it.
     pub(super) waits: Runtime,
-    /// Where spans go, if anywhere.
+    /// The exporter of spans, if configured.
     pub(super) spans: Option<Arc<SpanExporter>>,
     pub(super) started: Now,
     pub(super) watchdog: Option<Duration>,
     pub(super) inlet: Arc<Inlet>,
-    /// The configuration, on its way to be read again: longer than a life, where it hangs.
+    /// The reload in progress. It outlives a life, because a read may hang.
     pub(super) rereading: Rereading,
     pub(super) tally: ProcessTally,
 }
 
-/// Where signals and queries go: to the life that is being lived.
+/// Passes signals and queries to the current life.
 #[derive(Debug)]
 pub(super) struct Inlet {
-    /// `None`: there will be no life any more.
+    /// `None`: no further life follows.
     present: Mutex<Option<Arc<Mailbox>>>,
 }
 
 impl Inlet {
     pub(super) fn post(&self, event: LoopEvent) {
-        // Held meanwhile: what goes to a mailbox that is just being left would be lost.
+        // The lock is held during the post: an event for a mailbox that is being replaced would be lost.
         if let Some(present) = &*self.lock() {
             present.post(event);
         }
     }
 
-    /// Waits until something has come for nobody's life, `timeout` at most.
+    /// Waits for events between two lives, `timeout` at most.
     pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
         let present = self.lock().clone();
         if let Some(present) = present {
@@ -81,15 +82,15 @@ impl Inlet {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whoever waits for an answer hears that there is none, and whoever asks from now on.
+    /// Ends open queries without an answer, and all later ones.
     fn close(&self) {
         if let Some(last) = self.lock().take() {
             last.take(Duration::ZERO, &mut VecDeque::new());
         }
     }
 
-    /// A mailbox of its own for the next life: what the connections and the store of the last one still tell
-    /// stays behind. Signals and questions that came between the two are handed on.
+    /// A new mailbox for the next life. Events that the connections and the store of the last life still send
+    /// stay in the old one. Signals and queries that came between the two lives are moved.
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.lock();
@@ -103,7 +104,7 @@ impl Inlet {
     }
 }
 
-/// Runs until a stop is requested, or cannot go on.
+/// Runs until a stop is requested or the daemon cannot continue.
 pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let mut process = Process::new(options)?;
     let entered = process.runtime.handle().clone();
@@ -112,7 +113,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let limit = process.config.timeouts.drain + GRACE;
     let on_signal = move |signal| {
         if signal == Signal::Terminate {
-            // Before the loop hears of it: it may never.
+            // Before the loop receives the signal, since a stuck loop never does.
             last_resort.arm(limit);
         }
         inlet.post(LoopEvent::Signal(signal));
@@ -128,7 +129,7 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     }
 }
 
-/// One worker: with two of one runtime, each event wakes both, one to do it and one to look for more.
+/// One worker thread: with two, each event wakes both, and the second only looks for more work.
 fn runtime(name: &str) -> Result<Runtime, RunError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(1).thread_name(name).enable_all().build().map_err(RunError::Runtime)
@@ -161,7 +162,7 @@ impl Process {
         })
     }
 
-    /// One life after the other, as long as the store is only lost, and until a stop is requested.
+    /// Runs one life after the other while the store is only lost, until a stop is requested.
     fn live(&mut self) -> Result<Ending, RunError> {
         let (store, limits) = (&self.config.store, &self.config.limits);
         let mut opener = store::Opener::new(store, limits.memory, self.accept_loss)?;
@@ -174,7 +175,7 @@ impl Process {
             if admin.is_none() {
                 admin = Some(self.serve_admin()?);
             }
-            // Only now: a start that ends before it has seen a message says nothing about messages.
+            // Only now, because a start that ends before its first message says nothing about messages.
             let starts = starts.get_or_insert_with(|| {
                 let (starts, most) = self.note_start();
                 quarantine = most;
@@ -193,7 +194,7 @@ impl Process {
             let Ending::Lost(loss, failure) = ending else { break ending };
             self.readiness.reset(false);
             self.tally.lost(loss);
-            tracing::warn!("the store was lost, and is opened again: {failure}");
+            tracing::warn!("the store was lost and is being reopened: {failure}");
             waits.lost(begun.elapsed(), loss, failure.to_string());
         };
         if let Some(starts) = &mut starts {
@@ -206,22 +207,22 @@ impl Process {
         Ok(ending)
     }
 
-    /// Notes this start. Where it follows several quick deaths: how many deliveries may be taken at a time.
+    /// Records this start. After several quick deaths, returns how many deliveries may be taken at a time.
     fn note_start(&self) -> (Starts, Option<u16>) {
         let store = &self.config.store;
         let (starts, quarantine) = Starts::note((store.kind != StoreKind::Memory).then_some(&store.path));
         if let Some(most) = quarantine {
             tracing::warn!(
                 most,
-                "several quick deaths in a row: requests that were handed out before are taken one at a time \
-                 at first, and more with each that passes"
+                "several quick deaths in a row: redelivered requests are taken one at a time at first, then \
+                 more with each that passes"
             );
         }
         (starts, quarantine)
     }
 
-    /// Opens the store, and waits for it where it is another daemon's or out of reach. `None`: a stop was
-    /// requested meanwhile.
+    /// Opens the store, and waits while it belongs to another daemon or is out of reach. `None`: a stop was
+    /// requested during the wait.
     fn open_life(
         &mut self,
         opener: &mut store::Opener,
@@ -250,7 +251,7 @@ impl Process {
         }
     }
 
-    /// The mailbox of the life that begins now.
+    /// The mailbox of the life that begins.
     pub(super) fn next_mailbox(&self) -> Arc<Mailbox> {
         self.inlet.renew()
     }
@@ -270,14 +271,14 @@ impl Process {
         Ok(server)
     }
 
-    /// This is the configuration from now on, but for what takes a restart.
+    /// Puts this configuration into force, except for the keys that take a restart.
     pub(super) fn adopt(&mut self, loaded: LoadedConfig) {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
         let restart = config::needs_restart(&self.config, &loaded.config);
         if !restart.is_empty() {
-            tracing::warn!(keys = restart.join(", "), "changed, and in effect only after a restart");
+            tracing::warn!(keys = restart.join(", "), "changed; takes effect only after a restart");
         }
         self.config = self.config.reloaded(&loaded.config);
     }

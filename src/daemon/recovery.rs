@@ -1,24 +1,23 @@
-//! Opening the store may take long after a crash: the service manager is asked for more time as long as it
-//! goes on.
+//! Asks the service manager for more time while the store opens, which may take long after a crash.
 //!
-//! What counts as going on is the process's CPU time, since nothing else runs at this point. A start that
-//! hangs uses none, is given no more time, and is ended by the manager's own limit.
+//! CPU time of the process counts as progress, since nothing else runs at this point. A start that hangs uses
+//! none, gets no more time, and is ended by the manager's own limit.
 
 use crate::notify::Notify;
 use rustix::time::{clock_gettime, ClockId};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often progress is looked for.
+/// Interval between two checks of progress.
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(10);
 
-/// CPU time between two looks that counts as progress. A thread that only waits and looks uses far less.
+/// CPU time between two checks that counts as progress. A thread that only waits and checks uses far less.
 const PROGRESS: Duration = Duration::from_millis(10);
 
-/// For so long the service manager's watchdog is fed meanwhile: each wait for a database is shorter.
+/// How long the watchdog is notified during the opening: each wait for a database is shorter.
 const FED_FOR: Duration = Duration::from_secs(150);
 
-/// Runs `open`, and meanwhile asks for three more periods of `every` whenever the last one brought progress.
+/// Runs `open`. Asks for three more periods of `every` after each period with progress.
 pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl FnOnce() -> T) -> T {
     let (done, ended) = channel::<()>();
     std::thread::scope(|scope| {
@@ -36,7 +35,7 @@ pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl 
                 if progress {
                     notify.extend_timeout(every * 3);
                 }
-                // Of a process that has been running before, and whose database does not answer.
+                // This matters in a running process whose database does not respond.
                 if begun.elapsed() < FED_FOR {
                     notify.watchdog();
                 }
@@ -49,7 +48,7 @@ pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl 
     })
 }
 
-/// CPU time of all threads so far.
+/// CPU time of all threads.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
@@ -70,7 +69,7 @@ mod tests {
         let notify = Notify::to(path.as_os_str()).unwrap();
         let every = Duration::from_millis(50);
         let asked = extending_timeout(&notify, every, || {
-            // Busy until it has been asked for more time.
+            // Stays busy until more time was requested.
             let deadline = Instant::now() + Duration::from_secs(20);
             manager.set_nonblocking(true).unwrap();
             let mut bytes = [0; 128];

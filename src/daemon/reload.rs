@@ -1,5 +1,5 @@
-//! The configuration is read again, on a thread of its own: its files may be pipes, or lie where nothing
-//! answers, and the loop waits for neither.
+//! Reads the configuration again, on its own thread: its files may be pipes, or on a file system that does
+//! not respond, and the loop waits for neither.
 
 use super::life::Life;
 use super::mailbox::LoopEvent;
@@ -8,30 +8,30 @@ use crate::engine::event::Input;
 use std::sync::Arc;
 use std::thread::Builder;
 
-/// What was read, or why it does not hold.
+/// The configuration, or its faults.
 pub(super) type ReadConfig = Box<Result<LoadedConfig, Faults>>;
 
-/// Time behind which a read is given up, ms. Its thread stays until the system answers.
+/// Time limit of a read, ms. The thread of an abandoned read remains until the system call returns.
 const READ_WITHIN_MS: u64 = 10_000;
 
-/// The read that is under way.
+/// The read in progress.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Rereading {
     #[default]
     Nothing,
-    /// Until this moment, monotonic ms; and whether another was asked for meanwhile.
+    /// It runs until this moment at most (monotonic ms); whether another reload was requested since.
     Until(u64, bool),
-    /// It has not come back in time, and what it brings is not taken.
+    /// It has not returned in time; its result will be ignored.
     GivenUp,
 }
 
 impl Life<'_> {
-    /// A reload is asked for. While the read before goes on, another follows it.
+    /// Handles a request for a reload. While a read is in progress, another one follows it.
     pub(super) fn reload(&mut self, now_ms: u64) {
         match &mut self.process.rereading {
             Rereading::Until(_, again) => *again = true,
             Rereading::GivenUp => tracing::error!(
-                "configuration not reloaded: the read before has still not come back; the one in force stays"
+                "configuration not reloaded: an earlier read has not returned yet; the old one stays in force"
             ),
             Rereading::Nothing => self.read_again(now_ms),
         }
@@ -47,19 +47,17 @@ impl Life<'_> {
         match Builder::new().name("tidegate-reload".to_owned()).spawn(read) {
             Ok(_) => self.process.rereading = Rereading::Until(now_ms + READ_WITHIN_MS, false),
             Err(error) => {
-                tracing::error!(%error, "configuration not reloaded: the system starts no thread");
+                tracing::error!(%error, "configuration not reloaded: the system cannot start a thread");
                 self.process.notify.ready();
             }
         }
     }
 
-    /// It has been read: it is in force now, or the one before stays.
+    /// Takes the result of a read: the new configuration takes effect, or the old one stays in force.
     pub(super) fn reread(&mut self, read: ReadConfig, now_ms: u64) {
         let again = match std::mem::take(&mut self.process.rereading) {
             Rereading::GivenUp => {
-                return tracing::warn!(
-                    "the configuration was read too late, and is not taken: reload once more"
-                )
+                return tracing::warn!("the configuration was read too late and is ignored; reload again")
             }
             Rereading::Until(_, again) => again,
             Rereading::Nothing => false,
@@ -78,7 +76,7 @@ impl Life<'_> {
                 for fault in faults.iter() {
                     tracing::error!("{fault}");
                 }
-                tracing::error!("configuration not reloaded: the one before stays in force");
+                tracing::error!("configuration not reloaded: the old one stays in force");
             }
         }
         self.process.notify.ready();
@@ -87,14 +85,14 @@ impl Life<'_> {
         }
     }
 
-    /// Whether the read has come back in time.
+    /// Abandons a read that has not returned in time.
     pub(super) fn look_at_reread(&mut self, now_ms: u64) {
         if matches!(self.process.rereading, Rereading::Until(until, _) if until <= now_ms) {
             self.process.rereading = Rereading::GivenUp;
             tracing::error!(
                 within_ms = READ_WITHIN_MS,
-                "configuration not reloaded: reading it does not come to an end (a pipe, or a file system \
-                 that does not answer?); the one before stays in force"
+                "configuration not reloaded: reading it does not end (a pipe, or a file system that does \
+                 not respond?); the old one stays in force"
             );
             self.process.notify.ready();
         }

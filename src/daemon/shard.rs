@@ -1,7 +1,7 @@
 //! A shard: one engine, its part of the store, and its connections to one ingest queue.
 //!
-//! What happens is an input of the engine, and what the engine answers is carried out in the order of its
-//! fields. Nothing here waits.
+//! Each event is an input of the engine; the engine's effects are carried out in the order of their fields.
+//! Nothing here waits.
 
 use super::commands::PendingQueries;
 use crate::amqp::{self, Amqp};
@@ -14,31 +14,31 @@ use crate::store::{self, CommitGroup};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Least time between two calls for a renewal of the lease, ms: the first may be under way.
+/// Least time between two renewals of the lease, ms: the first may be in progress.
 const RENEWAL_PAUSE_MS: u64 = 300;
 
-/// See the module's page.
+/// The state of one shard.
 pub(super) struct Shard {
     pub(super) engine: Engine,
     pub(super) amqp: Amqp,
     pub(super) store: store::thread::StoreHandle,
-    /// For how long the store is this daemon's; `None`: nobody can take it.
+    /// How long the store belongs to this daemon; `None`: no other daemon can take it.
     pub(super) lease: Option<Arc<Lease>>,
-    /// Random, made once in the life of a store: with the arrival number it makes assigned ids.
+    /// Random, created once with the store. Together with the arrival number it forms assigned ids.
     pub(super) store_identity: u64,
-    /// Commands of the admin port that have not been answered.
+    /// Unanswered commands of the admin port.
     pub(super) queries: PendingQueries,
-    /// Last state of each: ingest, egress.
+    /// Last state of the ingest and the egress connection.
     pub(super) links: [Option<amqp::LinkStatus>; 2],
-    /// A consumer runs.
+    /// A consumer is running.
     pub(super) consumes: bool,
-    /// The engine had an input, and with it the time, in this turn.
+    /// The engine had an input in this turn, and with it the time.
     engine_ticked: bool,
-    /// When the lease was last asked to be extended, monotonic ms.
+    /// When a renewal of the lease was last requested, monotonic ms.
     renewed_at_ms: u64,
-    /// Nothing is done any more: the lease was over when something was to be, or the store has failed.
+    /// No effect is carried out any more: the lease had run out, or the store has failed.
     is_over: bool,
-    /// Nothing more is taken in: what the engine says of the intake is past.
+    /// Intake has ended; the engine's further orders about it are ignored.
     stopping: bool,
 }
 
@@ -66,15 +66,15 @@ impl Shard {
         }
     }
 
-    /// Tells the engine, and does what it says.
+    /// Gives the engine an input and carries out its effects.
     pub(super) fn feed(&mut self, input: Input) {
         self.engine_ticked = true;
         let effects = self.engine.handle(input, clock::now());
         self.execute(effects);
     }
 
-    /// A turn is over: the engine hears of the time also where only questions came. Else who asks often keeps
-    /// it from noticing a step of the clock.
+    /// Ends a turn. A turn of queries only still gives the engine the time; otherwise frequent queries would
+    /// keep it from noticing a step of the clock.
     pub(super) fn end_turn(&mut self) {
         if !std::mem::take(&mut self.engine_ticked) {
             self.feed(Input::Tick);
@@ -82,9 +82,10 @@ impl Shard {
         }
     }
 
-    /// In the order of the fields: what is published or acked depends on nothing that comes later.
+    /// Carries out the effects in the order of the fields: a publish or an ack depends on nothing that comes
+    /// later.
     ///
-    /// Nothing of it once the lease is over: the store may be another daemon's, which does it as well.
+    /// Does nothing once the lease has run out: another daemon may have the store and do the same work.
     fn execute(&mut self, effects: Effects) {
         self.is_over |= self.lease.as_ref().is_some_and(|lease| !lease.holds(clock::now().mono));
         if self.is_over {
@@ -114,19 +115,19 @@ impl Shard {
         }
     }
 
-    /// Since the store was last known to be this daemon's, ms, where it may be another one's by now. Where it
-    /// was let go of, the store itself says so.
+    /// Time since the store was last known to belong to this daemon, ms; `None` while it does. A store that
+    /// was released reports that itself.
     pub(super) fn lost_for(&self) -> Option<u64> {
         let (lease, now) = (self.lease.as_ref()?, clock::now().mono);
         ((self.is_over || !lease.holds(now)) && !lease.is_ended()).then(|| lease.age(now))
     }
 
-    /// Nothing is done any more: the store has failed.
+    /// Carries out no effect any more: the store has failed.
     pub(super) fn give_up(&mut self) {
         self.is_over = true;
     }
 
-    /// Extends the lease, where nothing else has for some time. To be called in each turn.
+    /// Requests a renewal of the lease when it is due, in each turn.
     pub(super) fn renew(&mut self) {
         let Some(lease) = &self.lease else { return };
         let now = clock::now().mono;
@@ -136,8 +137,8 @@ impl Shard {
         }
     }
 
-    /// Ends the connections, within `budget`. The last confirms come with it and are to be written, so the
-    /// store is kept meanwhile.
+    /// Ends the connections within `budget`. Their last confirms have to be written, so the lease is renewed
+    /// during the wait.
     pub(super) async fn end_of_amqp(&self, budget: Duration) {
         let mut ending = std::pin::pin!(self.amqp.shutdown(budget));
         loop {
@@ -151,7 +152,7 @@ impl Shard {
         }
     }
 
-    /// Answers of one turn.
+    /// Sends the answers of one turn.
     fn reply(&mut self, replies: Vec<Reply>) {
         let outgoing = self.queries.sort(replies, self.store_identity);
         if !outgoing.is_empty() {
@@ -159,14 +160,14 @@ impl Shard {
         }
     }
 
-    /// Takes nothing new, and gives out what is due.
+    /// Stops intake, and lets due items leave.
     pub(super) fn begin_drain(&mut self) {
         self.stopping = true;
         self.amqp.stop_intake();
         self.feed(Input::Drain);
     }
 
-    /// How long nothing is due, at most `longest`.
+    /// Time until something is due, at most `longest`.
     pub(super) fn idle_time(&self, longest: Duration) -> Duration {
         let deadline = self.engine.next_deadline();
         let wall = deadline.wall.map(|at| at.saturating_mul(1_000).saturating_sub(clock::wall_us()));

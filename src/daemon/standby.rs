@@ -1,6 +1,6 @@
-//! What the process does while it has no store: it waits, and tells whoever asks why.
+//! What the process does without a store: it waits, and answers queries with the reason.
 //!
-//! Nothing is taken and nothing sent meanwhile: there is neither an engine nor a connection to a broker.
+//! It takes no requests and sends nothing, since it has no engine and no connection to a broker.
 
 use super::mailbox::LoopEvent;
 use super::process::Process;
@@ -12,35 +12,35 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Between two tries to have the store, at the most: what a stop of the owner costs.
+/// Longest time between two attempts to open the store, and so the gap after a stop of its owner.
 const LONGEST_TRY: Duration = Duration::from_secs(1);
-/// After a life that was short; doubled with each in a row. Each life takes requests, and what is given back
-/// again and again the broker takes away after some fifty times: where the store can be opened and takes no
-/// commits, that must not be soon.
+/// Pause after a short life, doubled with each one in a row. Each life takes requests, and the broker
+/// dead-letters a request after some fifty returns. That must not happen soon where a store can be opened but
+/// takes no commits.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// Where the store was left to another daemon: time for that one to have it.
+/// Pause after this daemon left the store to another one, which needs time to take it.
 const HEIR_FIRST: Duration = Duration::from_secs(3);
-/// A life that lasted so long says nothing about the next one.
+/// A life of this length says nothing about the next one.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
-/// For what the process waits, and until when.
+/// Why and until when the process waits.
 #[derive(Debug, Default)]
 pub(super) struct StandbyWaits {
     until: Option<Instant>,
-    /// Why there is no store, and whether another daemon has it.
+    /// Why there is no store; `is_spare`: whether another daemon has it.
     reason: String,
     is_spare: bool,
-    /// What was last logged of it; empty: that it stands by.
+    /// What was last logged of it; empty: that this daemon stands by.
     told: Option<String>,
-    /// Short lives in a row.
+    /// Number of short lives in a row.
     short: u32,
-    /// What came for the next life.
+    /// Events for the next life.
     kept: VecDeque<LoopEvent>,
 }
 
 impl StandbyWaits {
-    /// The life that has ended had lost its store.
+    /// The life that ended had lost its store.
     pub(super) fn lost(&mut self, lived: Duration, loss: Loss, reason: String) {
         self.short = if lived >= LONG_LIFE { 0 } else { self.short.saturating_add(1) };
         let pause = match loss {
@@ -53,11 +53,11 @@ impl StandbyWaits {
             (Some(Instant::now() + pause.min(LONGEST_PAUSE)), reason, false);
     }
 
-    /// The store could not be had.
+    /// The store could not be opened.
     pub(super) fn refused(&mut self, error: &OpenError, config: &Config) {
         self.is_spare = matches!(error, OpenError::Claimed { .. });
         self.reason = error.to_string();
-        // How long the other one may have it changes each time.
+        // The remaining time of the other daemon's lease differs each time.
         let told = if self.is_spare { String::new() } else { self.reason.clone() };
         if self.told.replace(told.clone()) != Some(told) {
             if self.is_spare {
@@ -70,19 +70,19 @@ impl StandbyWaits {
         self.until = Some(Instant::now() + (lease / 3).min(LONGEST_TRY));
     }
 
-    /// There is one.
+    /// The store is open.
     pub(super) fn over(&mut self) {
         (self.until, self.told) = (None, None);
     }
 
-    /// Signals and the like that are for the next life.
+    /// Takes the events kept for the next life.
     pub(super) fn take_kept(&mut self) -> VecDeque<LoopEvent> {
         std::mem::take(&mut self.kept)
     }
 }
 
 impl Process {
-    /// Waits until the next try is due, and answers meanwhile. False: a stop was requested.
+    /// Waits until the next attempt is due, and answers queries. False: a stop was requested.
     pub(super) fn wait(&mut self, waits: &mut StandbyWaits) -> bool {
         let Some(until) = waits.until else { return true };
         let mut events = VecDeque::new();
@@ -100,7 +100,7 @@ impl Process {
                         waits.kept.push_back(event);
                     }
                     LoopEvent::Query(query) => self.answer_without_store(query, waits),
-                    // Of the life that has ended.
+                    // Events of the life that has ended.
                     LoopEvent::Amqp(_) | LoopEvent::Store(_) => {}
                 }
             }
@@ -116,7 +116,7 @@ impl Process {
     }
 
     fn answer_without_store(&self, query: Query, waits: &StandbyWaits) {
-        // Whoever has asked may have gone.
+        // The client may have disconnected.
         match query {
             Query::State(reply) => drop(reply.send(self.state_without_store(waits))),
             Query::Command(_, sender) => {
@@ -131,7 +131,7 @@ impl Process {
             Query::Export(reply) => {
                 drop(reply.send(Err(ExportRefusal::NotOnDisk("there is no store open at present"))));
             }
-            // Done beside the loop; one that came here all the same hears that it is not.
+            // Dead-letter actions run beside the loop; the dropped sender reports an error.
             Query::Letters(_, reply) => drop(reply),
         }
     }

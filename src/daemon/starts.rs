@@ -1,7 +1,7 @@
-//! Counts starts that were not followed by a minute of life, in the state directory: a message that kills
-//! the process comes back at once and would kill it again, so after several quick deaths the consumer begins
-//! with one delivery at a time, and the queue's delivery limit takes the culprit away
-//! ([`crate::amqp::quarantine`]). Kept beside the count is how many deliveries at a time a process in that
+//! Counts, in the state directory, the starts that were not followed by a minute of uptime. A message that
+//! kills the process comes back at once and would kill it again. So after several quick deaths the consumer
+//! begins with one delivery at a time, and the queue's delivery limit removes the culprit
+//! ([`crate::amqp::quarantine`]). The file also contains how many deliveries at a time a process in that
 //! state takes, so that the next one knows over how many it died.
 
 use crate::amqp::quarantine::most_after;
@@ -9,10 +9,10 @@ use crate::clock;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Minimum uptime after which an end is not put down to the first messages, ms.
+/// Minimum uptime after which the first messages do not count as the cause of an end, ms.
 const LONG_LIFE_MS: u64 = 60_000;
 
-/// Quick deaths in a row after which caution pays.
+/// Quick deaths in a row after which the quarantine begins.
 const QUICK_DEATHS: u32 = 3;
 
 #[derive(Debug)]
@@ -20,13 +20,13 @@ pub(super) struct Starts {
     path: Option<PathBuf>,
     count: u32,
     settled: bool,
-    /// When it was noted, monotonic ms.
+    /// When the start was recorded, monotonic ms.
     noted_ms: u64,
 }
 
 impl Starts {
-    /// Notes this start. Where it follows several quick deaths: how many deliveries it may take at a time.
-    /// `None` for a directory: nothing to count.
+    /// Records this start. After several quick deaths, returns how many deliveries it may take at a time.
+    /// Without a directory, nothing is counted.
     pub(super) fn note(directory: Option<&Path>) -> (Starts, Option<u16>) {
         let Some(path) = directory.map(|dir| dir.join("STARTS")) else {
             return (Starts { path: None, count: 0, settled: true, noted_ms: 0 }, None);
@@ -42,8 +42,8 @@ impl Starts {
         (starts, most)
     }
 
-    /// It takes this many deliveries at a time now; `None`: it got past all that had been handed out before,
-    /// and its own death will be the first.
+    /// Records how many deliveries at a time the process takes now. `None`: all requests handed out earlier
+    /// have passed, and a death of this process will count as the first.
     pub(super) fn quarantine(&mut self, width: Option<u16>) {
         if self.settled {
             return;
@@ -54,14 +54,14 @@ impl Starts {
         self.write(width);
     }
 
-    /// At this moment (monotonic ms): whether its first messages cannot be what ends it any more.
+    /// Resets the count once the uptime rules out the first messages as the cause of an end.
     pub(super) fn look(&mut self, now_ms: u64) {
         if now_ms > self.noted_ms + LONG_LIFE_MS {
             self.settle();
         }
     }
 
-    /// This process has lived long enough, or ends as it should.
+    /// The process has run long enough, or ends as it should: resets the count.
     pub(super) fn settle(&mut self) {
         if !std::mem::replace(&mut self.settled, true) {
             self.count = 0;
@@ -73,7 +73,7 @@ impl Starts {
         let Some(path) = &self.path else { return };
         let width = width.map_or(String::new(), |width| format!(" {width}"));
         if let Err(error) = fs::write(path, format!("{}{width}\n", self.count)) {
-            tracing::warn!(path = %path.display(), %error, "cannot note this start");
+            tracing::warn!(path = %path.display(), %error, "cannot record this start");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the daemon tells of itself: link states, the state document, the line for systemd.
+//! What the daemon reports of itself: link states, the state document, the status for systemd.
 
 use super::life::Life;
 use crate::admin::{Latch, LinkState, StateInput, StoreState, Traffic};
@@ -7,7 +7,7 @@ use crate::clock;
 use crate::config::{Config, StoreKind};
 use crate::engine::snapshot::Snapshot;
 
-/// `store.kind` in words.
+/// The value of `store.kind`.
 pub(super) fn kind(config: &Config) -> &'static str {
     match config.store.kind {
         StoreKind::Disk => "disk",
@@ -17,12 +17,12 @@ pub(super) fn kind(config: &Config) -> &'static str {
 }
 
 impl Life<'_> {
-    /// A connection's state has changed.
+    /// Records a connection's new state.
     pub(super) fn link(&mut self, side: Side, link: LinkStatus) {
         let (state, detail) = describe(&link);
         match &link {
             LinkStatus::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
-            // The connection's own supervisor logs these, and not more often than can be read.
+            // The connection's own supervisor logs these, at a limited rate.
             LinkStatus::Down { .. }
             | LinkStatus::Up { .. }
             | LinkStatus::Connecting { .. }
@@ -42,13 +42,14 @@ impl Life<'_> {
         self.set_consumer();
     }
 
-    /// Requests are taken; or another daemon takes them, and this one would in its place: with the memory
-    /// store it gets whatever the other one has.
+    /// Keeps the latch closed while this daemon takes requests, or while another one does whose requests
+    /// would come to this one: with the memory store, all of them.
     pub(super) fn set_consumer(&self) {
         self.process.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
     }
 
-    /// Another daemon serves the queue, and what it holds comes to this one at its end.
+    /// Whether another daemon serves the queue; with the memory store, its requests come to this daemon when
+    /// it ends.
     pub(super) fn is_spare(&self) -> bool {
         self.process.config.store.kind == StoreKind::Memory
             && matches!(self.shard.links[0], Some(LinkStatus::Standby { .. }))
@@ -102,8 +103,7 @@ impl Life<'_> {
                 Some(LinkStatus::Connecting { .. }) | None => return format!("{side} connecting"),
             }
         }
-        // Sums that are kept, not counted: this is asked for every second, however many applications there
-        // are.
+        // Sums that the engine maintains: counting would be too slow once a second with many applications.
         let (waiting, due, windows) = self.shard.engine.sums();
         let low = if self.disk_low { "disk nearly full, " } else { "" };
         let confirmed = self.shard.engine.counters().confirmed;

@@ -1,5 +1,6 @@
-//! What is counted for the life of the process, whatever lives of the store it sees; and the part of the
-//! state that is told with a store as well as without one.
+//! Counters of the process over all lives of the store, and the part of the state document that needs no
+//! store. Counters that restarted with each restart of the database would hide in their rates what was lost
+//! with it.
 
 use super::process::Process;
 use crate::admin::{LatenessState, StateInput, StoreState, Traffic};
@@ -11,22 +12,22 @@ use crate::store::{Loss, Takeover};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// See the module.
+/// The counters of one process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessTally {
-    /// Where the engine of the next life goes on.
+    /// Totals with which the engine of the next life continues.
     pub(super) totals: Counters,
-    /// Of both ends.
+    /// Figures of both connections.
     pub(super) figures: Arc<Figures>,
-    /// Of the store.
+    /// Figures of the store.
     pub(super) commits: Arc<CommitFigures>,
-    /// Longest turn of the loop so far, sleep apart, us.
+    /// Longest turn of the loop so far without its sleep, us.
     pub(super) longest_turn_us: u64,
-    /// How often a store was opened.
+    /// Number of times a store was opened.
     lives: u64,
-    /// Of these, in the order of [`Takeover::ALL`]: such as could have been another daemon's.
+    /// Those of them in which another daemon could have had the store, in the order of [`Takeover::ALL`].
     takeovers: [u64; Takeover::ALL.len()],
-    /// Lives that ended without a stop, in the order of [`Loss::ALL`].
+    /// Number of lives that ended without a stop, in the order of [`Loss::ALL`].
     losses: [u64; Loss::ALL.len()],
 }
 
@@ -39,14 +40,14 @@ impl ProcessTally {
         }
     }
 
-    /// It has ended, and others follow.
+    /// A life has ended, and another follows.
     pub(super) fn lost(&mut self, loss: Loss) {
         self.losses[loss as usize] += 1;
     }
 }
 
 impl Process {
-    /// The state, without what only a life can tell.
+    /// The state without the parts that only a life has.
     pub(super) fn state(&self) -> StateInput {
         let now = clock::now();
         let ProcessTally { totals, figures, commits, longest_turn_us, lives, takeovers, losses } =

@@ -1,9 +1,8 @@
-//! Limits: how many items an application may have waiting, how many windows may be open, how many
-//! applications there may be, and what happens there.
+//! Limits on waiting items of an application, open windows and applications, and what happens at a limit.
 //!
-//! An application at its limit whose policy is `pause` stops the line of requests, exactly there: nothing is
-//! lost, and nothing comes in before there is room. The other policies hold nothing back. Where the oldest
-//! items are to be given up, that happens at the head of the queue, in bounded steps behind the admission.
+//! A request for an application at its limit whose policy is `pause` stops the intake at that request:
+//! nothing is lost, and nothing comes in before there is room. The other policies stop nothing. `drop-oldest`
+//! dead-letters items at the head of the queue, in bounded steps after the admission.
 
 use super::ids::{ItemId, QueueId};
 use super::live::{LiveItems, Timing};
@@ -13,11 +12,11 @@ use super::types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// What a limit says of a new item.
+/// The decision of the limits on a new item.
 #[derive(Debug)]
 pub(super) enum LimitVerdict {
     Admit,
-    /// Not now: it waits in line, and the ones behind it.
+    /// Not now: it waits, and later requests wait behind it.
     Wait,
     Dead(Dead),
 }
@@ -25,31 +24,31 @@ pub(super) enum LimitVerdict {
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    /// Queues over their limit whose first items are being given up, and queues whose windows are being
+    /// Queues over their limit whose first items are being dead-lettered, and queues whose windows are being
     /// closed.
     trimming: BTreeSet<QueueId>,
     flushing: BTreeSet<QueueId>,
-    /// The first of those being trimmed that has the next turn; `None`: the first of all.
+    /// The queue to be trimmed next; `None`: the first one.
     trim_from: Option<QueueId>,
-    /// Those whose first items are not in memory: looked at again once something has changed for them.
+    /// Queues to be trimmed whose first items are not in memory: checked again once this changes.
     lacking: BTreeSet<QueueId>,
     /// The disk is nearly full.
     store_full: bool,
 }
 
 impl Limits {
-    /// The disk is nearly full, or is not any more.
+    /// Sets whether the disk is nearly full.
     pub(super) fn set_store_full(&mut self, full: bool) {
         self.store_full = full;
     }
 
-    /// The disk is nearly full: nothing is taken in.
+    /// Whether nothing is taken in, because the disk is nearly full.
     pub(super) fn is_store_full(&self) -> bool {
         self.store_full && !mutated(Mutant::StoreFullIgnored)
     }
 
-    /// Whether this item may come in. `replaces`: in the place of another of its application, so that the
-    /// number of items stays.
+    /// Whether this item may be admitted. `replaces`: it replaces another item of its application, so that
+    /// the number of items does not grow.
     pub(super) fn judge(
         &mut self,
         live: &LiveItems,
@@ -68,15 +67,15 @@ impl Limits {
         }
     }
 
-    /// Of one item more: applications there may be, and items of this one.
+    /// Whether one more item exceeds the number of applications, or of items of this one.
     fn judge_number(&mut self, live: &LiveItems, settings: &Settings, queue: QueueId) -> LimitVerdict {
         let is_new = live.queues[queue].total() == 0;
-        // The queue of dead letters belongs to no application.
+        // The dead-letter queue belongs to no application.
         let waiting = live.queues[live.queues.dead_letters()].total();
         let letters = waiting > 0 && !mutated(Mutant::LettersCountAsApplication);
         let full = live.queues.occupied() - u64::from(letters) >= settings.max_applications;
         if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
-            let error = format!("limits.applications = {} have something waiting", settings.max_applications);
+            let error = format!("limits.applications = {} is reached", settings.max_applications);
             return LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() });
         }
         self.judge_count(live, queue)
@@ -113,14 +112,14 @@ impl Limits {
                 } else if live.queues[queue].has_droppable() {
                     LimitVerdict::Wait
                 } else {
-                    let error = format!("{}, and all of it is in flight", limit());
+                    let error = format!("{}, and all items are in flight", limit());
                     LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
                 }
             }
         }
     }
 
-    /// Closes windows of queues at their limit. Whether more is to do.
+    /// Closes windows of queues at their limit. Whether there is more to do.
     pub(super) fn flush(&mut self, live: &mut LiveItems, now: Now) -> bool {
         let (mut windows, mut rows) = (0, 0);
         let most = (live.thresholds().flushed_windows, live.thresholds().flushed);
@@ -141,9 +140,9 @@ impl Limits {
         false
     }
 
-    /// The next items to be given up, at the heads of queues over their limit, as far as they are in memory;
-    /// the loader is told where they are not. With the sentence that says why. Some queues in each turn, one
-    /// after the other.
+    /// The next items to be dead-lettered at the heads of queues over their limit, with the error sentence of
+    /// each. Items that are not in memory are requested from the loader. Each turn handles some queues, in
+    /// rotation.
     pub(super) fn trim(&mut self, live: &mut LiveItems) -> Vec<(ItemId, String)> {
         for queue in live.queues.take_to_trim() {
             if self.lacking.remove(&queue) {
@@ -164,7 +163,7 @@ impl Limits {
         victims
     }
 
-    /// More is to be given up than one turn does, and it is in memory.
+    /// Whether more items in memory must be dead-lettered than one turn does.
     pub(super) fn is_trimming(&self, live: &LiveItems) -> bool {
         self.trimming.len() > live.thresholds().trimmed_queues
             || self.trimming.iter().any(|queue| {
@@ -197,8 +196,8 @@ impl Limits {
             }
             return;
         }
-        // What stands at the bound itself is in memory, and the first: others may push it out whenever it has
-        // been read.
+        // An item at the bound itself is in memory and the first; other items might evict it whenever it is
+        // read again.
         let bound = live.queues[queue].near_until_of_all();
         let most = live.thresholds().trimmed.saturating_sub(victims.len());
         let active = live.queues.at(queue).at_work();
@@ -220,7 +219,7 @@ impl Limits {
         live.queues.at(queue).mark_for_loader();
     }
 
-    /// After a reload the limits are others: they are found out again by the next item.
+    /// Drops this state after a reload, as limits may have changed: the next items find out again.
     pub(super) fn configure(&mut self, live: &mut LiveItems) {
         let lacking = std::mem::take(&mut self.lacking);
         for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
@@ -234,12 +233,12 @@ impl Limits {
     }
 }
 
-/// What counts towards a limit: a line that waits for room goes on once one of these is less.
+/// Amounts that count towards limits: requests that wait for room are judged again once one of these falls.
 pub(super) fn occupied(live: &LiveItems) -> [u64; 3] {
     [live.customers().open_windows(), live.queues.total(), live.queues.occupied()]
 }
 
-/// Of one window more.
+/// Whether one more window exceeds the limit.
 fn judge_windows(
     live: &LiveItems,
     settings: &Settings,
@@ -258,7 +257,7 @@ fn judge_windows(
     }
 }
 
-/// It would open a window, and as many are open as may be.
+/// Whether the item would open a window while the maximum number is open.
 fn lacks_window(
     live: &LiveItems,
     settings: &Settings,
@@ -273,8 +272,8 @@ fn lacks_window(
     opens && !mutated(Mutant::WindowsUnlimited)
 }
 
-/// Closes the window that makes room for the one of an item that is let in, where there is none: once what it
-/// replaces is gone, which may leave memory together with a window that closes.
+/// Closes a window if an admitted item lacks room for its own. Called after the item that it replaces is
+/// gone, since that may have been a member of the window that closes.
 pub(super) fn make_room(
     live: &mut LiveItems,
     settings: &Settings,
@@ -288,7 +287,7 @@ pub(super) fn make_room(
     }
 }
 
-/// The memory store holds nothing for longer than the broker waits for an ack.
+/// The memory store holds no item for longer than the broker waits for an ack.
 fn beyond_hold_max(settings: &Settings, timing: Timing, now: Now) -> Option<Dead> {
     let (Some(hold_max), Timing::Own(due)) = (settings.hold_max, timing) else { return None };
     let away = due.saturating_sub(now.wall);

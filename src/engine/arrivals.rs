@@ -1,16 +1,16 @@
-//! What has come in and has not been judged: requests and commands, in the order in which they came.
+//! Requests and commands that have come in and have not been judged, in order of arrival.
 //!
-//! One whose id is not in memory, and may be in the store, waits for the store's answer, and what came after
-//! it waits behind it: so arrival order stays what it was, and two requests with one id meet each other. The
-//! store is asked for many at a time, ahead of their turn; a reply that is stale on arrival is discarded, and
-//! the store is asked again ([`super::reads::Watch`]).
+//! A request whose id is not in memory, and may be in the store, waits for the store's answer, and later
+//! arrivals wait behind it: this keeps the order of arrival, and two requests with one id see each other. The
+//! store is asked for many ids at a time, ahead of their turn; a reply that is stale on arrival is discarded,
+//! and the store is asked again ([`super::reads::Watch`]).
 //!
-//! What is in flight has no end yet: a request that depends on it waits, out of line, until its attempt has
-//! ended. What came by message is unacked meanwhile, and an attempt need not end: so of what the consumer may
-//! have out no more than a share waits, of all applications and of each ([`super::waits`]). Beyond it
+//! A request that depends on an item in flight waits, outside the lines, until that attempt has ended.
+//! Arrivals by message stay unacked during that time, and an attempt need not end: so only a share of the
+//! prefetch may wait, for all applications together and for each ([`super::waits`]). Beyond that share
 //! requests are decided at once.
 //!
-//! Commands from within this process have a line of their own: they go on while requests wait for room.
+//! Local commands have a separate line: they proceed while requests wait for room.
 
 mod line;
 
@@ -25,18 +25,18 @@ use super::waits::{Waiter, Waits};
 pub(super) use line::{Arrival, LineName};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// What is known of an arrival's identities.
+/// What the store has reported about an arrival's identities.
 #[derive(Debug)]
 enum Knowledge {
-    /// Nothing has been asked; perhaps nothing need be.
+    /// The store has not been asked, and may not have to be.
     Unasked,
-    /// These have been asked for.
+    /// The store has been asked, and has not answered.
     Asked(Vec<Asked>),
-    /// The store's answers to the questions.
+    /// The store has answered.
     Known(Vec<Asked>, Vec<Found>),
 }
 
-/// An arrival, and where it stands among all, in the order in which they came: numbers that stay.
+/// An arrival, and its number in the order of all arrivals, which it keeps.
 #[derive(Debug)]
 pub(super) struct Placed {
     pub(super) place: u64,
@@ -47,25 +47,25 @@ pub(super) struct Placed {
 struct LineEntry {
     placed: Placed,
     knowledge: Knowledge,
-    /// It waits for no outcome any more.
+    /// It is decided without a wait for an outcome.
     at_once: bool,
 }
 
-/// One line of arrivals, in order of their places: answers find their entry by it.
+/// One line of arrivals, in order of their places, by which answers find their entries.
 #[derive(Debug, Default)]
 struct Line {
     entries: VecDeque<LineEntry>,
-    /// Entries from the first on that have been looked at ahead of their turn.
+    /// Number of entries, from the first on, that have been examined ahead of their turn.
     ahead: usize,
 }
 
-/// The next thing to be judged.
+/// The next arrival to be judged.
 #[derive(Debug)]
 pub(super) struct Next {
     pub(super) placed: Placed,
-    /// What the store says, for each identity that was asked for.
+    /// The store's answer for each identity that was asked for.
     pub(super) found: Vec<(Identity, Found)>,
-    /// It is decided now, whatever is in flight.
+    /// It is decided now, even if an item of its id is in flight.
     pub(super) at_once: bool,
 }
 
@@ -73,17 +73,17 @@ pub(super) struct Next {
 #[derive(Debug)]
 struct Question {
     line: LineName,
-    /// Of the entry.
+    /// Place of the entry.
     place: u64,
-    /// How many identities.
+    /// Number of its identities.
     count: usize,
 }
 
-/// What waits for the outcome of one identity, in order.
+/// Arrivals that wait for the outcome of one identity, in order.
 #[derive(Debug, Default)]
 struct Waiting {
     line: VecDeque<Placed>,
-    /// How many of them came by message.
+    /// Number of them that came by message.
     remote: usize,
 }
 
@@ -93,21 +93,21 @@ pub(super) struct Arrivals {
     returned: Line,
     requests: Line,
     local: Line,
-    /// The next one's place.
+    /// Place of the next arrival.
     next: u64,
     /// Finds under way, in order.
     asked: VecDeque<Vec<Question>>,
     waiting: BTreeMap<Identity, Waiting>,
     /// When commands stop waiting, monotonic.
     until: BTreeSet<(u64, Identity)>,
-    /// How many wait, of whom.
+    /// Counts of those that wait.
     waits: Waits,
-    /// What waits for these is more than may wait, or is to be decided for another reason.
+    /// Identities whose waiting arrivals must be decided: too many wait, or there is another reason.
     released: BTreeSet<Identity>,
-    /// What came behind a cancel of its own customer, by that scan's number: it waits until the scan is
-    /// through.
+    /// Arrivals that came after a cancel of their customer, by the number of that scan; they wait until the
+    /// scan has finished.
     behind_scans: BTreeMap<u64, Vec<Placed>>,
-    /// The ids of these requests: behind which scan the last of an id stands, and how many do.
+    /// The ids of these requests: the scan that the last request of an id waits for, and how many wait.
     ids_behind_scans: NumberMap<Identity, (u64, usize)>,
 }
 
@@ -131,12 +131,12 @@ impl Arrivals {
         self.line(name).entries.push_back(LineEntry::new(placed));
     }
 
-    /// Nothing that the broker delivered waits to be judged.
+    /// No arrival from the broker waits to be judged.
     pub(super) fn is_clear(&self) -> bool {
         self.returned.entries.is_empty() && self.requests.entries.is_empty()
     }
 
-    /// The next arrival of a line, as far as one can see without judging it.
+    /// The next arrival of a line, which stays there.
     pub(super) fn peek(&self, name: LineName) -> Option<&Arrival> {
         let line = match name {
             LineName::Returned => &self.returned,
@@ -146,13 +146,13 @@ impl Arrivals {
         line.entries.front().map(|entry| &entry.placed.arrival)
     }
 
-    /// What has waited for an outcome is to be judged.
+    /// Whether arrivals that waited for an outcome, or local ones, are to be judged.
     pub(super) fn has_returned(&self) -> bool {
         [LineName::Returned, LineName::Local].into_iter().any(|name| self.peek(name).is_some())
     }
 
-    /// Takes the next arrival off a line, if all is known that it needs. `questions`: what would have to be
-    /// asked now; an arrival that has become unknown since it was looked at is asked for then.
+    /// Takes the next arrival off a line, if all facts that it needs are known. `questions`: what would have
+    /// to be asked now; if an answer has become stale, the arrival is asked for again.
     pub(super) fn next(
         &mut self,
         name: LineName,
@@ -174,7 +174,7 @@ impl Arrivals {
                     Worth::Row(row) => Some((one.identity, Found { item: Some(*row), ended: None })),
                     Worth::Nothing => None,
                 });
-                // Each question ends, whatever the first is worth.
+                // Each question must end, also if the first answer is stale.
                 worth.collect::<Vec<_>>().into_iter().collect::<Option<Vec<_>>>()
             }
             Knowledge::Unasked => None,
@@ -189,13 +189,13 @@ impl Arrivals {
         Some(Next { placed, found: found.unwrap_or_default(), at_once })
     }
 
-    /// It goes back to the head of its line.
+    /// Returns an arrival to its line.
     pub(super) fn put_back(&mut self, name: LineName, placed: Placed, at_once: bool) {
         self.line(name).insert(LineEntry { at_once, ..LineEntry::new(placed) });
     }
 
-    /// No entry of the message at the head of a line waits for an answer of the store, or, where there are
-    /// several, has to be asked for first.
+    /// Whether no entry of the message at the head of a line waits for an answer of the store or, if the
+    /// message has several entries, has to be asked for first.
     pub(super) fn is_message_known(
         &mut self,
         name: LineName,
@@ -210,7 +210,7 @@ impl Arrivals {
         let several = line.entries.get(1).as_ref().is_some_and(own);
         let whole = several && !mutated(Mutant::StaleSplitsMessage);
         if whole {
-            // An answer that is out of date by now would be asked for again in the middle of it.
+            // A stale answer would be asked for again in the middle of the message.
             for entry in line.entries.iter_mut().take_while(|entry| own(&&**entry)) {
                 entry.forget_if_stale(&mut core.live.shared.watch);
             }
@@ -234,8 +234,8 @@ impl Arrivals {
         true
     }
 
-    /// Asks the store for identities of arrivals in the lines, in their order. `held`: requests wait for
-    /// room, and would be asked for again and again.
+    /// Asks the store for identities of arrivals in the lines, in order. `held`: requests wait for room, and
+    /// would be asked for repeatedly.
     pub(super) fn ask(
         &mut self,
         core: &mut Core,
@@ -300,15 +300,15 @@ impl Arrivals {
 
     // ---- waiting for an outcome ---------------------------------------------------------------------------
 
-    /// It depends on an item that is in flight, or stands behind a command that does, and waits until that
-    /// attempt has ended; a command until `until`.
+    /// The arrival depends on an item in flight, or came after a command that does, and waits until that
+    /// attempt has ended; a command waits until `until` at most.
     pub(super) fn await_outcome(&mut self, identity: Identity, placed: Placed) {
         let arrival = &placed.arrival;
         if let Arrival::Command { until: Some(until), .. } = arrival {
             self.until.insert((*until, identity));
         }
         let within = self.waits.begin(arrival.waiter());
-        // What may not wait has been answered, where it is a command.
+        // A command that may not wait has been answered already.
         if !within {
             self.released.insert(identity);
         }
@@ -317,20 +317,20 @@ impl Arrivals {
         waiting.line.push_back(placed);
     }
 
-    /// One more command may wait for the outcome of something.
+    /// Whether one more command of this caller may wait for an outcome.
     pub(super) fn may_wait(&self, command: &Command, asker: &Asker) -> bool {
         self.waits.may_wait(Waiter::of(command, asker))
     }
 
-    /// So many deliveries may be out at present. Where less may wait than does, all is decided.
+    /// Sets the prefetch. If more arrivals wait than now may, all are decided.
     pub(super) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {
             self.released.extend(self.waiting.keys());
         }
     }
 
-    /// Requests that wait for an outcome and that this command is to take back are to be decided, as far as
-    /// `may_be_decided` says that they can: they came before it. Whether there are any.
+    /// Releases requests that wait for an outcome and that this later command cancels, as far as
+    /// `may_be_decided` allows. Whether there are any.
     pub(super) fn release_for(
         &mut self,
         command: &Command,
@@ -345,9 +345,9 @@ impl Arrivals {
         !meant.is_empty()
     }
 
-    /// What waits for an outcome and is not to wait any longer is judged next, in order; the commands before
-    /// the first request among it, which are given back: they came before what is decided now. What cannot be
-    /// decided now waits on. `None`: there is nothing.
+    /// Ends the waits of released identities: their arrivals are judged next, in order. Returns the remote
+    /// commands before the first request among them, to be answered now. Arrivals that cannot be decided now
+    /// wait on. `None`: nothing was released.
     pub(super) fn release(
         &mut self,
         may_be_decided: impl Fn(Identity) -> bool,
@@ -380,15 +380,15 @@ impl Arrivals {
         any.then_some(commands)
     }
 
-    /// All that waits for the outcome of this identity waits no more.
+    /// Takes all arrivals that wait for the outcome of this identity.
     fn take_waiting(&mut self, identity: Identity) -> VecDeque<Placed> {
         let line = self.waiting.remove(&identity).unwrap_or_default().line;
         line.iter().for_each(|placed| self.waits.end(placed.arrival.waiter()));
         line
     }
 
-    /// The scan that it has to wait for since a request with its id does: who came first is judged first,
-    /// whatever their customers are. A command of this process came with no request in any order.
+    /// The scan that the arrival has to wait for because an earlier request with its id does: requests of one
+    /// id are judged in order, whatever their customers are. Local commands have no order among requests.
     pub(super) fn scan_before_its_id(&self, arrival: &Arrival) -> Option<u64> {
         let overtakes = mutated(Mutant::IdOvertakesItsFirst);
         if self.ids_behind_scans.is_empty() || arrival.is_local() || overtakes {
@@ -399,14 +399,14 @@ impl Arrivals {
         identities.into_iter().flatten().find_map(of_id)
     }
 
-    /// Something that came by message waits for what becomes of the item of this identity: a request behind
-    /// it is judged behind it, and not by an item that may be taken back or replaced first.
+    /// Whether an arrival by message waits for the outcome of this identity: a later request is judged after
+    /// it, since the item may be cancelled or replaced before.
     pub(super) fn is_awaited(&self, identity: Identity) -> bool {
         self.waiting.get(&identity).is_some_and(|waiting| waiting.remote > 0)
     }
 
-    /// It came behind a cancel of its own customer, or one with its id did: it waits until that has gone over
-    /// all items.
+    /// The arrival came after a cancel of its customer, or an arrival of its id did: it waits until that scan
+    /// has covered all items.
     pub(super) fn await_scan(&mut self, number: u64, placed: Placed) {
         if let Arrival::Item(item, _) = &placed.arrival {
             if let Some(identity) = item.identity {
@@ -418,8 +418,8 @@ impl Arrivals {
         self.behind_scans.entry(number).or_default().push(placed);
     }
 
-    /// Scans that something waits for are through, where `is_through` says so: that is judged next, in
-    /// order. Whether there was any.
+    /// Ends the waits for scans that have finished, by `is_through`: their arrivals are judged next, in
+    /// order. Whether there were any.
     pub(super) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) -> bool {
         let through: Vec<u64> =
             self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();
@@ -445,13 +445,13 @@ impl Arrivals {
         }
     }
 
-    /// Something waits for an outcome.
+    /// Whether any arrival waits for an outcome.
     pub(super) fn awaits_any(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// An attempt has ended: what waited for it is judged next, in order. `ended`: how its item ended, if it
-    /// did.
+    /// An attempt has ended: arrivals that waited for it are judged next, in order. `ended`: how its item
+    /// ended, if it did.
     pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
         let waiting = self.take_waiting(identity);
         let entries = waiting.into_iter().map(|placed| {
@@ -475,8 +475,8 @@ impl Arrivals {
         self.requeue(entries);
     }
 
-    /// What these waited for has happened: each goes where it came among the others. What is asked within
-    /// this process waits for no room that requests need.
+    /// Returns entries that have waited to the lines, each by its place. Local commands return to their own
+    /// line, where they do not wait for room.
     fn requeue(&mut self, entries: Vec<LineEntry>) {
         for entry in entries {
             let name = if entry.placed.arrival.is_local() { LineName::Local } else { LineName::Returned };
@@ -484,7 +484,7 @@ impl Arrivals {
         }
     }
 
-    /// Commands whose patience has ended. What came behind them is judged next, in order.
+    /// Takes the commands whose time limit has passed. Arrivals after them are judged next, in order.
     pub(super) fn end_waits(&mut self, now: Now) -> Vec<(Command, Asker)> {
         let mut over = Vec::new();
         while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
@@ -512,8 +512,8 @@ impl Arrivals {
         self.until.first().map(|(until, _)| *until)
     }
 
-    /// What the broker delivers again is forgotten. Commands from within this process stay. The cost is that
-    /// of the lines.
+    /// Forgets what the broker redelivers. Local commands stay. The cost is proportional to the length of the
+    /// lines.
     pub(super) fn forget_deliveries(&mut self, watch: &mut Watch) {
         for name in [LineName::Returned, LineName::Requests] {
             let line = self.line(name);
@@ -544,7 +544,7 @@ impl Arrivals {
         }
     }
 
-    /// Arrivals in line whose parts have been counted open; for tests.
+    /// The state of the lines, for messages of tests.
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         format!(
@@ -559,7 +559,7 @@ impl Arrivals {
         )
     }
 
-    /// The applications of what came by message and waits for an outcome, one for each that waits.
+    /// The application of each arrival by message that waits for an outcome.
     #[cfg(test)]
     pub(super) fn awaiting_by_message(&self) -> Vec<String> {
         let all = self.waiting.values().flat_map(|waiting| &waiting.line);
@@ -568,7 +568,7 @@ impl Arrivals {
         remote.map(|(application, _)| application.to_owned()).collect()
     }
 
-    /// How many wait for the outcome of this identity, for messages of tests.
+    /// Number of arrivals that wait for the outcome of this identity, for messages of tests.
     #[cfg(test)]
     pub(super) fn awaiting(&self, identity: Identity) -> usize {
         self.waiting.get(&identity).map_or(0, |waiting| waiting.line.len())

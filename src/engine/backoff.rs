@@ -1,4 +1,4 @@
-//! Back-off: how long an application that could not be delivered to is left alone.
+//! Back-off: how long an application stays parked before the next probe.
 
 use super::types::Retry;
 

@@ -1,8 +1,8 @@
-//! Commands about one item, one customer or one application: what is asked of the daemon beside requests, and
-//! what is answered. Those that go over many items are in [`super::scans`].
+//! Execution of commands about one item, one customer or one application. Commands that cover many items are
+//! in [`super::scans`].
 //!
-//! Every answer says what is so once all that was handed over before it is durable, and leaves not sooner: a
-//! crash cannot make it untrue. What is in flight is waited for, within a bound.
+//! An answer leaves only once all changes before it are durable: a crash cannot make it untrue. Commands
+//! about an item in flight wait for its outcome, within a time limit.
 
 use super::core::{listed, Core, ItemLocation, LiveItem};
 use super::event::{Found, Slowed, FOR_EVER};
@@ -16,13 +16,13 @@ use super::types::{
     Settings, Target,
 };
 
-/// What a command comes to.
+/// The result of executing a command.
 #[derive(Debug)]
 pub(super) enum Executed {
     Answer(Answer),
-    /// It depends on the item of this identity, whose outcome is not known yet.
+    /// The command depends on the item of this identity, whose outcome is not known yet.
     Await(Identity),
-    /// It goes over many items.
+    /// The command covers many items.
     Scan,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn execute(
     }
 }
 
-/// The first of the target's identities under which an item is alive; else the first that anything knows.
+/// The first of the target's identities whose item has not ended; else the first whose end is remembered.
 fn find(
     core: &mut Core,
     scans: &mut Scans,
@@ -73,7 +73,7 @@ fn find(
 ) -> (Identity, ItemLocation) {
     let known = found.iter().any(|(_, found)| found.item.is_some() || found.ended.is_some());
     let queue = core.live.queues.find(&target.application);
-    // Where nothing of the application is in memory the answer may still tell of something in the store.
+    // The store's answer may contain an item of an application that has nothing in memory.
     let Some(queue) = queue.or_else(|| known.then(|| core.live.queues.id(&target.application))) else {
         return (target.identity, ItemLocation::Nowhere);
     };
@@ -92,7 +92,8 @@ fn find(
     over.unwrap_or((target.identity, ItemLocation::Nowhere))
 }
 
-/// An id that says the right number and another due or window was never assigned, wherever the item lies.
+/// An assigned id must contain the item's due and window as well: one with another due or window was never
+/// assigned.
 fn is_named(core: &Core, target: &Target, identity: Identity, live: &LiveItem) -> bool {
     let assigned = match live {
         LiveItem::Resident(id) => core.live.items()[*id].assigned_id(),
@@ -126,7 +127,7 @@ fn cancel(
     Executed::Answer(Answer::Cancelled { count: 1, in_flight: 0 })
 }
 
-/// Gives an item another time. What is in flight, or may have been delivered, keeps its own.
+/// Sets another due. An item that is in flight, or may have been delivered, keeps its own.
 fn reschedule(
     core: &mut Core,
     scans: &mut Scans,
@@ -136,7 +137,7 @@ fn reschedule(
     now: Now,
 ) -> Executed {
     if settings.hold_max.is_some() {
-        // The broker alone has the request, and would bring it back with its old time.
+        // Only the broker has the request, and would redeliver it with its old time.
         let why = "store.kind is memory: an item keeps the time of its request";
         return Executed::Answer(Answer::Unavailable(why));
     }
@@ -177,7 +178,7 @@ fn reschedule(
     Executed::Answer(Answer::Rescheduled { due, before })
 }
 
-/// UTC ms, within what may be named.
+/// Converts to UTC ms, and checks `limits.max_delay`.
 fn moment(settings: &Settings, named: Moment, now: Now) -> Result<u64, String> {
     // The clock's reading is rounded down: a delay counts from the next whole millisecond.
     let (at, up) = match named {
@@ -191,7 +192,7 @@ fn moment(settings: &Settings, named: Moment, now: Now) -> Result<u64, String> {
     Ok(at.saturating_add(up))
 }
 
-/// The moment that is meant, as it would be for a request of this application.
+/// The due for this moment, by the same rules as for a request of this application.
 fn new_due(
     settings: &Settings,
     (application, due): (&str, Moment),
@@ -202,7 +203,7 @@ fn new_due(
     let beyond = u64::from(mutated(Mutant::RescheduledToItsExpiry));
     if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry.saturating_add(beyond)) {
         let expiry = expiry.unwrap_or_default();
-        return Err(format!("the item expires at {expiry} (x-deliver-before), which is not behind {at}"));
+        return Err(format!("the item expires at {expiry} (x-deliver-before), which is not after {at}"));
     }
     Ok(judge::own_due(settings.of(application), at, expiry, now))
 }
@@ -225,8 +226,7 @@ fn look_up(
     }
 }
 
-/// An item without an id that is dead already is known by its arrival number while its dead letter is in
-/// memory.
+/// An item without an id that is dead is found by its arrival number while its dead letter is in memory.
 fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     let Some(assigned) = target.assigned else { return Answer::Unknown };
     let item = core.live.items().by_seq(assigned.seq).map(|id| &core.live.items()[id]);
@@ -248,7 +248,7 @@ fn dead_or_unknown(core: &Core, target: &Target) -> Answer {
     }
 }
 
-/// Closes the customer's open window; how many items were in it.
+/// Closes the customer's open window. Returns the number of its items.
 fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
     let queue = core.live.queues.find(&of.application);
     let customer = queue.and_then(|queue| core.live.queues[queue].customer(&of.customer));
@@ -274,7 +274,7 @@ fn pause(
     let queues = &mut core.live.queues;
     let is_new = queues.find(application).is_none_or(|queue| !queues[queue].is_paused());
     if is_new && queues.find(application).is_none() && queues.paused() >= settings.max_applications {
-        return Answer::Unavailable("limits.applications are paused already");
+        return Answer::Unavailable("as many applications are paused as limits.applications allows");
     }
     let queue = queues.id(application);
     let changed = queues.at(queue).set_paused(Some(until.unwrap_or(FOR_EVER)));
@@ -287,16 +287,16 @@ fn pause(
     Answer::Until { until, changed }
 }
 
-/// When what holds for a while is to end, UTC ms; `None`: not by itself.
+/// The end of a pause or rate, UTC ms; `None`: only a command ends it.
 fn end_of(what: &str, settings: &Settings, end: Option<Moment>, now: Now) -> Result<Option<u64>, String> {
     match end.map(|end| moment(settings, end, now)) {
-        Some(Ok(at)) if at <= now.wall => Err(format!("the {what} is to end at {at}, which is over")),
+        Some(Ok(at)) if at <= now.wall => Err(format!("the {what} is to end at {at}, which has passed")),
         Some(at) => at.map(Some),
         None => Ok(None),
     }
 }
 
-/// Holds a customer's items back, and nobody else's.
+/// Holds back the items of one customer.
 fn pause_customer(
     core: &mut Core,
     settings: &Settings,
@@ -313,7 +313,7 @@ fn pause_customer(
         queue.is_none_or(|queue| core.live.queues[queue].passed().held_until(&of.customer).is_none());
     let queues = &core.live.queues;
     if is_new && queues.held() >= settings.customers {
-        return Answer::Unavailable("limits.customers are paused already");
+        return Answer::Unavailable("as many customers are paused as limits.customers allows");
     }
     let queue = core.live.queues.id(&of.application);
     let ends = until.unwrap_or(FOR_EVER);
@@ -322,7 +322,7 @@ fn pause_customer(
     Answer::Until { until, changed: before != Some(ends) }
 }
 
-/// Gives an application a rate for a while, or that of its settings again.
+/// Sets a temporary rate of an application, or restores the configured one.
 fn slow(
     core: &mut Core,
     settings: &Settings,
@@ -345,7 +345,7 @@ fn slow(
     };
     let queues = &mut core.live.queues;
     if queues.find(application).is_none() && queues.slowed() >= settings.max_applications {
-        return Answer::Unavailable("limits.applications have rates already");
+        return Answer::Unavailable("as many applications have such rates as limits.applications allows");
     }
     let queue = queues.id(application);
     let slowed = Slowed { rate, until: until.unwrap_or(FOR_EVER) };
@@ -369,7 +369,7 @@ fn resume(core: &mut Core, application: &str) -> Answer {
     Answer::Done { changed: true }
 }
 
-/// A parked application's next probe goes now.
+/// Sends the next probe of a parked application now.
 fn retry(core: &mut Core, application: &str) -> Answer {
     let parked = core.live.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
     let Some((queue, until)) = parked else { return Answer::Done { changed: false } };

@@ -1,8 +1,7 @@
-//! What happens to items, whoever asks for it: how each ends, what became of a publish, and where an identity
-//! is.
+//! What happens to items, whatever the cause: how each ends, what the outcome of a publish means, and where
+//! an identity is.
 //!
-//! Guarantee: an item ends well by a confirm without a return, and by nothing else. Decided in [`outcome`]
-//! and nowhere else.
+//! Guarantee: an item is sent only by a confirm without a return. Decided in [`outcome`] and nowhere else.
 
 pub(super) mod listed;
 mod outcome;
@@ -20,17 +19,17 @@ use super::types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Pauses that one call ends: all may be to end at one moment.
+/// Maximum number of pauses ended in one call: many may end at one moment.
 const PAUSES_ENDED: usize = 1_000;
 
-/// An item that has not ended: in memory, or in the store alone.
+/// An item that has not ended: in memory, or in the store only.
 #[derive(Debug)]
 pub(super) enum LiveItem {
     Resident(ItemId),
     Far(Box<Stored>),
 }
 
-/// What became of an identity, as far as anything remembers.
+/// Where an identity is, or how it ended, as far as that is remembered.
 #[derive(Debug)]
 pub(super) enum ItemLocation {
     Live(LiveItem),
@@ -45,12 +44,12 @@ pub(super) struct Core {
     pub(super) dispatch: Dispatch,
     pub(super) recent: Recent,
     random: Random,
-    /// Attempts of which it is known how they ended, and which have not been looked at.
+    /// Attempts that have ended and have not been processed.
     settled: VecDeque<Settled>,
-    /// Queues whose flights have payloads that have come.
+    /// Queues with flights whose payloads have been loaded.
     fetched: BTreeSet<QueueId>,
     /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while
-    /// something waits for such.
+    /// something waits for an outcome.
     outcomes: Vec<(Identity, Option<Ended>)>,
     outcomes_wanted: bool,
 }
@@ -81,13 +80,13 @@ impl Core {
         std::mem::take(&mut self.outcomes)
     }
 
-    fn tell(&mut self, identity: Identity, ended: Option<&Ended>) {
+    fn report(&mut self, identity: Identity, ended: Option<&Ended>) {
         if self.outcomes_wanted {
             self.outcomes.push((identity, ended.cloned()));
         }
     }
 
-    /// How an item in memory ends now.
+    /// The end of an item in memory, at this moment.
     fn ended(&self, id: ItemId, end: End, now: Now) -> Ended {
         let item = &self.live.items()[id];
         let (_, customer) = self.live.row(item).address();
@@ -103,15 +102,15 @@ impl Core {
 
     fn remember(&mut self, queue: QueueId, identity: Identity, ended: Ended) {
         let remembers = self.live.queues.settings_of(queue).dedupe_tail > 0;
-        self.tell(identity, Some(&ended));
+        self.report(identity, Some(&ended));
         if identity.is_given() && remembers {
             self.recent.remember(&mut self.live.shared.journal, identity, ended);
         }
     }
 
-    /// Remembers the id of a request that was dead from the start. That it is dead is remembered with the
-    /// commit that makes its dead letter safe, and never sooner: the request would be taken for the old one
-    /// coming back.
+    /// Remembers the id of a request that was dead from the start. This is remembered with the commit that
+    /// makes its dead letter safe, and never sooner: else the redelivered request would be dropped as a
+    /// repeat.
     pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.live.items().by_seq(letter);
         match resident.filter(|id| !self.live.items()[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
@@ -120,7 +119,7 @@ impl Core {
         }
     }
 
-    /// Gives an item up. It is on no list.
+    /// Dead-letters an item, which must be on no list.
     pub(super) fn dead_letter(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
         if self.live.items()[id].is_orphaned() {
             return self.forget(id);
@@ -135,13 +134,13 @@ impl Core {
         let later = !self.live.shared.journal.is_durable() && identity.is_given();
         self.live.move_to_dead_letters(id, dead, later.then_some(identity), now);
         if later {
-            self.tell(identity, Some(&ended));
+            self.report(identity, Some(&ended));
         } else {
             self.remember(queue, identity, ended);
         }
     }
 
-    /// Takes items back that are not in flight, wherever they stand.
+    /// Cancels an item that is in memory and not in flight.
     pub(super) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
         let (queue, identity) = (self.live.items()[id].queue(), self.live.items()[id].identity());
         let ended = self.ended(id, end, now);
@@ -150,7 +149,7 @@ impl Core {
         self.end_unsent(id);
     }
 
-    /// Takes an item back that is in the store alone.
+    /// Cancels an item that is in the store only.
     pub(super) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
         let Some(queue) = self.live.queues.find(stored.queue()) else { return };
         let ended = Ended {
@@ -166,49 +165,48 @@ impl Core {
         self.live.finish_far(stored);
     }
 
-    /// An item in memory that is not in flight is due then, wherever it stands.
+    /// Sets the due of an item that is in memory and not in flight.
     pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
         self.unlist(id);
         self.live.reschedule(id, due, now);
     }
 
-    /// An item ends without having been sent: it leaves every list, the store, and the broker's memory of its
-    /// request.
+    /// An item ends without having been sent: it leaves every list and the store, and its request is acked.
     pub(super) fn end_unsent(&mut self, id: ItemId) {
         self.unlist(id);
         self.live.finish(&[id]);
     }
 
-    /// A request of its id takes the place of an item that is in flight, without a wait for its outcome.
+    /// A request of the same id replaces an item that is in flight, without a wait for its outcome.
     pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
         let identity = self.live.items()[id].identity();
-        // What waits for the outcome of this id need not any more.
-        self.tell(identity, None);
+        // Nothing needs to wait for the outcome of this id any more.
+        self.report(identity, None);
         self.live.home_of(id).supersede(id, rule);
     }
 
-    /// Whether it can be told now what becomes of a request that waits for this identity, at the cost of
-    /// knowing less. Payloads that the store is reading must not be taken away under it; and with nothing
-    /// stored what comes again is known by what is in flight of it alone.
+    /// Whether a request that waits for this identity can be decided now, without the outcome. Payloads that
+    /// the store is reading must stay; and without a store, a redelivered request is recognised only by its
+    /// item in flight.
     pub(super) fn may_be_superseded(&self, identity: Identity) -> bool {
         let item = self.live.items().by_identity(identity).map(|id| &self.live.items()[id]);
         self.will_be_told(identity) && item.is_none_or(|item| !self.dispatch.flights.is_fetching(item))
     }
 
-    /// Likewise, now or once what is being read is there.
+    /// Whether it can be decided so now, or once the payloads under way have been read.
     pub(super) fn will_be_told(&self, identity: Identity) -> bool {
         let item = self.live.items().by_identity(identity).map(|id| &self.live.items()[id]);
         item.is_none_or(|item| !item.is_orphaned() || self.live.shared.journal.is_durable())
     }
 
-    /// Takes an item off whatever list it is on.
+    /// Removes an item from the list it is on.
     pub(super) fn unlist(&mut self, id: ItemId) {
         self.dispatch.leave(&mut self.live, id);
         self.live.home_of(id).unlist(id);
     }
 
-    /// The ingest connection is gone: what the broker alone keeps is forgotten; what is in flight of that,
-    /// once its attempt has ended.
+    /// The ingest connection is lost: items that only the broker keeps are forgotten; those in flight once
+    /// their attempts have ended.
     pub(super) fn orphan_pending(&mut self) {
         for id in self.live.shared.orphan_pending() {
             if !self.is_in_flight(id) {
@@ -220,13 +218,13 @@ impl Core {
 
     fn forget(&mut self, id: ItemId) {
         let identity = self.live.items()[id].identity();
-        self.tell(identity, None);
+        self.report(identity, None);
         self.live.home_of(id).forget(id);
     }
 
     // ---- sending ------------------------------------------------------------------------------------------
 
-    /// Hands out batches while there are slots and queues that have something, until `rows` items have gone.
+    /// Sends batches while there are slots and queues with due items, until `rows` items have been sent.
     /// Whether there may be more.
     pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.live, now) {
@@ -253,13 +251,13 @@ impl Core {
         true
     }
 
-    /// It has never been out, and its customer has been held back since it was formed.
+    /// The batch was never published, and its customer has been paused since it was formed.
     fn is_held(&self, has_been_out: bool, rows: &[ItemId]) -> bool {
         let held = rows.first().is_some_and(|id| self.live.is_held(*id));
         held && !has_been_out && !mutated(Mutant::HeldIsPublished)
     }
 
-    /// Its members wait with the others of their customer.
+    /// Returns the members to wait with the others of their customer.
     fn keep_back(&mut self, mut candidate: Candidate, now: Now) {
         let rows = std::mem::take(&mut candidate.rows);
         self.dispatch.drop_candidate(&mut self.live, &candidate);
@@ -274,13 +272,13 @@ impl Core {
         }
     }
 
-    /// Payloads have come: [`Core::pump`] looks at the flights that waited for them.
+    /// Takes loaded payloads: [`Core::pump`] launches the flights that waited for them.
     pub(super) fn contents_loaded(&mut self, contents: Vec<(u64, Arc<super::types::Content>)>) {
         self.fetched.append(&mut self.dispatch.content_loaded(&mut self.live, contents));
     }
 
-    /// Flights of a queue whose payloads are all there go out, as far as they still may. How many items they
-    /// had.
+    /// Launches the flights of a queue whose payloads are complete, as far as they still may leave. Returns
+    /// how many items they had.
     fn launch_fetched(&mut self, queue: QueueId, now: Now, out: &mut Vec<Batch>) -> usize {
         let mut gone = 0;
         if self.live.queues.get(queue).is_none() {
@@ -293,7 +291,8 @@ impl Core {
             let gone = (before - rows.len()) as u64;
             self.live.queues.at(queue).at_work().flights_mut().remove_items(gone);
             self.dispatch.flights.refund(&mut self.live, number, gone);
-            // What goes alone since others were out with it goes on though its queue is parked.
+            // A suspect, sent alone because others were in flight with it, goes on although its queue is
+            // parked.
             let parked = self.live.queues[queue].is_parked() && mutated(Mutant::ParkedSuspectsGoBack);
             let held = self.is_held(!self.dispatch.flights.is_new(number), &rows);
             if self.dispatch.flights.is_recalled(number) || parked || held {
@@ -303,14 +302,14 @@ impl Core {
             let identities: Vec<Identity> = rows.iter().map(|id| self.live.items()[*id].identity()).collect();
             self.dispatch.launch_fetched(&mut self.live, number, rows, now, out);
             if !self.dispatch.flights.is_under_way(number) {
-                // Nobody has it: whoever waits for its outcome need not.
-                identities.into_iter().for_each(|identity| self.tell(identity, None));
+                // It was not published: nothing needs to wait for its outcome.
+                identities.into_iter().for_each(|identity| self.report(identity, None));
             }
         }
         gone
     }
 
-    /// Its queue was parked while payloads were fetched: its members wait with the others, in order.
+    /// Its queue was parked while payloads were fetched: its members return to the queue, in order.
     fn withdraw(&mut self, queue: QueueId, number: u64, rows: Vec<ItemId>, now: Now) {
         self.dispatch.withdraw(&mut self.live, number, rows.len() as u64);
         for id in rows {
@@ -319,15 +318,15 @@ impl Core {
         if self.live.queues[queue].is_held_back() {
             self.live.begin_evicting(queue, now);
         }
-        // What was not to go before them may go now.
+        // Items that had to wait behind them may leave now.
         self.live.queues.at(queue).requeue();
     }
 
-    /// Of items about to be sent, those that may be: what has expired is dead, what the clock's going back
-    /// made early waits again, and what the broker will deliver anew is forgotten.
+    /// Returns those of the items that may be sent. Expired ones are dead-lettered, those that a step back of
+    /// the clock made early wait again, and those that the broker will redeliver are forgotten.
     fn revalidate(&mut self, rows: Vec<ItemId>, now: Now) -> Vec<ItemId> {
-        // What has been tried in its time may be tried again, whatever the clock says; what has been given
-        // another time since waits for that.
+        // An item that was tried at its time may be tried again, whatever the clock says; one that was
+        // rescheduled since waits for its new time.
         let is_early = |item: &Item| {
             let tried = item.tries().attempts > 0 && item.accepted_due() == item.key().due;
             let early = item.is(ItemFlag::OwnTime) && item.key().due > now.wall && !tried;
@@ -349,22 +348,23 @@ impl Core {
             if item.is_orphaned() {
                 self.forget(id);
             } else if expiry <= now.wall || mutated(Mutant::ExpiredTooSoon) {
-                let error =
-                    format!("x-deliver-before {expiry} was over when it could leave, at {}", now.wall);
+                let error = format!(
+                    "x-deliver-before {expiry} had passed when the item could leave, at {}",
+                    now.wall
+                );
                 self.dead_letter(id, Reason::Expired, &error, now);
             } else {
                 let identity = item.identity();
                 self.live.home_of(id).set_flying(id, None);
-                // The clock went back while it was due.
+                // The clock stepped back while the item was due.
                 self.live.shared.await_time(id);
-                self.tell(identity, None);
+                self.report(identity, None);
             }
         }
         good
     }
 
-    /// Pauses that have ended by themselves, as many as one call has time for, and those after failures.
-    /// Whether that was all.
+    /// Ends back-offs, and pauses whose time has passed, up to [`PAUSES_ENDED`]. Whether that was all.
     pub(super) fn end_pauses(&mut self, now: Now) -> bool {
         self.dispatch.end_backoffs(&mut self.live, now);
         self.fetched.extend(self.dispatch.paced.end(&mut self.live, now));
@@ -385,7 +385,7 @@ impl Core {
         self.live.queues.ended(now.wall).is_none()
     }
 
-    /// Settings have changed: what waits for a rate is looked at again.
+    /// Settings have changed: flights that wait for a rate are checked again.
     pub(super) fn look_at_fetched(&mut self) {
         let queues = &self.live.queues;
         let fetches =
@@ -393,14 +393,14 @@ impl Core {
         self.fetched.extend(queues.ids().filter(fetches));
     }
 
-    /// A queue is drained again that was not.
+    /// Drains a queue again after a pause or hold.
     pub(super) fn resume(&mut self, queue: QueueId) {
         self.live.queues.at(queue).end_hold();
         self.live.at(queue).unstall();
         self.live.queues.at(queue).requeue();
     }
 
-    /// Nothing is on its way out, nor waits for a slot, nor for the store.
+    /// Nothing is in flight or waits for a slot or the store.
     pub(super) fn is_idle(&self) -> bool {
         self.live.shared.journal.is_idle() && self.dispatch.is_idle(&self.live)
     }
@@ -417,12 +417,13 @@ impl Core {
         self.live.items().by_identity(identity).filter(its).is_some()
     }
 
-    /// In flight, or perhaps delivered: it cannot be said yet how it ends.
+    /// In flight or perhaps delivered: its end is not known yet.
     pub(super) fn is_undecided(&self, id: ItemId) -> bool {
         self.is_in_flight(id) || self.live.items()[id].tries().outcome_unknown
     }
 
-    /// Where an identity of this queue is, or how it ended. `found`: what the store says, where it was asked.
+    /// Where an identity of this queue is, or how it ended. `found`: the answer of the store, if it was
+    /// asked.
     pub(super) fn location(
         &mut self,
         identity: Identity,
@@ -436,15 +437,15 @@ impl Core {
             if !self.live.items()[id].is_orphaned() || self.is_in_flight(id) {
                 return ItemLocation::Live(LiveItem::Resident(id));
             }
-            // Its request is delivered again, and nothing of it is under way.
+            // Its request will be redelivered, and nothing of it is in flight.
             self.unlist(id);
             self.forget(id);
         }
         let Some(found) = found else { return ItemLocation::Nowhere };
         if let Some(mut stored) = found.item {
             if stored.dead.is_none() && stored.application == *self.live.queues[queue].name() {
-                // Since it was read it may have been tried, or its window may have closed. What has ended
-                // since is not believed in the first place (`Watch`).
+                // Since it was read it may have been tried, or its window may have closed. If it has ended
+                // since, the answer was discarded before (`Watch`).
                 self.live.shared.reads.renew(&mut stored);
                 return ItemLocation::Live(LiveItem::Far(Box::new(stored)));
             }

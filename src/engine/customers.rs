@@ -1,11 +1,10 @@
-//! The customers of each application, as long as anything of theirs is in memory or their window is open; and
-//! their windows: opened by the first item, closed by time, count, bytes, quiet, expiry or a flush.
+//! The customers of each application that have items in memory or an open window; and their windows, which
+//! the first item opens and which close by time, count, bytes, quiet, expiry or a flush.
 //!
 //! A window runs on the monotonic clock. Its members are stored under the end that was planned when it
-//! opened, and stay there; where it closes sooner the store is told when they are due.
+//! opened, and stay there; if it closes sooner, the store records when they are due.
 //!
-//! Here is when windows close, and what is written of them. What happens to their members is the stock's
-//! business.
+//! This module decides when windows close and what is written of them. [`super::live`] handles their members.
 
 use super::event::{Op, WindowRow};
 use super::ids::{CustomerId, ItemId, QueueId};
@@ -24,28 +23,29 @@ use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
-/// While something that was formed has not left, a customer without anything due is looked at so often, ms.
+/// Interval, ms, at which the pace of a customer is checked while nothing waits for it and a formed batch has
+/// not left.
 const PACE_LOOK_MS: u64 = 1_000;
 
-/// Where a customer with due items stands.
+/// The list that a customer with due items is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CustomerTurn {
-    /// Nowhere: none of theirs is due.
+    /// On none: it has no due items.
     None,
-    /// In its queue's line.
+    /// In its queue's ready queue.
     InLine,
-    /// Among the stalled: older ones than its first have still to be loaded.
+    /// Stalled: items older than its first due one must still be loaded.
     Stalled,
-    /// Among those that are held back: what is due of it leaves memory.
+    /// Held back: its due items are evicted from memory.
     Leaving,
-    /// It waits until its rate lets its next batch go.
+    /// It waits until its rate allows the next batch.
     Paced,
-    /// It waits for what was passed over of it.
+    /// It waits for its passed-over items to be loaded.
     Behind,
 }
 
 impl CustomerTurn {
-    /// Its turn comes by something else than its queue's line.
+    /// Whether it is on a list other than the ready queue and the stalled ones.
     pub(super) fn is_aside(self) -> bool {
         match self {
             CustomerTurn::None | CustomerTurn::InLine | CustomerTurn::Stalled => false,
@@ -63,23 +63,23 @@ pub(super) struct Customer {
     pub(super) window: Option<Window>,
     pub(super) ready: ReadyItems,
     pub(super) turn: CustomerTurn,
-    /// Items that are due and in no batch.
+    /// Number of items that are due and in no batch.
     pub(super) due: u32,
-    /// Some of them are to leave memory: it stands in the list for that.
+    /// It is in the list of customers with items to be evicted.
     pub(super) is_leaving: bool,
-    /// How fast they leave, where that is bounded and something has left lately.
+    /// Its pace, if its rate is bounded and something has left lately.
     pace: Option<Box<Pace>>,
-    /// When that is looked at, monotonic.
+    /// Next check of the pace, monotonic ms.
     looked_at: u64,
-    /// Items in memory, and the first of the list that runs through them.
+    /// Number of items in memory, and the head of the list of them.
     rows: u32,
     first: Option<ItemId>,
-    /// Work under way that needs it to stay.
+    /// Number of operations under way that need the customer to stay.
     pins: u32,
 }
 
 impl Customer {
-    /// Until when its rate holds back what is due of it, monotonic.
+    /// Until when its rate holds back its due items, monotonic ms.
     pub(super) fn paced_until(&self) -> Option<u64> {
         self.pace.as_ref()?.waits_until().filter(|_| self.turn == CustomerTurn::Paced)
     }
@@ -89,14 +89,14 @@ impl Customer {
 #[derive(Debug)]
 pub(super) struct Customers {
     table: Slab<CustomerId, Customer>,
-    /// When windows are looked at, by the place of their customer; monotonic clock.
+    /// Checks of windows, by the place of their customer; monotonic clock.
     timers: Schedule,
-    /// When those are looked at that have a pace, monotonic: what waits for it, or that it is at rest.
+    /// Checks of customers that have a pace, monotonic ms: whether a batch may leave, or the pace is at rest.
     paced: BTreeSet<(u64, CustomerId)>,
-    /// How many wait for their rate, or for what was passed over of them.
+    /// Number of customers that wait for their rate, or for passed-over items.
     waiting: u64,
     open_windows: u64,
-    /// Customers whose window's row is out of date.
+    /// Customers with a window whose row is out of date.
     dirty: Vec<CustomerId>,
 }
 
@@ -112,7 +112,7 @@ impl Customers {
         }
     }
 
-    /// The customer of this name, made known if it is not.
+    /// The customer of this name; adds it if it is unknown.
     pub(super) fn id(&mut self, active: &mut ActiveQueue, name: &str) -> CustomerId {
         if let Some(id) = active.customer(name) {
             return id;
@@ -146,33 +146,33 @@ impl Customers {
         self.table.get(id)
     }
 
-    /// The open window of a customer that is known.
+    /// The open window of a customer.
     pub(super) fn window(&self, id: CustomerId) -> Option<&Window> {
         self.table.get(id)?.window.as_ref()
     }
 
-    /// Where an item with a time of its own lies: by itself, or, due when its customer's window ends, amid
-    /// the members of that, for they leave in the order in which they came. `span`: as far as the numbers of
-    /// these may lie apart.
+    /// The key of an item with an own time. If it is due when its customer's window ends, its key lies among
+    /// the members of that window, since these leave in order of arrival. `span`: maximum distance of the
+    /// members' numbers.
     pub(super) fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64, span: u64) -> Key {
         let window = customer.and_then(|id| self.window(id));
         let near = |place: &Key| place.due == due && seq - place.window <= span;
         window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
     }
 
-    /// Keeps a customer while work is under way that may take its last item away.
+    /// Keeps a customer during an operation that may remove its last item.
     pub(super) fn pin(&mut self, customer: Option<CustomerId>) {
         customer.into_iter().for_each(|id| self.table[id].pins += 1);
     }
 
-    /// An item has come into memory.
+    /// Adds an item that has come into memory.
     pub(super) fn add_row(&mut self, id: CustomerId, item: ItemId, items: &mut Items) {
         let customer = &mut self.table[id];
         items.link(item, customer.first.replace(item));
         customer.rows += 1;
     }
 
-    /// Items are about to leave memory: they are not in their customers' lists any more.
+    /// Removes items that are about to leave memory from their customers' lists.
     pub(super) fn unlink(&mut self, leaving: &[ItemId], items: &mut Items) {
         for item in leaving {
             let Some(id) = items.get(*item).and_then(Item::customer) else { continue };
@@ -182,19 +182,19 @@ impl Customers {
         }
     }
 
-    /// A customer to be changed; `live` is that of its queue.
+    /// Mutable access to a customer; `active` is the part of its queue.
     pub(super) fn at<'c>(&'c mut self, id: CustomerId, active: &'c mut ActiveQueue) -> CustomerMut<'c> {
         debug_assert_eq!(self.table[id].queue, active.id(), "a customer is of one queue");
         CustomerMut { id, customers: self, active }
     }
 
-    /// Items of the customer in memory, the last that came first.
+    /// Items of the customer in memory, the newest first.
     pub(super) fn items<'a>(&self, id: CustomerId, items: &'a Items) -> impl Iterator<Item = ItemId> + 'a {
         std::iter::successors(self.table[id].first, |item| items.sibling(*item))
     }
 
-    /// Batches have another overhead once the format has changed; a shorter quiet time holds for the open
-    /// windows too. The cost is that of all customers.
+    /// Recomputes overheads for a changed format, and applies a shorter quiet time to open windows. The cost
+    /// is proportional to the number of customers.
     pub(super) fn configure(&mut self, queues: &Queues, now: Now) {
         for id in self.table.handles().collect::<Vec<_>>() {
             let customer = &mut self.table[id];
@@ -207,19 +207,19 @@ impl Customers {
 
     // ---- rates --------------------------------------------------------------------------------------------
 
-    /// Customers that wait for their rate, or for what was passed over of them.
+    /// Number of customers that wait for their rate, or for passed-over items.
     pub(super) fn waiting(&self) -> u64 {
         self.waiting
     }
 
-    /// One of them stands elsewhere.
+    /// Adjusts that number after a change of a customer's list.
     pub(super) fn count_waiting(&mut self, before: CustomerTurn, now: CustomerTurn) {
         let waits = |turn| u64::from(matches!(turn, CustomerTurn::Paced | CustomerTurn::Behind));
         self.waiting = self.waiting + waits(now) - waits(before);
     }
 
-    /// The next with a pace whose moment has come. What it waited for may leave; or it is at rest, or is
-    /// looked at again later.
+    /// Takes the next customer whose pace check is due. Its batch may leave now; or its pace is at rest and
+    /// is dropped, or is checked again later.
     pub(super) fn take_paced(&mut self, now: Now) -> Option<CustomerId> {
         let (at, id) = self.paced.first().copied().filter(|(at, _)| *at <= now.mono)?;
         self.paced.remove(&(at, id));
@@ -235,10 +235,10 @@ impl Customers {
         Some(id)
     }
 
-    /// When it waits for that, or else rests.
+    /// Schedules the next check of a pace: at the end of the wait, or when the pace is at rest.
     fn look_at_pace(&mut self, id: CustomerId, waits: Option<u64>, now: Now) {
         let Some(pace) = self.table[id].pace.as_mut() else { return };
-        // What is out is looked for once in a while.
+        // A formed batch that has not left is checked periodically.
         let at = waits.unwrap_or(pace.rests_at().max(now.mono + PACE_LOOK_MS));
         self.look_at_pace_at(id, at);
     }
@@ -249,7 +249,7 @@ impl Customers {
         self.paced.insert((at, id));
     }
 
-    /// How fast its items leave, where something bounds that.
+    /// The pace of a customer, if `bound` is set.
     fn pace(&mut self, id: CustomerId, bound: Option<Bound>, mono: u64) -> Option<&mut Pace> {
         let customer = &mut self.table[id];
         if bound.is_none() {
@@ -263,7 +263,7 @@ impl Customers {
         Some(pace)
     }
 
-    /// Until when a batch of so many of its items has to wait, monotonic; `None`: it may leave.
+    /// Until when a batch of this many items has to wait, monotonic ms; `None`: it may leave.
     pub(super) fn waits_until(
         &mut self,
         id: CustomerId,
@@ -278,7 +278,7 @@ impl Customers {
         until
     }
 
-    /// So many of its items are formed to a batch. For how long its rate held them back, if it did.
+    /// A batch of this many items is formed. Returns for how long its rate held them back, if it did.
     pub(super) fn form(
         &mut self,
         id: CustomerId,
@@ -287,20 +287,20 @@ impl Customers {
         now: Now,
     ) -> Option<Waited> {
         let waited = self.pace(id, bound, now.mono)?.form(items, now.mono);
-        // Something else of it may go again while this waits: that is looked at when it was to be.
+        // A repeat may be sent while the customer waits for its rate: the check for that wait stays as it is.
         if self.table[id].turn != CustomerTurn::Paced {
             self.look_at_pace(id, None, now);
         }
         waited
     }
 
-    /// So many that were formed leave now.
+    /// This many formed items leave now.
     pub(super) fn leave(&mut self, id: Option<CustomerId>, items: u64, mono: u64) {
         let pace = id.and_then(|id| self.table.get_mut(id)?.pace.as_mut());
         pace.into_iter().for_each(|pace| pace.leave(items, mono));
     }
 
-    /// So many that were formed do not leave after all: what waits may go sooner.
+    /// This many formed items do not leave: waiting ones may leave sooner.
     pub(super) fn refund(&mut self, id: Option<CustomerId>, items: u64) {
         let Some(id) = id.filter(|_| items > 0) else { return };
         let Some(pace) = self.table.get_mut(id).and_then(|customer| customer.pace.as_mut()) else { return };
@@ -317,7 +317,7 @@ impl Customers {
         self.open_windows
     }
 
-    /// When the next window may have to close, or a rate may let something go, monotonic.
+    /// When the next window may have to close, or a rate may allow a batch, monotonic ms.
     pub(super) fn next_look(&self) -> Option<u64> {
         let paced = self.paced.first().map(|(at, _)| *at);
         self.timers.next().into_iter().chain(paced).min()
@@ -328,8 +328,7 @@ impl Customers {
         self.table.at(self.timers.first()?)
     }
 
-    /// Windows that must close now, in order of their moment, as many as a turn has time for; and whether
-    /// these are all.
+    /// Windows that must close now, in order of time, up to the limits of a turn; and whether these are all.
     pub(super) fn take_due(
         &mut self,
         queues: &Queues,
@@ -337,7 +336,7 @@ impl Customers {
         now: Now,
     ) -> (Vec<(CustomerId, ClosedBy)>, bool) {
         let (mut ids, mut members, mut all) = (Vec::new(), 0, false);
-        // What the turn has no time for keeps its timer: put back, it would stand behind this moment.
+        // Windows beyond the limits keep their timers: inserted again, they would come after this moment.
         while !all && ids.len() < turn.windows && members < turn.due {
             let table = &self.table;
             let taken = self.timers.take_due(now.mono, 1, |place| {
@@ -362,7 +361,7 @@ impl Customers {
         (due.into_iter().map(|(_, id, cause)| (id, cause)).collect(), all)
     }
 
-    /// Rows of long windows that have changed.
+    /// Adds the changed rows of long windows to `ops`.
     pub(super) fn flush(&mut self, queues: &Queues, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.dirty) {
             let Some(Customer { queue, name, window, .. }) = self.table.get_mut(id) else { continue };
@@ -371,8 +370,8 @@ impl Customers {
         }
     }
 
-    /// After a step of the wall clock, expiries lie elsewhere on the monotonic one. The cost is that of all
-    /// windows of this queue.
+    /// After a step of the wall clock, expiries fall on other monotonic times. The cost is proportional to
+    /// the number of windows of this queue.
     pub(super) fn recheck(&mut self, active: &ActiveQueue, now: Now) {
         for id in active.windows() {
             self.plan_check(*id, active.settings().quiet, now);
@@ -385,8 +384,8 @@ impl Customers {
         }
     }
 
-    /// Moves the next look at a window forward, when it must come sooner than planned. Later ones (the quiet
-    /// time begins anew with each arrival) are found out when the old moment comes, which costs nothing per
+    /// Moves the next check of a window forward if it must come sooner than planned. Later checks (the quiet
+    /// time begins anew with each arrival) are computed when the old time comes, which costs nothing per
     /// item.
     fn plan_check(&mut self, id: CustomerId, quiet: u64, now: Now) {
         let Some(window) = self.table[id].window.as_mut() else { return };
@@ -398,7 +397,7 @@ impl Customers {
     }
 }
 
-/// A customer that is changed, with what its queue and the timers of all windows have to know of it.
+/// Mutable access to a customer, together with its queue and the timers of all windows.
 #[derive(Debug)]
 pub(super) struct CustomerMut<'c> {
     id: CustomerId,
@@ -411,19 +410,19 @@ impl CustomerMut<'_> {
         &mut self.customers.table[self.id]
     }
 
-    /// The other half of [`Customers::pin`].
+    /// Reverts one [`Customers::pin`].
     pub(super) fn unpin(&mut self) {
         self.this().pins -= 1;
         self.release();
     }
 
-    /// An item has left memory.
+    /// Counts an item that has left memory.
     pub(super) fn remove_row(&mut self) {
         self.this().rows -= 1;
         self.release();
     }
 
-    /// Forgets it where nothing needs it any more.
+    /// Removes the customer if nothing needs it any more.
     pub(super) fn release(&mut self) {
         let customer = &self.customers.table[self.id];
         let unused =
@@ -434,7 +433,7 @@ impl CustomerMut<'_> {
         }
     }
 
-    /// Puts a due item behind its others; the entry that the queue's line needs, if it needs one.
+    /// Adds a due item. Returns the entry to add to the ready queue, if the customer is on no list.
     pub(super) fn push_ready(&mut self, place: Key, item: ItemId) -> Option<Entry> {
         let id = self.id;
         let customer = self.this();
@@ -452,12 +451,12 @@ impl CustomerMut<'_> {
         self.customers.table[self.id].window.is_some()
     }
 
-    /// What lies under this key in the store is a member of its window.
+    /// Whether an item with this key in the store is a member of its window.
     pub(super) fn holds(&self, key: Key) -> bool {
         self.customers.table[self.id].window.as_ref().is_some_and(|window| window.holds(key))
     }
 
-    /// Opens its window, where it has none. `number`: of its first member.
+    /// Opens its window; it must have none. `number`: arrival number of the first member.
     pub(super) fn open(&mut self, plan: Plan, number: u64, now: Now) {
         let customer = &mut self.customers.table[self.id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
@@ -467,7 +466,7 @@ impl CustomerMut<'_> {
         self.active.window_opened(self.id);
     }
 
-    /// A window as a former life left it.
+    /// Opens a window as a former life left it.
     pub(super) fn reopen(&mut self, row: &WindowRow, now: Now) {
         let longest = self.active.settings().window;
         let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
@@ -480,8 +479,8 @@ impl CustomerMut<'_> {
         self.plan_check(now);
     }
 
-    /// What the window would be beyond with a new member of this weight and number: then it closes first.
-    /// `span`: as far as the numbers of its members may lie apart.
+    /// The limit that the window would exceed with a new member of this weight and number; the window closes
+    /// first then. `span`: maximum distance of its members' numbers.
     pub(super) fn would_overflow(&self, (weight, seq): (u32, u64), span: u64) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
         let window = customer.window.as_ref()?;
@@ -491,7 +490,7 @@ impl CustomerMut<'_> {
         (seq - window.place().window > span).then_some(ClosedBy::Count)
     }
 
-    /// Counts a new item into the open window; where its members lie in the store.
+    /// Counts a new item into the open window. Returns the place of its members in the store.
     pub(super) fn join(&mut self, member: Member, now: Now) -> Key {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else { return Key::own(now.wall, member.seq) };
@@ -502,8 +501,7 @@ impl CustomerMut<'_> {
         place
     }
 
-    /// A stored item of a former life has come into memory: it is counted now, if its window did not know of
-    /// it.
+    /// A stored item of a former life was loaded: it is counted now, unless the window's row included it.
     pub(super) fn rejoin(&mut self, member: Member, now: Now) {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else { return };
@@ -511,8 +509,8 @@ impl CustomerMut<'_> {
         self.plan_check(now);
     }
 
-    /// A member is in the store alone. Seen from `now` its key may lie so far ahead that a restart would not
-    /// look at it in time: then the window gets a row.
+    /// A member is in the store only. If its key is beyond `horizon`, a restart would not read it in time, so
+    /// the window gets a row.
     pub(super) fn add_far(&mut self, horizon: u64) {
         let Some(window) = self.this().window.as_mut() else { return };
         if window.add_far(horizon) {
@@ -520,7 +518,7 @@ impl CustomerMut<'_> {
         }
     }
 
-    /// A member ended while its window was open. The last one takes the window along.
+    /// A member ended while its window was open. The window ends with its last member.
     pub(super) fn leave(&mut self, weight: u32, was_far: bool, ops: &mut Vec<Op>) {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else { return };
@@ -531,13 +529,13 @@ impl CustomerMut<'_> {
         }
     }
 
-    /// What the window that a new item has just joined has reached.
+    /// The limit that the window has reached with its newest member.
     pub(super) fn is_full(&self) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
         customer.window.as_ref()?.is_full(self.active.settings(), customer.overhead)
     }
 
-    /// The window is over; what it was.
+    /// Ends the window and returns it.
     pub(super) fn end(&mut self, ops: &mut Vec<Op>) -> Option<Window> {
         let customer = &mut self.customers.table[self.id];
         let window = customer.window.take()?;

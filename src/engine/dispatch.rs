@@ -1,13 +1,13 @@
-//! The way out: from due items to batches, and to the publisher.
+//! Dispatch: forms batches of due items and hands them to the publisher.
 //!
-//! A queue with something to send stands in the run queue, and each turn of it sends one batch, so that a
+//! A queue with something to send is in the run queue, and sends one batch each time it is taken, so that a
 //! large backlog of one delays no other. Every batch takes a slot of the publisher; none is formed without a
-//! free one. The first batch of an unproven or failing queue is sent alone, on one of the few channels of its
-//! own; its outcome hinders nothing else. So does a batch that was
-//! under way on a channel that the broker closed.
+//! free slot. The first batch of an unproven or failing queue is sent alone, on one of a few separate
+//! channels, so that its outcome affects no other batch. The same holds for a batch that was unconfirmed on a
+//! channel that the broker closed.
 //!
 //! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same
-//! batch id; receivers drop the repeat by item id. What an outcome means is judged in [`super::core`].
+//! batch id; receivers drop the repeat by item id. [`super::core`] decides what an outcome means.
 
 mod channels;
 mod egress;
@@ -33,11 +33,11 @@ use flight::FlightState;
 pub(super) use flight::{Candidate, Flight, Flights};
 use paced::PacedQueues;
 
-/// What has been formed gives its slot back where its rate would keep it for longer, ms.
+/// A formed batch gives its slot back if its rate would hold it back for longer than this, ms.
 const LONG_HOLD_MS: u64 = 1_000;
 
-/// A probe that has been out for longer than this hinders its queue: what is due there does not wait for it
-/// in memory; and others wait no longer for its channel, ms.
+/// A probe that is unconfirmed for longer than this is slow, ms: due items of its queue are evicted from
+/// memory, and other queues may take its channel.
 const LATE_PROBE_MS: u64 = 500;
 
 /// See the module's page.
@@ -45,14 +45,14 @@ const LATE_PROBE_MS: u64 = 500;
 pub(super) struct Dispatch {
     pub(super) egress: Egress,
     pub(super) flights: Flights,
-    /// Flights to be sent alone, in order; and the channels for that.
+    /// Flights to be sent alone, in order.
     suspects: VecDeque<u64>,
     channels: SoloChannels,
-    /// Queues that are left alone, by when their pause ends, monotonic.
+    /// Queues in back-off, by its end, monotonic ms.
     backoffs: BTreeSet<(u64, QueueId)>,
-    /// Queues that wait for their rates.
+    /// Batches that wait for their rates.
     pub(super) paced: PacedQueues,
-    /// Arrival numbers of items whose payloads must be fetched.
+    /// Arrival numbers of items whose payloads must be read from the store.
     lacking: Vec<u64>,
 }
 
@@ -83,7 +83,7 @@ impl Dispatch {
         }
     }
 
-    /// Whether an item of this queue that is due at once can be expected to be confirmed at once.
+    /// Whether an item of this queue that is due at once will probably be sent and confirmed at once.
     pub(super) fn is_free_for(&self, live: &LiveItems, queue: QueueId) -> bool {
         let queue = &live.queues[queue];
         let Some(active) = queue.active() else { return false };
@@ -96,18 +96,19 @@ impl Dispatch {
             && self.egress.has_slots_behind(active.ready().len())
     }
 
-    /// Whether nothing that is told elsewhere keeps a batch of this queue: it is not held back, nor by its
-    /// rate, nothing of it is at the broker, and there is a slot and, if it needs one, a channel. Whether the
-    /// way out is open is not asked.
+    /// Whether no reported cause holds back a batch of this queue: the queue is not held back by a pause or
+    /// its rate, nothing of it is at the broker, and there is a slot and, if needed, a channel. Whether
+    /// egress is open does not count.
     pub(super) fn could_send(&self, live: &LiveItems, id: QueueId) -> bool {
         let queue = &live.queues[id];
         if queue.is_held_back() || queue.paced_until().is_some() || !self.egress.has_room() {
             return false;
         }
         let Some(active) = queue.active() else { return true };
-        let lane = active.flights();
-        let alone = active.health().needs_probe() || lane.suspects() > 0;
-        lane.slots() == lane.fetching().count() && (!alone || self.channels.has_room(queue.is_failing()))
+        let flights = active.flights();
+        let alone = active.health().needs_probe() || flights.suspects() > 0;
+        flights.slots() == flights.fetching().count()
+            && (!alone || self.channels.has_room(queue.is_failing()))
     }
 
     fn may_send(&self, live: &LiveItems, id: QueueId, now: Now) -> bool {
@@ -119,8 +120,8 @@ impl Dispatch {
             && active.health().may_send(active.flights().slots(), self.egress.share(), now.mono)
     }
 
-    /// The next batch that may go: a suspect, one to be sent again, or a new one. `None`: no slot, or nothing
-    /// to send.
+    /// The next batch that may be sent: a suspect, a repeat, or a new one. `None`: no slot, or nothing to
+    /// send.
     pub(super) fn next(&mut self, live: &mut LiveItems, now: Now) -> Option<Candidate> {
         if !self.egress.has_slot() {
             return None;
@@ -135,7 +136,7 @@ impl Dispatch {
                     return Some(candidate);
                 }
             }
-            // Whoever was called may have nothing to send any more.
+            // The queue that got the channel may have nothing to send any more.
             if !self.call_for_channel(live) {
                 return None;
             }
@@ -163,14 +164,14 @@ impl Dispatch {
         if candidate.is_none() {
             live.queues.at(queue).mark_for_loader();
             if live.queues.at(queue).at_work().pace().wanted() > 1 {
-                // What comes next was too large.
+                // The next batch is larger than the rate allows now.
                 self.paces(live, queue, now);
             }
         }
         candidate
     }
 
-    /// The next queue that waits for a channel stands in line again. False: there is none, or no channel.
+    /// Puts the next queue that waits for a channel into the run queue. False: there is none, or no channel.
     fn call_for_channel(&mut self, live: &mut LiveItems) -> bool {
         let Some(queue) = self.channels.next_waiting() else { return false };
         if live.queues.get(queue).is_some() {
@@ -179,8 +180,9 @@ impl Dispatch {
         true
     }
 
-    /// Suspects, by place in line and queue, whose queue is not paused and has no batch alone on its way:
-    /// else one that never confirms would have all channels, and others' suspects wait for its confirms.
+    /// Suspects that may be sent, by their place in the list and queue: the queue is not paused and has no
+    /// batch on a separate channel. Else a queue that never confirms would take all channels, and suspects of
+    /// other queues would wait for its confirms.
     fn waiting_suspects<'a>(&'a self, live: &'a LiveItems) -> impl Iterator<Item = (usize, QueueId)> + 'a {
         let queue_of = |number: u64| self.flights.get(number).map(|flight| flight.queue);
         let taken = self.channels.taken().filter(|_| !self.suspects.is_empty());
@@ -231,7 +233,7 @@ impl Dispatch {
         (!new.rows.is_empty()).then_some(new)
     }
 
-    /// Nothing of a candidate may be sent: it is gone.
+    /// Drops a candidate of which nothing may be sent.
     pub(super) fn drop_candidate(&mut self, live: &mut LiveItems, candidate: &Candidate) {
         candidate.number.into_iter().for_each(|number| {
             self.flights.end(number);
@@ -242,8 +244,8 @@ impl Dispatch {
         live.queues.at(candidate.queue).requeue();
     }
 
-    /// Gives a candidate a slot, and publishes it, or fetches the payloads that it lacks first. Behind one
-    /// that waits, others of the same queue wait too: their order counts.
+    /// Gives a candidate a slot, and publishes it, or first fetches the payloads that it lacks. Later batches
+    /// of the same queue wait behind one that fetches, to keep their order.
     pub(super) fn send(
         &mut self,
         live: &mut LiveItems,
@@ -266,7 +268,7 @@ impl Dispatch {
         let (format, publishes) = before.unwrap_or((settings_format, 0));
         let state = FlightState::Fetching { missing: lacking.len(), alone };
         let (count, since) = (rows.len() as u64, now.mono);
-        // By the clock that dues are told by: what it is late by from then on its rate is no reason for.
+        // By the wall clock, as dues are: lateness after this time is not caused by the rate.
         let wall = |mono: u64| now.wall.saturating_sub(now.mono.saturating_sub(mono));
         let customer = live.items()[rows[0]].customer();
         let of_queue = live.queues.at(queue).at_work().pace_mut().form(count, now.mono);
@@ -284,21 +286,20 @@ impl Dispatch {
         if alone {
             self.channels.take(number, live.queues[queue].is_failing(), bytes, now);
         }
-        let lane = live.queues.at(queue).at_work().flights_mut();
-        lane.add_items(count);
-        lane.take_slot();
-        lane.remove_suspects(usize::from(suspect));
-        let behind = lane.first_fetching().is_some() && !mutated(Mutant::FetchingOvertaken);
+        let queue_flights = live.queues.at(queue).at_work().flights_mut();
+        queue_flights.add_items(count);
+        queue_flights.take_slot();
+        queue_flights.remove_suspects(usize::from(suspect));
+        let behind = queue_flights.first_fetching().is_some() && !mutated(Mutant::FetchingOvertaken);
         let waits = !lacking.is_empty() || behind;
         if waits {
-            // What is sent again goes before what is new, in the order in which it was formed; what the
-            // broker may have refused goes first.
+            // Repeats go before new batches, in the order in which they were formed; suspects go first.
             let flights = &self.flights;
             let is_alone = |other: u64| {
                 let state = flights.get(other).map(|flight| flight.state);
                 matches!(state, Some(FlightState::Fetching { alone: true, .. }))
             };
-            lane.fetch(number, |other| is_alone(other) || (!suspect && other < number));
+            queue_flights.fetch(number, |other| is_alone(other) || (!suspect && other < number));
             self.lacking.append(&mut lacking);
         } else {
             self.launch(live, number, now, out);
@@ -306,7 +307,7 @@ impl Dispatch {
         live.queues.at(queue).run();
     }
 
-    /// The payloads that flights wait for.
+    /// The read for the payloads that flights wait for.
     pub(super) fn take_lacking(&mut self, live: &LiveItems) -> Option<Load> {
         if self.lacking.is_empty() {
             return None;
@@ -316,7 +317,7 @@ impl Dispatch {
         Some(Load::Contents(lacking.into_iter().filter_map(place).collect()))
     }
 
-    /// Payloads have come. The queues whose flights may be complete now.
+    /// Takes loaded payloads. Returns the queues whose flights may be complete now.
     pub(super) fn content_loaded(
         &mut self,
         live: &mut LiveItems,
@@ -338,8 +339,8 @@ impl Dispatch {
         queues
     }
 
-    /// The first flight of the queue whose payloads are all there: it may be launched, or goes back. Its
-    /// number and members, to be looked at once more: time has passed.
+    /// The first flight of the queue, if its payloads are complete: its number and members. The caller checks
+    /// the members again, since time has passed, and launches or withdraws the flight.
     pub(super) fn next_fetched(
         &mut self,
         live: &mut LiveItems,
@@ -356,13 +357,13 @@ impl Dispatch {
         let leaves_at = pace.may_leave_at(flight.rows.len() as u64);
         let new = flight.publishes == 0;
         if new && leaves_at > now.mono + LONG_HOLD_MS {
-            // Its rate has become lower since it was formed: others need its slot.
+            // Its rate was lowered since it was formed: others need its slot.
             flight.recalled = true;
             live.queues.at(queue).at_work().flights_mut().fetched(false);
             return Some((number, std::mem::take(&mut flight.rows)));
         }
         if leaves_at > now.mono && !alone && !flight.recalled {
-            // Those before it have waited for their payloads, too.
+            // Batches before it left late, since they waited for their payloads too.
             self.paced.wait_to_leave(queue, leaves_at);
             return None;
         }
@@ -370,7 +371,8 @@ impl Dispatch {
         Some((number, std::mem::take(&mut flight.rows)))
     }
 
-    /// What is left of it after that look goes out, or goes back where the way out has closed meanwhile.
+    /// Launches the flight with the members that are left after that check, or sets it back if egress has
+    /// closed since.
     pub(super) fn launch_fetched(
         &mut self,
         live: &mut LiveItems,
@@ -383,10 +385,10 @@ impl Dispatch {
         let (queue, left) = (flight.queue, rows.len() as u64);
         let FlightState::Fetching { alone, .. } = flight.state else { return };
         flight.rows = rows;
-        // What has failed meanwhile goes before it.
+        // Batches that have failed since go before it.
         let known = &live.queues[queue];
-        let before = |lane: &QueueFlights| {
-            lane.suspects() > 0 || lane.first_to_resend().is_some_and(|first| first < number)
+        let before = |flights: &QueueFlights| {
+            flights.suspects() > 0 || flights.first_to_resend().is_some_and(|first| first < number)
         };
         let behind = !mutated(Mutant::FetchedOvertakesFailed)
             && !alone
@@ -405,7 +407,7 @@ impl Dispatch {
         live.queues.at(queue).requeue();
     }
 
-    /// A flight whose payloads were fetched is given up: its members go back to their queue.
+    /// Ends a flight whose payloads were fetched; the caller returns its members to the queue.
     pub(super) fn withdraw(&mut self, live: &mut LiveItems, number: u64, rows: u64) {
         self.flights.refund(live, number, rows);
         self.free_slot(live, number, rows);
@@ -464,7 +466,8 @@ impl Dispatch {
         });
     }
 
-    /// A flight that was out has ended there. Whether it went alone; `None`: it is not out.
+    /// The publish of a flight has ended: frees its slot. Returns whether it was alone; `None`: it was not
+    /// published.
     pub(super) fn landed(&mut self, live: &mut LiveItems, number: u64) -> Option<bool> {
         let flight = self.flights.get(number)?;
         let FlightState::Out { alone } = flight.state else { return None };
@@ -486,8 +489,8 @@ impl Dispatch {
         }
     }
 
-    /// To be tried again as it is: with a channel of its own where it had one and its queue is sound, or
-    /// where others of its queue wait for theirs, which neither overtake nor are overtaken.
+    /// Sends a flight again unchanged. It is sent alone if it was alone and its queue is sound, or if other
+    /// suspects of its queue wait: the order among them stays.
     pub(super) fn try_again(&mut self, live: &mut LiveItems, number: u64, alone: bool) {
         let Some(queue) = self.flights.get(number).map(|flight| flight.queue) else { return };
         let active = live.queues.at(queue).at_work();
@@ -499,7 +502,7 @@ impl Dispatch {
         }
     }
 
-    /// To be sent again as it is, before anything new of its queue.
+    /// Sends a flight again unchanged, before new batches of its queue.
     fn send_again(&mut self, live: &mut LiveItems, number: u64) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Resend;
@@ -508,7 +511,7 @@ impl Dispatch {
         live.queues.at(queue).requeue();
     }
 
-    /// Into the line of those that are sent alone.
+    /// Adds a flight to the suspects, which are sent alone.
     pub(super) fn suspect(&mut self, live: &mut LiveItems, number: u64, first: bool) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Suspect;
@@ -521,7 +524,8 @@ impl Dispatch {
         }
     }
 
-    /// One of its members is refused by the broker: its halves are tried alone. False: it has only one.
+    /// The broker refuses one of its members: splits the flight and sends both halves alone. False: it has
+    /// only one member.
     pub(super) fn split(&mut self, live: &mut LiveItems, number: u64) -> bool {
         let Some(flight) = self.flights.get_mut(number).filter(|flight| flight.rows.len() > 1) else {
             return false;
@@ -538,7 +542,8 @@ impl Dispatch {
         true
     }
 
-    /// An item that ends leaves its flight, which waits for its next try; the last one takes it along.
+    /// Removes an item that ends from its flight, which waits for its next try. The flight ends with its last
+    /// item.
     pub(super) fn leave(&mut self, live: &mut LiveItems, id: ItemId) {
         let Stage::Flying(number) = live.items()[id].stage() else { return };
         let Some(flight) = self.flights.get_mut(number) else { return };
@@ -549,22 +554,22 @@ impl Dispatch {
         }
         let (queue, state) = (flight.queue, flight.state);
         self.flights.end(number);
-        let lane = live.queues.at(queue).at_work().flights_mut();
+        let flights = live.queues.at(queue).at_work().flights_mut();
         match state {
             FlightState::Suspect => {
-                lane.remove_suspects(usize::from(!mutated(Mutant::EmptiedSuspectCounts)));
+                flights.remove_suspects(usize::from(!mutated(Mutant::EmptiedSuspectCounts)));
                 self.suspects.retain(|other| *other != number);
             }
-            FlightState::Resend => lane.forget_resend(number),
+            FlightState::Resend => flights.forget_resend(number),
             FlightState::Fetching { .. } | FlightState::Out { .. } => {}
         }
         live.queues.at(queue).requeue();
     }
 
-    /// Nothing is on its way out, nor waits for a slot. What a paused application has waiting does not count:
-    /// it leaves after a resume and not before.
+    /// Nothing is in flight or waits for a slot. Items of a paused application do not count: they leave only
+    /// after a resume.
     pub(super) fn is_idle(&self, live: &LiveItems) -> bool {
-        // A broker that takes nothing more confirms what it has taken.
+        // A broker that takes nothing more still confirms what it has taken.
         let waits = || live.queues.is_anything_running() || self.waiting_suspects(live).next().is_some();
         self.egress.slots() == 0 && !(self.egress.is_open() && waits())
     }

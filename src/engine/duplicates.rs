@@ -1,30 +1,31 @@
-//! What a request whose id is known comes to: the contract's table, pure.
+//! The fate of a request whose id is known: the contract's table, as a pure function.
 
 use super::mutant::{mutated, Mutant};
 use super::types::{BatchId, DuplicateRule, End, Ended};
 
-/// What is known of the id.
+/// The known facts about the id.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Known<'a> {
-    /// An item of it waits or is parked; due then, and due if the new one were accepted (UTC ms).
+    /// An item of this id waits or is parked: its due, and the due of the new one if accepted (UTC ms).
     Waiting { due: u64, new_due: u64 },
-    /// An item of it is in flight, or its only copy is coming back from the broker.
+    /// An item of this id is in flight, or the broker will redeliver its only copy.
     Undecided {
-        /// Its request is delivered again: this may be it, so that its end decides whatever the rule.
+        /// Its request will be redelivered. The new request may be it, so the end of the attempt decides
+        /// under every rule.
         orphaned: bool,
     },
     /// It ended within the tail.
     Ended(&'a Ended),
 }
 
-/// What follows. The order is that of the counters.
+/// The decision, in the order of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The new one is dropped.
     Drop,
-    /// The new one takes the place of the old one.
+    /// The new one replaces the old one.
     Replace,
-    /// The new one is another item with that id.
+    /// The new one is accepted as another item with that id.
     Anew,
     /// The new one is dead, reason `duplicate`.
     Reject,
@@ -32,9 +33,9 @@ pub(super) enum Verdict {
     Await,
 }
 
-/// `redelivered`: the broker's mark, which says no more than that it was handed out before. `fingerprint`: of
-/// the new one; `old`: of the item that is known, where that waits. `tried`: the batch that the new one names
-/// as that in which its consumer had it.
+/// `redelivered`: the broker's flag, which says only that the message was delivered before. `fingerprint`: of
+/// the new request; `old`: of the known item, if it waits. `tried`: the batch in which, by the new request,
+/// its consumer received the item.
 pub(super) fn judge(
     rule: DuplicateRule,
     known: Known<'_>,
@@ -48,12 +49,13 @@ pub(super) fn judge(
     let tried = tried.filter(|_| !mutated(Mutant::TryIgnored));
     let is_sent_in =
         |batch: BatchId| tried.is_some_and(|tried| tried == batch || mutated(Mutant::AnyBatchIsATry));
-    // What comes back as it was sent, batch and all, differs from its last try by what counts it.
+    // A redelivery of the same try has an equal fingerprint; another try of the item has not, since its
+    // headers count tries.
     let is_it = |before: u64| before == fingerprint && !mutated(Mutant::SameTryTwice);
     match known {
         Known::Undecided { orphaned: true } if mutated(Mutant::OrphanKeeps) && rule == Keep => Verdict::Drop,
         Known::Undecided { orphaned: true } => Verdict::Await,
-        // Its consumer may have had it before the confirm came: with that, the batch is known.
+        // Its consumer may have received it before the confirm came; the confirm names the batch.
         Known::Undecided { orphaned: false }
             if tried.is_some() && !comes_back(old) && !mutated(Mutant::TryNotAwaited) =>
         {
@@ -101,8 +103,10 @@ mod tests {
 
     /// Columns: waiting (new one earlier, same, later), in flight, orphaned, sent (the same again, the same
     /// bytes sent anew, another one redelivered), cancelled (the same again, another), cancelled by a
-    /// repeated command, dead (the same again). A second line for a request that names the batch in which the
-    /// other was sent, and is another try where its bytes differ; a third for one that names another.
+    /// repeated command, dead (the same again). The second string is for a request that names the batch in
+    /// which the other was sent, and is another try if its bytes differ; the third is for one that names
+    /// another batch.
+    /// Judges promise 14.
     #[test]
     fn the_contracts_table() {
         let batch = BatchId([1; 16]);

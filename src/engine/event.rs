@@ -1,5 +1,4 @@
-//! What enters the engine and what leaves it: two enums and a struct whose field order is the order of
-//! execution.
+//! The engine's inputs and effects. The field order of [`Effects`] is the order of execution.
 
 use super::pace::Rate;
 use super::types::{
@@ -8,42 +7,43 @@ use super::types::{
 };
 use std::sync::Arc;
 
-/// Proof that a group of store operations has been handed over; durable when [`Input::Committed`] names it or
-/// a later one.
+/// Number of a commit handed to the store; the commit is durable when [`Input::Committed`] names it or a
+/// later one.
 pub type Token = u64;
 
 /// Name of the queue of dead letters. No application has an empty name.
 pub const DEAD_LETTERS: &str = "";
 
-/// The end of what no clock ends.
+/// The end of a pause or rate that only a command ends.
 pub const FOR_EVER: u64 = u64::MAX;
 
-/// An item as the store keeps it: its persistent fields, without anything that a restart forgets.
+/// An item as the store keeps it: its persistent fields only.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored {
     /// Its key in its queue.
     pub key: Key,
-    /// When it is really due: earlier than its key says where its window closed sooner, UTC ms.
+    /// Its actual due, UTC ms; earlier than the due in its key if its window closed sooner.
     pub due: u64,
-    /// When it was due as accepted, UTC ms; see [`super::types::AssignedId::due`].
+    /// Its due as accepted, UTC ms; see [`super::types::AssignedId::due`].
     pub accepted_due: u64,
-    /// Application name; of a dead item the one it was meant for, empty where that could not be read.
+    /// Application name. For a dead letter, the application it was meant for; empty if that could not be
+    /// read.
     pub application: Arc<str>,
     /// Name of the customer.
     pub customer: Option<Arc<str>>,
-    /// Of its producer's id, if there was one.
+    /// Identity of its producer's id, if there was one.
     pub given: Option<Identity>,
     /// See [`super::types::NewItem::fingerprint`]; 0 where there is no id.
     pub fingerprint: u64,
     /// Receipt, UTC ms.
     pub received: u64,
-    /// It named a time of its own: it never leaves before `due`.
+    /// It has an own time: it never leaves before `due`.
     pub own_time: bool,
-    /// When it expires, UTC ms.
+    /// Its expiry, UTC ms.
     pub expiry: Option<u64>,
     /// Same as [`super::types::NewItem::weight`].
     pub weight: u32,
-    /// What closed its window, where that is known.
+    /// What closed its window, if known.
     pub closed_by: ClosedBy,
     /// Failed attempts so far.
     pub attempts: u32,
@@ -55,12 +55,12 @@ pub struct Stored {
     pub retry: u32,
     /// Set: it is a dead letter.
     pub dead: Option<Arc<Dead>>,
-    /// Always there in a write; a load may leave it out.
+    /// Always set in a write; a load may leave it out.
     pub content: Option<Arc<Content>>,
 }
 
 impl Stored {
-    /// Which item it is.
+    /// The item's identity.
     pub fn identity(&self) -> Identity {
         self.given.unwrap_or(Identity::assigned(self.key.seq))
     }
@@ -70,7 +70,7 @@ impl Stored {
         Key { due: self.due, ..self.key }
     }
 
-    /// The queue that it lies in.
+    /// Name of the queue that contains it.
     pub fn queue(&self) -> &str {
         if self.dead.is_some() {
             DEAD_LETTERS
@@ -84,7 +84,7 @@ impl Stored {
         !self.own_time && self.customer.is_some() && self.dead.is_none()
     }
 
-    /// One of an application with this key, and nothing else to tell of, for tests.
+    /// An item with this application and key, all else empty; for tests.
     #[cfg(test)]
     pub(crate) fn blank(application: &str, key: Key) -> Self {
         Stored {
@@ -111,7 +111,7 @@ impl Stored {
 }
 
 impl Stored {
-    /// Index rows that it may have in the store: what is removed and is not there is no fault.
+    /// Index rows that it may have in the store: removing one that does not exist is no fault.
     pub(super) fn index_rows(&self) -> IndexRows {
         let moved = self.accepted_due != self.key.due;
         let identity = (self.given.is_some() || moved).then_some(self.identity());
@@ -120,7 +120,7 @@ impl Stored {
     }
 }
 
-/// Where a stored item lies.
+/// The place of a stored item.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The queue: an application's name, or [`DEAD_LETTERS`].
@@ -129,29 +129,29 @@ pub struct Place {
     pub key: Key,
 }
 
-/// What the store keeps of one queue beside its items. A start reads these rows and no others.
+/// The row that the store keeps for each queue beside its items. A start reads no other queue data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueRow {
     /// Application name, or [`DEAD_LETTERS`].
     pub queue: Arc<str>,
-    /// Items in it. With 0, not paused and not slowed down the row is removed.
+    /// Number of items. The row is removed when this is 0 and the queue is neither paused nor slowed down.
     pub count: u64,
-    /// No item of the queue lies below: scans start here, never among the tombstones.
+    /// Lower bound of the keys in the queue: scans start here, never among the tombstones.
     pub low: Key,
-    /// Held back until then, UTC ms, or until a command lets it go on; [`FOR_EVER`]: until that alone.
+    /// End of its pause, UTC ms, unless a command ends it sooner; [`FOR_EVER`]: only a command ends it.
     pub paused: Option<u64>,
-    /// No item that lacks its customer row is due at or after this moment, UTC ms.
+    /// Every item that is due at or after this moment, UTC ms, has its customer row.
     pub unindexed_until: u64,
-    /// The rate that a command has given it for a while.
+    /// The rate that a command has set.
     pub slowed: Option<Slowed>,
 }
 
-/// A rate that holds for a while instead of that of the settings.
+/// A rate that replaces the configured one for a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slowed {
-    /// How fast items leave.
+    /// The rate at which items leave.
     pub rate: Rate,
-    /// Until then, UTC ms; [`FOR_EVER`]: until a command ends it.
+    /// When it ends, UTC ms; [`FOR_EVER`]: when a command ends it.
     pub until: u64,
 }
 
@@ -162,12 +162,13 @@ pub struct HeldRow {
     pub application: Arc<str>,
     /// Name of the customer.
     pub customer: Arc<str>,
-    /// Until then, UTC ms, or until a command lets it go on: [`FOR_EVER`]. `None`: it goes on, without a row.
+    /// End of the pause, UTC ms; [`FOR_EVER`]: only a command ends it. `None`: not paused, the row is
+    /// removed.
     pub until: Option<u64>,
 }
 
-/// A window that ends beyond the engine's horizon, as the store keeps it: a row of its own, so that a restart
-/// does not have to count its members.
+/// A window that ends beyond the engine's horizon. The store keeps it as a row, so that a restart does not
+/// have to count its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowRow {
     /// Name of the application.
@@ -176,7 +177,7 @@ pub struct WindowRow {
     pub customer: Arc<str>,
     /// Planned end, UTC ms: the due of its members.
     pub end: u64,
-    /// Which window: [`Key::window`] of its members.
+    /// Number of the window: [`Key::window`] of its members.
     pub window: u64,
     /// Members so far.
     pub count: u32,
@@ -186,15 +187,15 @@ pub struct WindowRow {
     pub expiry: Option<u64>,
 }
 
-/// A window that closed before its planned end. Its members stay where they lie, under that end, and are due
-/// when it closed.
+/// A window that closed before its planned end. Its members keep their keys, which contain that end, and are
+/// due at the moment it closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClosingRow {
     /// Name of the application.
     pub application: Arc<str>,
     /// Planned end, UTC ms: the due in its members' keys.
     pub end: u64,
-    /// Which window: [`Key::window`] of its members.
+    /// Number of the window: [`Key::window`] of its members.
     pub window: u64,
     /// When it closed, UTC ms.
     pub due: u64,
@@ -202,19 +203,19 @@ pub struct ClosingRow {
     pub cause: ClosedBy,
 }
 
-/// A part of the memory of ended items: all that ended in one span of time, forgotten as a whole.
+/// A bucket of remembered ends: items that ended in one span of time, forgotten together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketRow {
-    /// Which, below [`BUCKETS`].
+    /// Its number, below [`BUCKETS`].
     pub bucket: u8,
-    /// Nothing in it ended before, UTC ms.
+    /// Lower bound of the ends in it, UTC ms.
     pub from: u64,
 }
 
-/// Buckets of ended items at most.
+/// Number of buckets of ended items.
 pub const BUCKETS: u8 = 8;
 
-/// What a row that was written anew says now.
+/// The present contents of a rewritten row, as far as reads need them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rewritten {
     pub(super) key: Key,
@@ -222,11 +223,11 @@ pub(super) struct Rewritten {
     pub(super) attempts: u32,
     pub(super) outcome_unknown: bool,
     pub(super) own_time: bool,
-    /// It is among the dead letters.
+    /// It is in the dead-letter queue.
     pub(super) dead: bool,
 }
 
-/// What may change of a stored item while it waits.
+/// The fields of a stored item that may change while it waits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Standing {
     /// Same as [`Stored::attempts`].
@@ -243,58 +244,58 @@ pub struct Standing {
     pub dead: Option<Arc<Dead>>,
 }
 
-/// Index rows of one item: the one that leads from its identity to its key, and the one under its customer.
+/// Index rows of one item: the row from its identity to its key, and the row under its customer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IndexRows {
-    /// Every item whose producer gave an id has this row from its first commit until it ends or dies; one
-    /// without only once its key is no longer the one in its assigned id.
+    /// An item whose producer gave an id has this row from its first commit until it ends or is
+    /// dead-lettered. An item with an assigned id has it only once its key differs from the one in that id.
     pub identity: Option<Identity>,
-    /// Application and customer. Items that are in memory from their first commit on need none.
+    /// Application and customer. Items that are in memory from their first commit on need no such row.
     pub customer: Option<(Arc<str>, Arc<str>)>,
 }
 
-/// One write. All writes of one [`Effects`] are one atomic commit; a later one sees what an earlier one did.
+/// One write. All writes of one [`Effects`] are one atomic commit; each operation sees the ones before it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// Add an item to its queue ([`Stored::queue`]), with its identity row where its producer gave an id and
-    /// it is not dead.
+    /// Add an item to its queue ([`Stored::queue`]), with its identity row if its producer gave an id and it
+    /// is not a dead letter.
     Put {
-        /// With content. Boxed: most operations are deletes.
+        /// Includes its content. Boxed, since most operations are deletes.
         item: Box<Stored>,
-        /// With a row under its customer.
+        /// Whether a row under its customer is written too.
         indexed: bool,
     },
-    /// Remove an item, and those of its index rows that are named. One that is not there is no fault.
+    /// Remove an item and the named index rows. Removing an item that does not exist is no fault.
     Delete {
-        /// Where it lies.
+        /// Its present place.
         place: Place,
-        /// Those that may be there.
+        /// Index rows that may exist.
         rows: IndexRows,
     },
-    /// Write index rows of an item that lacks them.
+    /// Write missing index rows of an item.
     Index {
         /// Key of the item.
         key: Key,
-        /// Which rows are concerned.
+        /// The rows to write.
         rows: IndexRows,
     },
-    /// Move an item to another key or another queue, or rewrite it where it is, with what is now known of it.
-    /// The content moves along without passing through the engine.
+    /// Move an item to another key or another queue, or rewrite it in place, with its present standing. The
+    /// content moves along without passing through the engine.
     Move {
-        /// Where it lies.
+        /// Its present place.
         from: Place,
-        /// Where it will lie; may be the same.
+        /// New place; may be the same.
         to: Place,
-        /// Index rows removed first.
+        /// Index rows to remove first.
         removed: IndexRows,
-        /// Index rows written then, for the new key.
+        /// Index rows to write then, for the new key.
         written: IndexRows,
-        /// Its standing from now on.
+        /// Its new standing.
         standing: Box<Standing>,
     },
-    /// A window has closed before its planned end: every windowed item under that end and its number is due
-    /// then from now on. No item is moved. The store forgets it with the last of them. One that is told of
-    /// again closed at the later told moment.
+    /// Record that a window closed before its planned end: every windowed item with that end and window
+    /// number is due at the moment of closing. No item is moved. The store removes the record with the last
+    /// of these items. If a window is recorded twice, the later record counts.
     Close(ClosingRow),
     /// Write a queue's row; see [`QueueRow::count`] for when that removes it.
     PutQueue(QueueRow),
@@ -309,68 +310,68 @@ pub enum Op {
         /// Name of the customer.
         customer: Arc<str>,
     },
-    /// Remember an item that has ended; replaces what the bucket says of the same identity.
+    /// Remember an item that has ended; replaces an entry of the same identity in the bucket.
     Remember {
         /// Number below [`BUCKETS`].
         bucket: u8,
-        /// Of an item whose producer gave an id.
+        /// Identity of an item whose producer gave an id.
         identity: Identity,
-        /// What is remembered.
+        /// How the item ended.
         ended: Box<Ended>,
     },
-    /// Empty a bucket, and begin it anew. Everything in it is out of date: it need not be atomic with the
+    /// Empty a bucket and begin it anew. Its entries are out of date, so this need not be atomic with the
     /// rest.
     BeginBucket(BucketRow),
 }
 
-/// Windows that end within this time have no row of their own, and what is due within it is held in memory,
-/// ms.
+/// The horizon, ms: windows that end within it have no row in the store, and items due within it are held in
+/// memory.
 pub const HORIZON_MS: u64 = 20_000;
 
-/// Items of one customer that lie under one due ahead of the clock, found by a start before whose time the
-/// clock was set back.
+/// Items of one customer with one due ahead of the clock. A start finds them if the clock was set back since
+/// the previous life.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AheadRow {
     /// Name of the application.
     pub application: Arc<str>,
     /// Name of the customer.
     pub customer: Arc<str>,
-    /// The due in their keys, UTC ms.
+    /// Due in their keys, UTC ms.
     pub end: u64,
-    /// When they are due: before that where their window closed early, UTC ms.
+    /// Their actual due, UTC ms: sooner if their window closed early.
     pub due: u64,
     /// Number of their window.
     pub window: u64,
-    /// What had closed their window; `None`: it was open, or had ended in its time.
+    /// What closed their window; `None`: it was open, or ended at its planned end.
     pub closed_by: Option<ClosedBy>,
 }
 
-/// Recorded with every commit, so that a start needs no scan.
+/// Marks recorded with every commit, so that a start needs no scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// The first arrival number that has certainly not been given out: a life begins there. It runs ahead of
-    /// those that have been, by a lease.
+    /// The first arrival number that has certainly not been given out: the next life begins with it. It is
+    /// ahead of the numbers given out by a reserved range.
     pub next_seq: u64,
-    /// The latest moment that the wall clock has shown in this life, UTC ms: keys of short windows lie below
-    /// it and [`HORIZON_MS`].
+    /// The latest wall clock time of this life, UTC ms: keys of short windows are below it plus
+    /// [`HORIZON_MS`].
     pub wall: u64,
 }
 
-/// What a store knew when it was opened.
+/// The facts that a store reports when it is opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
-    /// As of the last commit.
+    /// Marks of the last commit.
     pub marks: Marks,
-    /// Queues that have items, or are paused.
+    /// Queues that have items, or are paused or slowed down.
     pub queues: Vec<QueueRow>,
-    /// Customers that are held back.
+    /// Rows of paused customers.
     pub held: Vec<HeldRow>,
     /// Rows of long windows.
     pub windows: Vec<WindowRow>,
-    /// Buckets of ended items, in the order in which they began: by the clock they may have begun otherwise.
+    /// Buckets of ended items, in the order in which they began; their clock times may be in another order.
     pub buckets: Vec<BucketRow>,
-    /// Where the clock is behind [`Marks::wall`]: members of windows that are due in the time between, and
-    /// within [`HORIZON_MS`] of it.
+    /// If the clock is behind [`Marks::wall`]: members of windows that are due in the time between, and up to
+    /// [`HORIZON_MS`] after it.
     pub ahead: Vec<AheadRow>,
 }
 
@@ -383,80 +384,80 @@ pub struct Range {
     pub from: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Upper bound on the rows of the answer, which may have fewer where they are large.
+    /// Maximum number of rows in the answer; large rows reduce it.
     pub max_rows: usize,
 }
 
-/// One read. Executed in order with the writes: it sees every write handed over before it. Answers to all but
+/// One read, executed in order with the writes: it sees every write handed over before it. Answers to all but
 /// [`Load::Contents`] come in the order of the questions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Load {
     /// The next rows of some queues.
     Ranges {
-        /// One each queue.
+        /// At most one for each queue.
         ranges: Vec<Range>,
-        /// Rows of all ranges together, in their order: those of a range that is not reached are left for
-        /// another read, and its answer goes on where it begins.
+        /// Maximum number of rows of all ranges together, in their order. A range that is not reached is left
+        /// for another read: its answer has no rows, and its next key is its first one.
         max_rows: usize,
-        /// Contents are left out once those returned, of all ranges in order, sum up to this, bytes.
+        /// Contents are left out once the returned ones, over all ranges in order, sum up to this, bytes.
         max_bytes: u64,
     },
-    /// Contents of single items, by arrival number, which is given back with the answer.
+    /// Contents of single items, by arrival number, which the answer repeats.
     Contents(Vec<(u64, Place)>),
-    /// Where items are, or how they ended, by identity.
+    /// Places or ends of items, by identity.
     Find(Vec<Wanted>),
-    /// Stored items one by one, in bounded steps.
+    /// Stored items in order, in bounded steps.
     Scan(Scan),
 }
 
-/// An item looked for.
+/// One item to look up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Identity to be found.
     pub identity: Identity,
-    /// Application in whose queue it is looked for, as whoever asks has named it: an assigned identity may
-    /// belong to another's item, and is not found then.
+    /// Application in whose queue to look, as the caller named it: an assigned identity may belong to an item
+    /// of another application, and is not found then.
     pub application: Arc<str>,
-    /// Where it lies unless an identity row says otherwise: of an item without an id.
+    /// For an item with an assigned id: its key, unless an identity row names another.
     pub key: Option<Key>,
-    /// Buckets in which its end may be remembered, in the order in which they are looked at.
+    /// Buckets that may remember its end, in the order of looking.
     pub buckets: Vec<u8>,
 }
 
-/// What the store knows of an item that was looked for.
+/// The result of one look-up in the store.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
-    /// It waits, without content.
+    /// The item, without content, if it is stored.
     pub item: Option<Stored>,
-    /// What the first of the buckets says that knows it.
+    /// Its end, from the first bucket that contains it.
     pub ended: Option<Ended>,
 }
 
 /// One bounded step along stored items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scan {
-    /// The engine's handle, given back with the answer.
+    /// The engine's handle; the answer repeats it.
     pub number: u64,
-    /// Rows to walk along.
+    /// The rows to scan.
     pub along: Along,
     /// First key wanted, inclusive.
     pub from: Key,
     /// First due not wanted, UTC ms.
     pub until: u64,
-    /// Of this customer alone.
+    /// Only items of this customer.
     pub customer: Option<Arc<str>>,
-    /// Most rows returned.
+    /// Maximum number of rows returned.
     pub max_rows: usize,
-    /// Most rows looked at: bounds how long other reads and writes wait.
+    /// Maximum number of rows read: bounds how long other reads and writes wait.
     pub max_looked_at: usize,
-    /// Contents hold properties and an empty body; else they are left out.
+    /// Whether contents are returned with properties and an empty body; else they are left out.
     pub properties: bool,
 }
 
-/// What a [`Scan`] goes along.
+/// The rows that a [`Scan`] reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Along {
-    /// A queue, in order of key. Dead letters are left out unless it is theirs.
+    /// A queue, in order of key. Dead letters are included in the dead-letter queue only.
     Queue(Arc<str>),
     /// The customer rows of this application and customer, in order of key.
     Customer(Arc<str>, Arc<str>),
@@ -467,10 +468,9 @@ pub enum Along {
 pub enum Loaded {
     /// To [`Load::Ranges`], in the same order.
     Ranges(Vec<RangeRows>),
-    /// To [`Load::Contents`]. A content that is not there is damage, and the store reports it as an error
-    /// instead.
+    /// To [`Load::Contents`]. A missing content is damage, which the store reports as an error instead.
     Contents(Vec<(u64, Arc<Content>)>),
-    /// To [`Load::Find`], in the same order. Writes handed over after the question may show or not.
+    /// To [`Load::Find`], in the same order. Writes handed over after the look-up may or may not be visible.
     Found(Vec<Found>),
     /// Answer to [`Load::Scan`].
     Scanned {
@@ -478,7 +478,7 @@ pub enum Loaded {
         number: u64,
         /// In order of key.
         rows: Vec<Stored>,
-        /// The first key not looked at; `None`: the end (below `until`).
+        /// The first key not read; `None`: the scan reached the end or `until`.
         next: Option<Key>,
     },
 }
@@ -490,12 +490,12 @@ pub struct RangeRows {
     pub queue: Arc<str>,
     /// In order of key.
     pub rows: Vec<Stored>,
-    /// The first key not looked at: everything in the queue below it and not below `from` is in `rows`.
-    /// `None`: the scan met the end of the queue, or `until`.
+    /// The first key not read: all items of the queue from `from` to below it are in `rows`. `None`: the read
+    /// reached the end of the queue or `until`.
     pub next: Option<Key>,
 }
 
-/// What happens to the engine. Inputs carry many of a kind: the hot path is per turn, not per message.
+/// An input to the engine. Inputs carry many values of one kind: the hot path is per turn, not per message.
 #[derive(Debug)]
 pub enum Input {
     /// Ingest messages in the order of their delivery tags.
@@ -508,18 +508,18 @@ pub enum Input {
     Settled(Vec<Settled>),
     /// Commands from within this process.
     Commands(Vec<(Asker, Command)>),
-    /// Whoever asked for these within this process waits for no answer any more: what only looks ends.
+    /// The local callers of these commands wait no longer: commands that only read are ended.
     Left(Vec<u64>),
-    /// Answers to these deliveries are out, or not wanted any more.
+    /// Answers to these deliveries have been sent, or are no longer wanted.
     Answered(Vec<Delivery>),
-    /// A new ingest consumer runs; tags of older generations mean nothing any more.
+    /// A new ingest consumer runs; tags of older generations are invalid.
     IngestReady {
         /// Generation of the consumer.
         generation: u32,
     },
-    /// The ingest connection is gone; the broker will deliver again what was not acked.
+    /// The ingest connection is lost; the broker will redeliver the unacked messages.
     IngestLost,
-    /// So many deliveries may be out and not acked from now on: a share of them may wait for an outcome.
+    /// The new limit of unacked deliveries: a share of them may wait for an outcome.
     Prefetch(u16),
     /// Batches can be published.
     EgressReady,
@@ -531,16 +531,16 @@ pub enum Input {
     StoreFull(bool),
     /// The configuration was read again.
     Configure(Box<Settings>),
-    /// Shutting down: give out what is due, take nothing new.
+    /// Shutting down: send what is due, take nothing new.
     Drain,
-    /// A deadline has come, or time has simply passed.
+    /// A deadline has come, or time has passed.
     Tick,
 }
 
-/// What the ingest consumer must do.
+/// A change for the ingest consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intake {
-    /// Hand over no more. What the broker has delivered stays with the consumer.
+    /// Hand over no more. Delivered messages stay with the consumer.
     Pause,
     /// Hand over again.
     Resume,
@@ -549,22 +549,21 @@ pub enum Intake {
 /// What the shell must do, in the order of the fields.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// 1. One atomic commit, with the token and marks of it in `commit`. The store makes it durable and
-    ///    answers [`Input::Committed`]. Without `commit` there is none; with it there may be no operations
-    ///    but the marks.
+    /// 1. One atomic commit, with its token and marks in `commit`. The store makes it durable and answers
+    ///    [`Input::Committed`]. Without `commit` there is no commit; a commit may consist of marks only.
     pub store: Vec<Op>,
     /// Token and marks of that commit.
     pub commit: Option<(Token, Marks)>,
-    /// An answer waits for that commit: it is made without a wait for others to share a sync with.
+    /// An answer waits for that commit: the store does not delay it to share a sync with other commits.
     pub hurried: bool,
-    /// 2. Acks: everything they cover is safe already.
+    /// 2. Acks; all that they cover is safe already.
     pub acks: Vec<Ack>,
     /// 3. Publishes, in order; each against a free slot of the publisher.
     pub publishes: Vec<Batch>,
-    /// Numbers of batches that went alone ([`super::types::Batch::alone`]), have waited long for their
-    /// confirms, and give their channels up: the publisher settles each, if it has not yet.
+    /// Numbers of batches that were published alone ([`super::types::Batch::alone`]), have waited long for
+    /// their confirms, and must give up their channels: the publisher settles each that is not settled yet.
     pub give_up: Vec<u64>,
-    /// 4. Answers: what they say is durable.
+    /// 4. Replies; the changes that they report are durable.
     pub replies: Vec<Reply>,
     /// 5. Reads of the store.
     pub loads: Vec<Load>,
@@ -572,7 +571,7 @@ pub struct Effects {
     pub intake: Option<Intake>,
 }
 
-/// When the engine wants to be called again without any event: the sooner of the two.
+/// When the engine must be called again without an event: at the sooner of the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadline {
     /// By the wall clock, UTC ms.

@@ -1,38 +1,40 @@
 //! Whether a queue can be delivered to: a circuit breaker, pure.
 //!
-//! One probe at a time tries a queue of which that is not known, or which has failed; its confirm opens the
-//! way, and the number of batches under way grows with each further one.
+//! One probe at a time tries a queue that is unproven or has failed. Its confirm opens the queue, and the
+//! allowed number of batches in flight grows with each further confirm.
 
 use super::backoff::{self, Random};
 use super::mutant::{mutated, Mutant};
 use super::types::Retry;
 use std::sync::Arc;
 
-/// How long a confirm proves that a queue can be delivered to, ms. After a longer rest its next batch goes
-/// alone: a queue that was removed meanwhile then costs one returned batch, not a window of them.
+/// How long a confirm proves that a queue can be delivered to, ms. After a longer rest the next batch is sent
+/// alone: a queue that was removed since costs one returned batch, not many.
 const PROOF_MS: u64 = 5_000;
 
-/// Batches under way without an answer, once the queue is silent. RabbitMQ stops a channel that has more than
-/// 32 publishes (`quorum_commands_soft_limit`) waiting for a quorum queue without majority, and then the
-/// whole connection, on which everyone's batches go. Half of that: two applications may lead to one queue.
+/// Maximum number of batches in flight to a silent queue. RabbitMQ blocks a channel with more than 32
+/// publishes (`quorum_commands_soft_limit`) that wait for a quorum queue without majority, and then the whole
+/// connection, which carries the batches of all applications. Half of that, since two applications may be
+/// bound to one queue.
 pub(super) const UNANSWERED: usize = 16;
-/// A queue is silent when no confirm has come for this many times what its confirms usually take.
+/// A queue is silent when no confirm has come for this many times its usual confirm time.
 const SILENCE_FACTOR: u64 = 4;
-/// Bounds of that, ms: below, a turn of either loop may take as long; above, nothing can be called usual.
+/// Bounds of that time, ms: the lower one, because a turn of either loop may take as long; the upper one,
+/// because a longer usual time means nothing.
 const SILENCE_MIN_MS: u64 = 50;
 const SILENCE_MAX_MS: u64 = 2_000;
-/// Weight of a new confirm in what is usual is one in this many, as in the round-trip estimate of TCP (RFC
-/// 6298).
+/// A new confirm enters the usual time with the weight one in this many, as in the round-trip estimate of TCP
+/// (RFC 6298).
 const USUAL_OVER: u64 = 8;
 
-/// What is known.
+/// State of the circuit breaker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HealthState {
-    /// Nothing confirmed lately: a probe is to be sent.
+    /// No batch was confirmed lately: a probe must be sent.
     Unproven,
-    /// Confirmed lately, at this monotonic moment.
+    /// A batch was confirmed lately, at this monotonic moment.
     Proven { at: u64 },
-    /// Could not be delivered to: the next probe goes at `until` (monotonic ms).
+    /// A delivery failed: the next probe is sent at `until` (monotonic ms).
     Parked { until: u64 },
 }
 
@@ -40,12 +42,12 @@ pub(super) enum HealthState {
 #[derive(Clone, Debug)]
 pub(super) struct Health {
     state: HealthState,
-    /// Failed probes in a row, and the text of the last.
+    /// Failed probes in a row, and the error text of the last.
     failures: u32,
     last_error: Option<Arc<str>>,
-    /// Most batches under way.
+    /// Maximum number of batches in flight.
     allowance: usize,
-    /// What a confirm takes usually, in parts of a ms: [`USUAL_OVER`] times the mean.
+    /// The usual confirm time, ms times [`USUAL_OVER`].
     usual: u64,
 }
 
@@ -76,7 +78,7 @@ impl Health {
         self.state == HealthState::Unproven
     }
 
-    /// Whether one more batch may go, beside those under way. `share`: the most that one queue may have.
+    /// Whether one more batch may be sent. `under_way`: batches in flight; `share`: maximum for one queue.
     pub(super) fn may_send(&self, under_way: usize, share: usize, now_mono: u64) -> bool {
         match self.state {
             HealthState::Unproven => under_way == 0,
@@ -90,14 +92,14 @@ impl Health {
         }
     }
 
-    /// A batch was confirmed that went out at `since`. A straggler from before a failure proves nothing: the
-    /// probe decides.
+    /// A batch that took its slot at `since` was confirmed. While parked, a late confirm of an older batch
+    /// proves nothing: the probe decides.
     pub(super) fn confirmed(&mut self, since: u64, now_mono: u64, share: usize) {
         match self.state {
             HealthState::Parked { .. } if !mutated(Mutant::StragglerProves) => return,
             HealthState::Parked { .. } => self.allowance = 2,
             HealthState::Proven { .. } => self.allowance = (self.allowance * 2).min(share.max(1)),
-            // After a rest alone it is what it was before.
+            // After a rest without a failure the allowance is what it was before.
             HealthState::Unproven => self.allowance = self.allowance.max(2).min(share.max(1)),
         }
         self.failures = if mutated(Mutant::FailuresKept) { self.failures } else { 0 };
@@ -106,7 +108,7 @@ impl Health {
         self.state = HealthState::Proven { at: now_mono };
     }
 
-    /// A batch failed. The moment at which the pause ends, if it begins now.
+    /// A batch failed. Returns the end of the back-off, if it begins now.
     pub(super) fn failed(
         &mut self,
         error: &str,
@@ -127,7 +129,7 @@ impl Health {
         Some(until)
     }
 
-    /// Nothing can be said any more: the channel went.
+    /// The channel was lost, so that the state is unknown.
     pub(super) fn doubt(&mut self) {
         if matches!(self.state, HealthState::Proven { .. }) {
             self.state = HealthState::Unproven;
@@ -135,8 +137,8 @@ impl Health {
         }
     }
 
-    /// With nothing under way: whether the proof is still good. Where it is not, the first batch goes alone,
-    /// and its confirm opens the way as wide as it was.
+    /// Called with nothing in flight: an old proof expires. The next batch is sent alone then, and its
+    /// confirm restores the former allowance.
     pub(super) fn rest(&mut self, now_mono: u64) {
         let over = matches!(self.state, HealthState::Proven { at } if now_mono > at + PROOF_MS);
         if over && !mutated(Mutant::ProofForEver) {
@@ -144,7 +146,7 @@ impl Health {
         }
     }
 
-    /// The pause has ended, or is ended by a command. False: there was none that ends now.
+    /// The back-off has ended, by time or by a command. False: there is no back-off with this end.
     pub(super) fn end_pause(&mut self, until: u64) -> bool {
         let ends = self.state == HealthState::Parked { until };
         if ends {
@@ -160,7 +162,9 @@ mod tests {
 
     const RETRY: Retry = Retry { min: 1_000, max: 300_000, attempts: 0 };
 
-    /// Each line: what happens, then whether a first, a second and a third batch may go at the same time.
+    /// Each line: the event, then whether a first, a second and a third batch may be in flight at the same
+    /// time.
+    /// Judges promise 6.
     #[test]
     fn a_drawn_table() {
         let mut health = Health::new();
@@ -217,7 +221,8 @@ mod tests {
         assert!(!health.end_pause(until + 1), "another pause");
     }
 
-    /// How many may be under way, this long after the last confirm, where confirms take so many ms.
+    /// Number of batches that may be in flight, by the time since the last confirm and the usual confirm
+    /// time.
     #[test]
     fn in_silence_only_few_go_unanswered() {
         for (takes, silent_after) in [(0, 50), (5, 50), (100, 400), (10_000, 2_000)] {

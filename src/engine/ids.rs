@@ -1,5 +1,5 @@
-//! Handles of the rows in the engine's tables, apart from the tables: a row of one names rows of others, and
-//! no table need know another for that.
+//! Handles of the rows in the engine's tables. They are separate from the tables, so that rows can name rows
+//! of other tables without a dependency between the tables.
 
 use super::slab::handle;
 
@@ -9,7 +9,7 @@ handle!(
 );
 
 handle!(
-    /// A queue: that of an application, or that of the dead letters.
+    /// A queue of an application, or the dead-letter queue.
     QueueId
 );
 

@@ -1,7 +1,7 @@
-//! The items in memory, and what they cost there. Persistent facts come from [`super::event::Stored`]; what
-//! stands here beside them is volatile and made anew after a restart.
+//! The items in memory, and what they cost there. Persistent facts come from [`super::event::Stored`]; all
+//! else here is volatile and rebuilt after a restart.
 //!
-//! Deliberately absent: where an item stands in line. Queues, windows and flights hold handles.
+//! Deliberately absent: the position of an item in its queue. Queues, windows and flights hold handles.
 
 mod item;
 mod packed;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 
 pub(super) use item::{Address, Item, ItemFlag, LetterFacts, Placement, Residence, Stage, Tries};
 
-/// Arrival numbers are consecutive: no producer chooses them, but one chooses which of them stay, every
-/// 1,024th, say. So the high bits of the product must reach the low ones, which choose the place in the
-/// table. Sixteen neighbours lie together: they come together.
+/// Hashes arrival numbers. They are consecutive: no producer can choose them, but a producer can choose which
+/// of them stay, every 1,024th, say. So the high bits of the product must reach the low ones, which select
+/// the slot in the table. Sixteen consecutive numbers share neighbouring slots, since they arrive together.
 #[derive(Default)]
 pub(super) struct SeqHasher(u64);
 
@@ -39,14 +39,14 @@ impl Hasher for SeqHasher {
     }
 }
 
-/// By arrival number or identity.
+/// A table by arrival number or identity.
 pub(super) type NumberMap<K, V> = Lookup<K, V, BuildHasherDefault<SeqHasher>>;
 
-// Two lines of the processor's cache: items are met in any order, and each line is fetched for itself.
+// Two cache lines: items are accessed in any order, and each line costs a fetch.
 const _: () = assert!(Slab::<ItemId, Item, Siblings>::SLOT <= 128);
 
-/// Items by arrival number. Numbers that lie together share an entry: most are there together, and an
-/// eighth of the entries stays in the processor's caches.
+/// Items by arrival number. Consecutive numbers share an entry, since most of them are present together: an
+/// eighth of the entries fits better into the processor's caches.
 #[derive(Debug)]
 struct BySeq {
     blocks: NumberMap<u64, [u32; BLOCK as usize]>,
@@ -54,7 +54,7 @@ struct BySeq {
 
 /// Arrival numbers that share an entry of [`BySeq`].
 const BLOCK: u64 = 8;
-/// Marks in such an entry that there is no item with this number.
+/// Marks a number in such an entry that has no item.
 const NONE: u32 = u32::MAX;
 
 impl BySeq {
@@ -83,7 +83,7 @@ impl BySeq {
     }
 }
 
-/// Places of an item's neighbours in the list of its customer's items, plus one.
+/// Places of an item's neighbours in its customer's list, plus one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Siblings {
     before: Option<NonZeroU32>,
@@ -95,7 +95,7 @@ struct Siblings {
 pub(super) struct Items {
     rows: Slab<ItemId, Item, Siblings>,
     by_seq: BySeq,
-    /// Of those alive that their producers named.
+    /// Items that have not ended and whose producers gave an id.
     by_identity: NumberMap<Identity, ItemId>,
     content_bytes: u64,
 }
@@ -117,7 +117,7 @@ impl Items {
         id
     }
 
-    /// Items are about to be removed: their numbers and identities do not lead to them any more.
+    /// Removes the index entries of items that are about to be removed.
     pub(super) fn unindex(&mut self, leaving: &[ItemId]) {
         for id in leaving {
             if let Some(item) = self.rows.get(*id) {
@@ -131,7 +131,7 @@ impl Items {
         }
     }
 
-    /// Takes out an item that has been unindexed.
+    /// Removes an item that has been unindexed.
     pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
         let item = self.rows.remove(id)?;
         debug_assert!(self.by_seq.get(item.key().seq).is_none(), "nothing leads to it any more");
@@ -152,7 +152,7 @@ impl Items {
         self.by_seq.get(seq).and_then(|place| self.rows.at(place))
     }
 
-    /// The living item of this identity.
+    /// The item of this identity that has not ended.
     pub(super) fn by_identity(&self, identity: Identity) -> Option<ItemId> {
         match identity.assigned_seq() {
             None => self.by_identity.get(&identity).copied(),
@@ -163,7 +163,8 @@ impl Items {
         }
     }
 
-    /// A dead item is known by its arrival number alone: its id may be used again. The identity it had.
+    /// Replaces the identity of a dead item by its arrival number, since its id may be used again. Returns
+    /// the former identity.
     pub(super) fn lose_identity(&mut self, id: ItemId) -> Identity {
         let identity = self.rows[id].lose_identity();
         self.by_identity.remove_if(&identity, |other| *other == id);
@@ -188,7 +189,7 @@ impl Items {
         self.rows.len()
     }
 
-    /// Puts an item before the first of its customer's, which it replaces as the head of their list.
+    /// Inserts an item before `first`, the present head of its customer's list.
     pub(super) fn link(&mut self, id: ItemId, first: Option<ItemId>) {
         let after = first.and_then(|first| NonZeroU32::new(first.place() + 1));
         *self.rows.aside_mut(id.place()) = Siblings { before: None, after };
@@ -197,7 +198,7 @@ impl Items {
         }
     }
 
-    /// Takes an item out of that list. The head of what is left, if the item was the head: then `Some`.
+    /// Removes an item from that list. Returns `Some` if the item was the head: the new head, if any.
     pub(super) fn unlink(&mut self, id: ItemId) -> Option<Option<ItemId>> {
         let Siblings { before, after } = self.rows.aside(id.place());
         if let Some(after) = after {
@@ -212,7 +213,7 @@ impl Items {
         }
     }
 
-    /// The item behind this one in that list.
+    /// The next item in that list.
     pub(super) fn sibling(&self, id: ItemId) -> Option<ItemId> {
         let Siblings { after, .. } = self.rows.aside(id.place());
         after.and_then(|after| self.rows.at(after.get() - 1))
@@ -223,7 +224,7 @@ impl Items {
         self.content_bytes
     }
 
-    /// All, in order of place. Only for what happens seldom: its cost is that of all items.
+    /// All items, in order of place. For rare uses only: the cost is proportional to the number of items.
     pub(super) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.rows.handles()
     }
@@ -236,7 +237,7 @@ impl Index<ItemId> for Items {
     }
 }
 
-/// Content and identity are changed by the methods above, since they are counted and indexed.
+/// Content and identity change through the methods above only, since they are counted and indexed.
 impl IndexMut<ItemId> for Items {
     fn index_mut(&mut self, id: ItemId) -> &mut Item {
         &mut self.rows[id]

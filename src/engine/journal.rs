@@ -1,8 +1,8 @@
-//! What will be written, and what waits for it: store operations in their order, the commits under way, acks
-//! and answers that a commit makes true, and the numbers that a commit has leased.
+//! Pending writes and what waits for them: store operations in order, commits under way, the acks and answers
+//! that wait for a commit, and leased arrival numbers.
 //!
-//! Here alone is known whether there is a store for items. Without one only the memory of ended ids is
-//! written, and what would wait for a commit waits for nothing.
+//! Only this module knows whether items are stored. If they are not, only the ends of ids are written, and
+//! nothing waits for commits.
 
 use super::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
 use super::ids::ItemId;
@@ -12,39 +12,40 @@ use super::types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-/// What no ack waits for may wait this long for a commit that is made anyway, ms: closings, index rows. Soon
-/// enough for a window that has closed to stay closed, over a crash too.
+/// Operations for which no ack waits (closings, index rows) may wait this long for another commit, ms. This
+/// is short enough that a closed window stays closed after a crash.
 const LAZY_MS: u64 = 10;
 
-/// Removals alone may wait this long, with the memory of how they ended, ms. It bounds what a crash can
-/// repeat: what was confirmed in so much time, where nothing else was written meanwhile. A tenth of the syncs
-/// that [`LAZY_MS`] would cost; more time would save little more.
+/// Removals, and the ends remembered with them, may wait this long, ms. It bounds the repeats after a crash
+/// to the items confirmed within this time, if nothing else was written. It needs a tenth of the syncs of
+/// [`LAZY_MS`]; a longer time would save little more.
 const REMOVALS_MS: u64 = 100;
 
-/// Arrival numbers: each is given out once in the life of a store. A life begins behind the lease of the one
-/// before, so that a number is never given out twice, whatever was lost with a crash.
+/// Arrival numbers; each is given out once in the existence of a store. A life begins after the lease of the
+/// previous one, so that no number is given out twice, whatever a crash has lost.
 #[derive(Debug)]
 struct Numbers {
     next: u64,
-    /// Numbers below are ours, durably.
+    /// Numbers below this are leased durably.
     leased: u64,
-    /// The end of the lease as the next commit will write it, or has written it with this token.
+    /// The end of the lease that the next commit will request, or has requested with the token `asked_with`.
     asked: u64,
     asked_with: Option<Token>,
-    /// How many are leased at a time. More are asked for when half of them are used up.
+    /// Numbers leased at a time. The next lease is requested when half of them are used.
     at_a_time: u64,
-    /// Most entries that one message has had: they are judged in one call, beside what else a call judges.
+    /// Largest number of entries in one message so far: they are judged in one call, in addition to its other
+    /// work.
     largest: u64,
 }
 
 impl Numbers {
-    /// More than one call can use up.
+    /// An upper bound of the numbers that one call uses.
     fn of_one_call(&self) -> u64 {
         self.at_a_time / 8 + self.largest
     }
 }
 
-/// One commit's worth of effects.
+/// One commit, to be handed to the store.
 #[derive(Debug)]
 pub(super) struct Commit {
     pub(super) ops: Vec<Op>,
@@ -57,39 +58,40 @@ pub(super) struct Commit {
 pub(super) struct Journal {
     durable: bool,
     thresholds: Thresholds,
-    /// The latest moment of this life, wall clock. What a former life left ahead of the clock is moved with
-    /// the first commit.
+    /// The latest wall clock time of this life. The first commit moves items of a former life that are ahead
+    /// of the clock.
     wall: u64,
     ops: Vec<Op>,
-    /// How many of them are removals, or say how something ended.
+    /// Number of operations that are removals or remembered ends.
     removals: usize,
-    /// There is an operation that does not wait, and the monotonic moment of the first one.
+    /// Whether an operation must not wait, and when the first operation came, monotonic ms.
     urgent: bool,
     since: u64,
-    /// Rows of queues have changed beside the operations, and answers wait for that.
+    /// Queue rows have changed without other operations, and answers wait for them.
     rows_changed: bool,
     /// Payload bytes of the operations.
     bytes: u64,
     token: Token,
     committed: Token,
     numbers: Numbers,
-    /// Parts that become safe, payloads that may be let go, and answers that become true, each with a commit.
+    /// Delivery parts that become safe, payloads that may be evicted, and replies that may leave, each with a
+    /// commit.
     awaiting: VecDeque<(Token, Delivery)>,
     fresh: VecDeque<(Token, ItemId)>,
     replies: VecDeque<(Token, Reply)>,
-    /// Answers that are on their way to the broker.
+    /// Number of replies that are being published to the broker.
     answers_out: usize,
-    /// Commits under way: operations and payload bytes.
+    /// Commits under way: number of operations and payload bytes.
     under_way: VecDeque<(Token, u64, u64)>,
     uncommitted: (u64, u64),
     /// Which deliveries are safe.
     ledger: Ledger,
-    /// Takes the operations of a store that keeps no items.
+    /// Receives operations that are dropped because items are not stored.
     discarded: Vec<Op>,
 }
 
 impl Journal {
-    /// `marks`: as the store had them.
+    /// `marks`: those of the store at its opening.
     pub(super) fn new(durable: bool, marks: Marks, thresholds: Thresholds, now: Now) -> Self {
         let next = marks.next_seq.max(1);
         let asked = next.saturating_add(thresholds.lease);
@@ -142,12 +144,12 @@ impl Journal {
         number
     }
 
-    /// The number that the next arrival will get.
+    /// The number that the next item will get.
     pub(super) fn next_number(&self) -> u64 {
         self.numbers.next
     }
 
-    /// As many numbers are left as a turn may use up.
+    /// Whether enough numbers are left for one turn.
     pub(super) fn has_numbers(&self) -> bool {
         let numbers = &self.numbers;
         numbers.next + numbers.of_one_call() <= numbers.leased || mutated(Mutant::LeaseForgotten)
@@ -167,7 +169,7 @@ impl Journal {
 
     // ---- operations ---------------------------------------------------------------------------------------
 
-    /// Writes an item; the commit that it goes with.
+    /// Writes an item. Returns its commit.
     pub(super) fn put(&mut self, item: Stored, indexed: bool) -> Token {
         debug_assert!(self.durable, "without a store nothing is written");
         self.bytes += item.content.as_ref().map_or(0, |content| content.size());
@@ -175,39 +177,39 @@ impl Journal {
         self.token + 1
     }
 
-    /// Writes at once, in this order.
+    /// Adds an operation that does not wait.
     pub(super) fn push(&mut self, op: Op) {
         self.urgent = true;
         self.push_lazy(op);
     }
 
-    /// A commit is to be made at once, if only for the rows of queues.
+    /// Requests a commit at once, also if only queue rows have changed.
     pub(super) fn hurry(&mut self) {
         self.urgent = true;
         self.rows_changed = true;
     }
 
-    /// Writes with the next commit, or soon.
+    /// Adds an operation that may wait for [`LAZY_MS`].
     pub(super) fn push_lazy(&mut self, op: Op) {
         if self.durable {
             self.ops.push(op);
         }
     }
 
-    /// Removes an item with the next commit, or after a while.
+    /// Removes an item; may wait for [`REMOVALS_MS`].
     pub(super) fn delete(&mut self, place: Place, rows: IndexRows) {
         if self.durable {
             self.remember(Op::Delete { place, rows });
         }
     }
 
-    /// Remembers, also where items are not stored; with the next commit, or after a while.
+    /// Adds an operation also if items are not stored; may wait for [`REMOVALS_MS`].
     pub(super) fn remember(&mut self, op: Op) {
         self.ops.push(op);
         self.removals += 1;
     }
 
-    /// To be filled by whoever writes several; they go with the next commit, or soon.
+    /// The list for callers that add several operations; these may wait for [`LAZY_MS`].
     pub(super) fn ops(&mut self) -> &mut Vec<Op> {
         if self.durable {
             &mut self.ops
@@ -217,7 +219,7 @@ impl Journal {
         }
     }
 
-    /// The commit that makes everything decided so far durable.
+    /// The commit with which everything decided so far is durable.
     fn present_token(&self) -> Token {
         if self.ops.is_empty() && !self.rows_changed {
             self.token
@@ -226,7 +228,7 @@ impl Journal {
         }
     }
 
-    /// The commit that operations collected now will go with.
+    /// The commit that will contain operations added now.
     pub(super) fn next_token(&self) -> Token {
         self.token + 1
     }
@@ -235,18 +237,18 @@ impl Journal {
         token <= self.committed
     }
 
-    /// Commits handed over and not yet durable.
+    /// Number of commits handed over and not yet durable.
     pub(super) fn uncommitted(&self) -> u64 {
         self.token - self.committed
     }
 
-    /// The store is so far behind that nothing more should be taken in.
+    /// Whether the store is so far behind that nothing more should be taken in.
     pub(super) fn is_under_pressure(&self) -> bool {
         let (ops, bytes) = self.uncommitted;
         ops > self.thresholds.uncommitted_ops || bytes > self.thresholds.uncommitted_bytes
     }
 
-    /// Nothing is to be written, nothing waits for a commit, and no ack for others.
+    /// Nothing waits to be written or committed, and no ack waits for others.
     pub(super) fn is_idle(&self) -> bool {
         self.ops.is_empty()
             && self.committed == self.token
@@ -257,7 +259,7 @@ impl Journal {
 
     // ---- what waits ---------------------------------------------------------------------------------------
 
-    /// A delivery of this generation has come in, made of `parts` parts.
+    /// A delivery of this generation has come in, with `parts` parts.
     pub(super) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
         self.numbers.largest = self.numbers.largest.max(u64::from(parts));
         self.ledger.open(delivery, parts);
@@ -282,7 +284,7 @@ impl Journal {
         self.safe_after(token, self.ledger.delivery(tag));
     }
 
-    /// A part of a delivery is safe once all that was decided up to now is durable.
+    /// A part of a delivery is safe once everything decided so far is durable.
     pub(super) fn safe_once_durable(&mut self, delivery: Delivery) {
         self.safe_after(self.present_token(), delivery);
     }
@@ -301,23 +303,23 @@ impl Journal {
         self.ledger.acks(now, out);
     }
 
-    /// The payload may be let go once this commit is durable.
+    /// The payload may be evicted once this commit is durable.
     pub(super) fn fresh(&mut self, token: Token, id: ItemId) {
         self.fresh.push_back((token, id));
     }
 
-    /// Answers are out, or nothing waits for them any more.
+    /// Answers have been sent, or are no longer wanted.
     pub(super) fn answered(&mut self, deliveries: Vec<Delivery>) {
         self.answers_out = self.answers_out.saturating_sub(deliveries.len());
         deliveries.into_iter().for_each(|delivery| self.safe(delivery));
     }
 
-    /// Answers, once all that was decided up to now is durable.
+    /// Adds a reply, which leaves once everything decided so far is durable.
     pub(super) fn reply(&mut self, reply: Reply) {
         self.replies.push_back((self.present_token(), reply));
     }
 
-    /// Answers that are true for good.
+    /// Takes the replies whose commits are durable.
     pub(super) fn take_replies(&mut self) -> Vec<Reply> {
         let mut out = Vec::new();
         while let Some((token, _)) = self.replies.front() {
@@ -337,13 +339,13 @@ impl Journal {
         out
     }
 
-    /// A new life of the ingest connection, or none (0): nothing of the one before can be acked any more.
+    /// A new ingest connection, or none (0): deliveries of the previous one can no longer be acked.
     pub(super) fn restart_deliveries(&mut self, generation: u32) {
         self.awaiting.clear();
         self.ledger.restart(generation);
     }
 
-    /// A commit became durable. Payloads that may be let go.
+    /// A commit became durable. Returns items whose payloads may be evicted.
     pub(super) fn committed(&mut self, token: Token) -> Vec<ItemId> {
         debug_assert!(token <= self.token, "only what was handed over can be durable");
         self.committed = self.committed.max(token);
@@ -368,7 +370,7 @@ impl Journal {
 
     // ---- the commit ---------------------------------------------------------------------------------------
 
-    /// Notes when the first operation came; call it once a turn, before [`Journal::take`].
+    /// Notes when the first operation came; called once a turn, before [`Journal::take`].
     pub(super) fn observe(&mut self, now: Now) {
         self.renew_lease();
         if self.ops.is_empty() {
@@ -376,7 +378,7 @@ impl Journal {
         }
     }
 
-    /// Whether a commit is to be made now. `hurry`: something else waits for what is written.
+    /// Whether a commit must be made now. `hurry`: a read or the shutdown waits for it.
     pub(super) fn is_due(&self, hurry: bool, now: Now) -> bool {
         let lease = self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none();
         let some = !self.ops.is_empty() || self.rows_changed;
@@ -384,12 +386,12 @@ impl Journal {
         lease || (some && (self.urgent || pressed || now.mono >= self.since + self.patience_ms()))
     }
 
-    /// An answer waits for a commit: that one is not to wait for company.
+    /// Whether a reply waits for a commit, which must not be delayed then.
     pub(super) fn is_answer_awaited(&self) -> bool {
         !self.replies.is_empty()
     }
 
-    /// How long the operations may wait for a commit that is made anyway.
+    /// How long the present operations may wait for another commit.
     fn patience_ms(&self) -> u64 {
         let next = self.next_token();
         let ack = self.awaiting.back().is_some_and(|(token, _)| *token >= next);
@@ -400,7 +402,7 @@ impl Journal {
         }
     }
 
-    /// Everything collected, as one commit; `rows`: of the queues that it changes.
+    /// Takes all operations as one commit; `rows`: the changed queue rows.
     pub(super) fn take(&mut self, rows: Vec<QueueRow>, now: Now) -> Commit {
         self.wall = self.wall.max(now.wall);
         self.token += 1;
@@ -423,7 +425,7 @@ impl Journal {
         Commit { ops, token: self.token, marks: Marks { next_seq: self.numbers.asked, wall: self.wall } }
     }
 
-    /// When the next commit is due without any event, monotonic.
+    /// When the next commit or ack is due without an event, monotonic ms.
     pub(super) fn deadline(&self) -> Option<u64> {
         let commit = (!self.ops.is_empty()).then(|| self.since + self.patience_ms());
         [commit, self.ledger.deadline()].into_iter().flatten().min()

@@ -1,4 +1,5 @@
-//! What an arrival comes to: asked for, admitted, dropped, put in another's place, or made to wait.
+//! Decides about an arrival: whether the store must be asked first, and whether it is admitted, dropped,
+//! replaces another item, or waits.
 
 use super::admission::{self, LimitVerdict, Limits};
 use super::arrivals::Arrival;
@@ -17,17 +18,17 @@ use super::types::{
 use super::window;
 use std::sync::Arc;
 
-/// What has been decided of a request.
+/// The decision about a request.
 #[derive(Debug)]
 pub(super) enum Decision {
     Done,
     /// It waits for the outcome of the item of this identity.
     Await(Identity, Box<NewItem>),
-    /// There is no room for it now: it waits in line.
+    /// There is no room for it now: it returns to its queue of arrivals.
     NoRoom(Box<NewItem>),
 }
 
-/// Everything that a judgement needs beside the core.
+/// What a decision needs beside the core.
 pub(super) struct Decider<'a> {
     settings: &'a Settings,
     limits: &'a mut Limits,
@@ -35,24 +36,25 @@ pub(super) struct Decider<'a> {
     how: Hurry,
 }
 
-/// What is put off no more.
+/// What must not be deferred.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hurry {
-    /// Nothing is: a shutdown has begun.
+    /// Nothing is deferred, since a shutdown has begun.
     pub(super) draining: bool,
     /// This one waits for no outcome.
     pub(super) at_once: bool,
 }
 
-/// What has to be asked before an arrival can be judged: nothing, where memory knows, or the store cannot.
+/// The look-ups needed before an arrival can be judged: none if memory has the answer, or the store cannot
+/// have one.
 pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Vec<Wanted> {
     let Some((application, identities)) = arrival.subject() else { return Vec::new() };
     if identities == [None, None] {
         return Vec::new();
     }
     let queue = core.live.queues.find(application);
-    // Alive, the first of them is the one; an assigned id may be another application's item, of which this
-    // one knows nothing.
+    // An item of the first identity that has not ended is the one meant. An assigned id may belong to an item
+    // of another application, which must not be visible here.
     let is_its = |id: &ItemId| Some(core.live.items()[*id].queue()) == queue;
     let known = |identity: Identity| core.live.items().by_identity(identity).filter(is_its).is_some();
     if identities.into_iter().flatten().next().is_some_and(known) {
@@ -80,7 +82,7 @@ pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now
     out
 }
 
-/// When a new item is due, as far as that is its own matter.
+/// The kind of a new item's due.
 fn timing(settings: &AppSettings, item: &NewItem, now: Now) -> Timing {
     match (item.at, &item.customer) {
         (Some(at), _) => Timing::Own(own_due(settings, at, item.expiry, now)),
@@ -89,7 +91,7 @@ fn timing(settings: &AppSettings, item: &NewItem, now: Now) -> Timing {
     }
 }
 
-/// An own time, rounded as configured; the past is now. Rounding never passes an expiry.
+/// An own time, rounded as configured; a past time becomes the present. Rounding never passes an expiry.
 pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u64 {
     let step = settings.coalesce;
     if at <= now.wall {
@@ -120,7 +122,7 @@ impl<'a> Decider<'a> {
         Decider { settings, limits, scans, how }
     }
 
-    /// A request, in its turn.
+    /// Judges a request, in its turn.
     pub(super) fn item(
         &mut self,
         core: &mut Core,
@@ -131,7 +133,7 @@ impl<'a> Decider<'a> {
     ) -> Decision {
         let queue = core.live.queues.id(&item.application);
         let Some(identity) = item.identity else { return self.admit(core, (item, queue), origin, now) };
-        // Its consumer may have had it before the confirm came.
+        // Its consumer may have received the first item before the confirm came.
         if let Some(first) = item.tried.first.filter(|first| core.is_out(*first, queue) && !self.how.at_once)
         {
             return Decision::Await(first, item);
@@ -206,7 +208,7 @@ impl<'a> Decider<'a> {
         let (prints, tried) = ((item.fingerprint, old), item.tried);
         let verdict = match duplicates::judge(rule, known, origin.redelivered, prints, tried.batch) {
             _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
-            // The one that waits is not to die with it.
+            // The waiting item must not be dead-lettered with it.
             Verdict::Replace if item.over.is_some() => Verdict::Drop,
             Verdict::Anew if mutated(Mutant::MarkAloneDrops) && origin.redelivered => Verdict::Drop,
             verdict @ (Verdict::Drop
@@ -257,10 +259,10 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// What the end of an attempt would decide is decided without it, and nothing is lost by that: the new
-    /// one is taken, and the old one, which may be delivered yet, is not tried again. Where its end brings
-    /// the new one in either case, nothing else would have come of a wait. An `earliest` is dropped: what is
-    /// in flight is due before it.
+    /// Decides without the end of the attempt, so that nothing is lost: the new request is taken, and the old
+    /// item, which may still be delivered, is not tried again. If either end of the attempt admits the new
+    /// one, a wait would change nothing. A request with rule `earliest` is dropped, since the item in flight
+    /// is due before it.
     fn decide(
         &mut self,
         core: &mut Core,
@@ -283,8 +285,8 @@ impl<'a> Decider<'a> {
         self.replace(core, (item, queue), LiveItem::Resident(id), (origin, false), now)
     }
 
-    /// The new one takes the place of the old one, in one commit. Where there is no room for the new one's
-    /// window, the old one stays. `comes_back`: the new one is the old one, delivered once more.
+    /// Replaces the old item by the new one in one commit. If there is no room for the new one's window, the
+    /// old one stays. `comes_back`: the new one is a redelivery of the old one.
     fn replace(
         &mut self,
         core: &mut Core,
@@ -299,7 +301,7 @@ impl<'a> Decider<'a> {
         match self.limits.judge(&core.live, self.settings, asked, true, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Decision::NoRoom(item),
-            // It has its place already: one request would end both as sent and as dead.
+            // It is accepted already: one request would end both as sent and as dead.
             LimitVerdict::Dead(_) if comes_back => return drop_duplicate(core, rule, origin),
             LimitVerdict::Dead(dead) => {
                 reject(core, item.rejected(dead), origin, now);
@@ -308,7 +310,7 @@ impl<'a> Decider<'a> {
         }
         let inherited = inherited_window(core, &item, &live, now);
         match &live {
-            // Whether it was replaced or sent is counted when its attempt has ended.
+            // It is counted as replaced or sent when its attempt has ended.
             LiveItem::Resident(id) if core.is_in_flight(*id) && !mutated(Mutant::InFlightIsReplaced) => {
                 core.supersede(*id, rule);
             }
@@ -321,14 +323,15 @@ impl<'a> Decider<'a> {
                 core.live.shared.counters_mut().count_replaced(rule);
             }
         }
-        // Not deferred: else its forerunner would be gone before it is written, and the broker alone have it.
+        // Not deferred: else the old item would be deleted before the new one is written, and only the broker
+        // would have it.
         let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
         admission::make_room(&mut core.live, self.settings, (&item, queue, timing), now);
         core.live.admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
         Decision::Done
     }
 
-    /// A request whose id nothing has, if the limits let it in.
+    /// Admits a request whose id is unknown, if the limits allow it.
     fn admit(
         &mut self,
         core: &mut Core,
@@ -359,14 +362,14 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// It may be confirmed before it need be written: its application has nothing before it.
+    /// Whether its write may be deferred: its batch may be confirmed before, as its application has nothing
+    /// waiting.
     fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
         item.customer.is_none() && !self.how.draining && core.dispatch.is_free_for(&core.live, queue)
     }
 }
 
-/// The item that waits was given another time than the one of its request, which this is once more: the time
-/// that came later holds.
+/// Whether the waiting item was rescheduled after its request, which this one repeats: the later time stays.
 fn has_new_time(core: &Core, request: &NewItem, live: &LiveItem) -> bool {
     let (own_time, due, accepted_due) = match live {
         LiveItem::Resident(id) => {
@@ -378,8 +381,8 @@ fn has_new_time(core: &Core, request: &NewItem, live: &LiveItem) -> bool {
     own_time && (due != accepted_due || request.at.is_none())
 }
 
-/// The planned end of the window that a replaced item leaves: else a producer that replaces its item again
-/// and again would keep its customer's window open for ever.
+/// The planned end of the window that a replaced item leaves. Else a producer that replaces its item
+/// repeatedly would keep its customer's window open indefinitely.
 fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> Option<u64> {
     let customer = item.customer.as_deref().filter(|_| !mutated(Mutant::WindowNotInherited))?;
     match live {
@@ -397,10 +400,10 @@ fn inherited_window(core: &Core, item: &NewItem, live: &LiveItem, now: Now) -> O
     }
 }
 
-/// The one that is known stays, and this one leaves no trace.
+/// Drops the request; the known item stays.
 fn drop_duplicate(core: &mut Core, rule: DuplicateRule, origin: Origin) -> Decision {
     core.live.shared.counters_mut().duplicates[rule as usize].dropped += 1;
-    // It may be the same message once more: then the one that it is dropped for must be safe first.
+    // It may be a redelivery: the item for which it is dropped must be safe first.
     if mutated(Mutant::DuplicateAckedTooSoon) {
         core.live.shared.journal.safe(origin.delivery);
     } else {
@@ -409,7 +412,7 @@ fn drop_duplicate(core: &mut Core, rule: DuplicateRule, origin: Origin) -> Decis
     Decision::Done
 }
 
-/// There is no room for it: it is dead, and its id remembered as that of a dead item.
+/// Dead-letters a request for which there is no room, and remembers its id as that of a dead item.
 fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) {
     let (identity, fingerprint) = (item.identity, item.fingerprint);
     let application: Arc<str> = (&*item.application).into();
@@ -428,8 +431,8 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
     }
 }
 
-/// A request that was not understood, or cannot be taken, becomes a dead letter of its own; its arrival
-/// number.
+/// Turns a request that was not understood, or cannot be taken, into a dead letter. Returns the arrival
+/// number of that.
 pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
     core.live.shared.counters_mut().rejected += 1;
     core.live.shared.counters_mut().dead[rejected.dead.reason as usize] += 1;
@@ -438,7 +441,7 @@ pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: N
     let meant_for = (application, rejected.customer.map(Arc::from));
     let letter = core.live.admit_dead(rejected.dead, meant_for, rejected.content, origin, now);
     if let (Some(reply_to), Some(answer)) = (rejected.reply_to, answer) {
-        // The dead letter has the delivery in its care: the answer acks nothing.
+        // The dead letter acks the delivery, so the answer acks nothing.
         let delivery = Delivery { generation: 0, tag: 0 };
         let asker = Asker::Remote { delivery, redelivered: false, reply_to: Some(reply_to) };
         core.live.shared.journal.reply(Reply { asker, command: None, answer });

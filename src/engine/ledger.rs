@@ -1,12 +1,12 @@
-//! Which deliveries may be acknowledged: a pure count of what is still unsafe, tag by tag.
+//! The deliveries that may be acked: a pure count of unsafe parts by tag.
 //!
 //! A delivery consists of one part or, for a JSON array, of several. A part is safe when its item is durable,
-//! or its batch confirmed, or its dead letter confirmed, whichever comes first. Tags of one generation are
-//! numbered from 1 in the order of delivery; acks of an older generation would hit messages that were never
-//! stored, so its parts are forgotten with it.
+//! or its batch or dead letter is confirmed, whichever comes first. Tags of one generation are numbered from
+//! 1 in the order of delivery. An ack with a tag of an older generation would ack another message, so its
+//! parts are forgotten with it.
 //!
-//! One `multiple` ack covers the safe prefix. An ack waits for nothing but its own request's safety: where
-//! the first unsafe delivery holds safe ones back for [`PATIENCE_MS`], these are acked one by one.
+//! One `multiple` ack covers the safe prefix. An ack waits for nothing but its own request's safety: when the
+//! first unsafe delivery has held safe ones back for [`PATIENCE_MS`], these are acked one by one.
 
 use super::mutant::{mutated, Mutant};
 use super::types::{Ack, Delivery, Now};
@@ -16,14 +16,14 @@ use std::num::NonZeroU64;
 /// How long safe deliveries wait for an unsafe one before them, so that one ack covers many, ms.
 const PATIENCE_MS: u64 = 100;
 
-/// How far one delivery is.
+/// State of one delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeliveryState {
     /// Number of parts that are not safe.
     Unsafe(u32),
-    /// All are safe, and the ack has not gone out.
+    /// All parts are safe, and the ack has not been sent.
     Safe,
-    /// The ack has gone out.
+    /// The ack has been sent.
     Acked,
 }
 
@@ -33,16 +33,16 @@ pub(super) struct Ledger {
     /// Tag of the first entry of `open`.
     first: u64,
     open: VecDeque<DeliveryState>,
-    /// Of the prefix taken off since the last [`Ledger::acks`], the last one that has not been acked.
+    /// The last tag not acked yet of the prefix removed since the last [`Ledger::acks`].
     prefix: Option<u64>,
-    /// What became safe behind an unsafe one since the last [`Ledger::acks`].
+    /// Tags that became safe behind an unsafe one since the last [`Ledger::acks`].
     behind: Vec<u64>,
-    /// Of earlier calls, in the order in which they became safe, with the moment, monotonic ms; some may have
-    /// been acked since.
+    /// Such tags of earlier calls, in the order in which they became safe, with the time, monotonic ms; some
+    /// may have been acked since.
     held_up: VecDeque<(u64, u64)>,
-    /// The patience with the first unsafe delivery is over.
+    /// The wait for the first unsafe delivery is over.
     impatient: bool,
-    /// Deliveries end in any order, and are acked one by one at once.
+    /// Deliveries become safe in any order, and are acked one by one at once.
     single: bool,
 }
 
@@ -61,7 +61,7 @@ impl Ledger {
         }
     }
 
-    /// A new life of the connection: everything before it is void.
+    /// A new connection: all earlier deliveries are void.
     pub(super) fn restart(&mut self, generation: u32) {
         *self = Ledger { generation, ..Ledger::new(self.single) };
     }
@@ -75,7 +75,7 @@ impl Ledger {
         delivery.generation == self.generation
     }
 
-    /// A delivery has come in, made of `parts` parts (0: nothing in it needs keeping).
+    /// A delivery has come in, with `parts` parts (0: it is safe at once).
     pub(super) fn open(&mut self, delivery: Delivery, parts: u32) {
         if !self.is_current(delivery) {
             return;
@@ -129,7 +129,7 @@ impl Ledger {
         }
     }
 
-    /// Deliveries that are not acked, or not safe yet.
+    /// Number of deliveries from the first unsafe one on.
     #[cfg(test)]
     pub(super) fn unacked(&self) -> usize {
         self.open.len()
@@ -155,7 +155,7 @@ impl Ledger {
         }
     }
 
-    /// When the patience with the first unsafe delivery ends, monotonic.
+    /// When the wait for the first unsafe delivery ends, monotonic ms.
     pub(super) fn deadline(&self) -> Option<u64> {
         self.held_up.front().map(|(since, _)| since + PATIENCE_MS)
     }
@@ -192,6 +192,7 @@ mod tests {
         assert_eq!(l.unacked(), 0);
     }
 
+    /// Judges promise 13.
     #[test]
     fn an_unsafe_delivery_holds_others_back_for_a_tenth_of_a_second_at_most() {
         let mut l = Ledger::new(false);

@@ -1,8 +1,8 @@
-//! What comes into memory, and when: the next rows of each queue before they are due, a few at the head of
-//! one that is to be probed or trimmed.
+//! Decides which rows are loaded, and when: the next rows of each queue before they are due, and a few at the
+//! head of a queue that is to be probed or trimmed.
 //!
-//! A read takes its place in memory when it is asked for. Where memory is full, what is due later makes way
-//! for what is due sooner; and where all that is there waits for what is not, a few rows more are taken.
+//! A read reserves its place in memory when it is issued. If memory is full, items due later are evicted for
+//! items due sooner; and if all items in memory wait for others in the store, a few more rows are loaded.
 
 use super::event::{Load, Range, RangeRows};
 use super::ids::{ItemId, QueueId};
@@ -15,36 +15,36 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Items due within this time make others leave memory that are due later, ms.
+/// Items due within this time may evict others that are due later, ms.
 const URGENT_MS: u64 = 2_000;
 
-/// Places in memory that one read has taken.
+/// The memory that one read has reserved.
 #[derive(Clone, Copy, Debug)]
 struct Share {
     bytes: u64,
-    /// Beyond the bound.
+    /// Its rows may exceed the bound of memory.
     few: bool,
-    /// Of what was passed over.
+    /// It reads passed-over items.
     back: bool,
 }
 
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct Loader {
-    /// Queues to be read from, by when (wall clock): in the order in which what they wait for is due.
+    /// Queues to read, by the time of the read (wall clock), which follows the due of their next rows.
     wanted: BTreeSet<(u64, QueueId)>,
-    /// The same of those that fail, for a probe: once it is due and not before. Apart, or where memory is
-    /// full they would stand behind all that is due within the next seconds.
+    /// The same for failing queues, to probe them once an item is due. Separate, since with full memory they
+    /// would wait behind all items due within the next seconds.
     probes: BTreeSet<(u64, QueueId)>,
-    /// Queues of which something that was passed over is to be read; and the last of which it was.
+    /// Queues with passed-over items to read, and the last one that was read.
     back: BTreeSet<QueueId>,
     last_back: Option<QueueId>,
     under_way: VecDeque<Share>,
-    /// When memory was short: the moment at which others have to make way.
+    /// If memory was short: when to try again.
     blocked_until: Option<u64>,
-    /// What was stalled stands in line again.
+    /// Stalled items have been moved.
     moved: bool,
-    /// Nothing that is stalled can make room for anything that waits.
+    /// No stalled items are left that could be evicted.
     exhausted: bool,
 }
 
@@ -63,8 +63,8 @@ impl Loader {
         }
     }
 
-    /// Looks again at the queues about which something has changed, and reads from those whose time has come.
-    /// Whether something may leave that could not before.
+    /// Checks the queues that have changed, and issues the reads that are due. Whether items may leave now
+    /// that could not before.
     pub(super) fn advance(&mut self, live: &mut LiveItems, now: Now, loads: &mut Vec<Load>) -> bool {
         for id in live.queues.take_marked() {
             if live.queues.get(id).is_some() {
@@ -78,7 +78,7 @@ impl Loader {
             }
         }
         (self.blocked_until, self.moved, self.exhausted) = (None, false, false);
-        // One at a time: what is read of queues in their order waits for no more.
+        // One at a time, so that ordinary reads wait for one such read at most.
         if !self.under_way.iter().any(|share| share.back) {
             loads.extend(self.next_read_back(live, now));
         }
@@ -89,7 +89,7 @@ impl Loader {
         self.moved
     }
 
-    /// Rows are on their way into memory, some of which may be due.
+    /// Whether rows are being loaded, some of which may be due.
     pub(super) fn is_reading(&self) -> bool {
         !self.under_way.is_empty()
     }
@@ -110,13 +110,13 @@ impl Loader {
     fn next_read(&mut self, live: &mut LiveItems, now: Now) -> Option<Load> {
         let (mut ranges, mut few) = (Vec::new(), false);
         let most = live.thresholds().ranges;
-        // One that finds no room does not keep others from it.
+        // A queue that finds no room must not keep others from being read.
         let due = |set: &BTreeSet<(u64, QueueId)>| -> Vec<QueueId> {
             let due = set.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
             due.map(|(_, id)| *id).collect()
         };
         let mut due = [due(&self.wanted), due(&self.probes)].concat();
-        // What is read first is there for certain: not what others that are due push out again.
+        // In order of due: else rows that are read first would be evicted for others due sooner.
         if !mutated(Mutant::LaterIsReadFirst) {
             due.sort_by_key(|id| {
                 if live.queues[*id].is_trimming() {
@@ -131,7 +131,7 @@ impl Loader {
                 break;
             }
             if live.queues[id].near_until() == LAST {
-                // What it lacked has ended since.
+                // The items that it lacked have ended since.
                 self.want(live, id, u64::MAX);
                 continue;
             }
@@ -144,7 +144,7 @@ impl Loader {
                     live.thresholds().few
                 }
                 None if near <= now.wall && !waits => {
-                    // What it has in memory moves first; then it is looked at again.
+                    // Its items in memory leave first; then it is checked again.
                     self.want(live, id, u64::MAX);
                     continue;
                 }
@@ -163,8 +163,8 @@ impl Loader {
         Some(Load::Ranges { ranges, max_rows: live.thresholds().read, max_bytes: bytes })
     }
 
-    /// Reads what was passed over, from its first row on of which more is wanted: of some queues, the others
-    /// in their turn. Payloads are fetched once it leaves.
+    /// Reads passed-over items of some queues, in rotation, each from its first wanted row on. Payloads are
+    /// fetched when the items leave.
     fn next_read_back(&mut self, live: &mut LiveItems, now: Now) -> Option<Load> {
         let (mut ranges, mut few, mut left) = (Vec::new(), false, live.thresholds().read);
         let behind = |last: QueueId| self.back.range((Bound::Excluded(last), Bound::Unbounded));
@@ -192,10 +192,10 @@ impl Loader {
             };
             self.back.remove(&id);
             self.last_back = Some(id);
-            // All that is looked at is of use where there is nothing between that is not wanted.
+            // The number of useful rows, if all rows of the range are wanted.
             let useful = fill_of(live, id).saturating_mul(of as u64).try_into().unwrap_or(usize::MAX);
             let rows = rows.min(useful.max(2 * live.thresholds().few));
-            // What is listed is reached: the next read begins behind it.
+            // A queue that is listed is reached within this read, and the next read continues behind it.
             left = left.saturating_sub(rows);
             ranges.push(begin_back(live, id, from, rows));
         }
@@ -207,17 +207,17 @@ impl Loader {
         Some(Load::Ranges { ranges, max_rows: live.thresholds().read, max_bytes: 0 })
     }
 
-    /// How many rows of this queue find room, the first of which is due at `near`. Others make way where it
-    /// is urgent.
+    /// Number of rows of this queue, due from `near` on, for which there is room. Evicts others if it is
+    /// urgent.
     fn room(&mut self, live: &mut LiveItems, id: QueueId, near: u64, now: Now) -> Option<usize> {
         if live.shared.free_rows() == 0 {
-            // What is to be given up is wanted now, whenever it is due.
+            // Items to be dead-lettered are wanted now, whenever they are due.
             let ahead = if live.queues[id].is_trimming() { u64::MAX } else { URGENT_MS };
             let urgent_at = near.saturating_sub(ahead);
             if urgent_at <= now.wall {
                 live.evict_furthest(live.thresholds().few * 4, near, now);
             }
-            // Others make way from then on; where none can, a few come in beyond the bound once due.
+            // Others are evicted from then on; if none can be, a few rows exceed the bound once they are due.
             let next = [urgent_at, near].into_iter().find(|at| *at > now.wall);
             self.blocked_until = [self.blocked_until, next].into_iter().flatten().min();
         }
@@ -227,20 +227,19 @@ impl Loader {
         Some(live.shared.free_rows()).filter(|room| *room > 0)
     }
 
-    /// What the queue has in memory waits for what it has not.
+    /// Whether the queue's due items in memory wait for others in the store.
     fn is_stuck(&self, live: &LiveItems, id: QueueId) -> bool {
         live.queues[id].active().is_none_or(|active| active.ready().is_empty())
     }
 
-    /// What is due may come in beyond the bound of memory, a little at a time, where its queue waits for it.
-    /// What the queue has there comes behind it, and makes room. Whether there is some. `waits`: something
-    /// does.
+    /// Whether a few due rows may be loaded beyond the bound of memory, because their queue waits for them.
+    /// Stalled items are evicted for them. `waits`: whether the queue waits.
     fn make_room_for_few(&mut self, live: &mut LiveItems, id: QueueId, waits: bool, now: Now) -> bool {
         if !(waits || live.queues[id].is_trimming()) || self.under_way.iter().any(|share| share.few) {
             return false;
         }
         let (few, most) = (live.thresholds().few, live.thresholds().few * live.thresholds().reads);
-        // The first one due is asked first, and may push out the most.
+        // The queue with the earliest due comes first, and may evict the most.
         let mut left = if self.exhausted { 0 } else { live.thresholds().evicted };
         while live.shared.rows_beyond() >= most && left > 0 {
             let evicted = live.evict_stalled(id, few.min(left), now);
@@ -258,7 +257,7 @@ impl Loader {
         false
     }
 
-    /// A read has come back: what it brought, in order.
+    /// Takes the rows of a read. Returns the loaded items, in order.
     pub(super) fn loaded(&mut self, live: &mut LiveItems, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
         let mut restored = Vec::new();
         if self.under_way.front().is_some_and(|share| share.back) {
@@ -299,7 +298,7 @@ impl Loader {
         restored
     }
 
-    /// When to look again without any event, wall clock.
+    /// When to check again without an event, wall clock.
     pub(super) fn deadline(&self, now: Now) -> Option<u64> {
         let first =
             |set: &BTreeSet<(u64, QueueId)>| set.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
@@ -307,7 +306,7 @@ impl Loader {
     }
 }
 
-/// When the queue's next rows are to be read, wall clock; `u64::MAX`: not before something changes.
+/// When the queue's next rows must be read, wall clock; `u64::MAX`: not before something changes.
 fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
     let queue = &live.queues[id];
     if queue.far() == 0
@@ -317,7 +316,7 @@ fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
     }
     let near = queue.near_until();
     if near == LAST {
-        // All that is in the store alone is held back.
+        // All items that are in the store only are passed over.
         return u64::MAX;
     }
     let Some(active) = queue.active() else {
@@ -331,7 +330,7 @@ fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
         return u64::MAX;
     }
     if queue.is_failing() {
-        // For a probe, once there is something to be sent.
+        // For a probe, once an item is due.
         return if active.ready().is_empty() && active.flights().under_way() == 0 {
             near.due
         } else {
@@ -347,27 +346,27 @@ fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
     near.due.saturating_sub(HORIZON_MS / 2)
 }
 
-/// Whether something that was passed over is to be read now.
+/// Whether passed-over items must be read now.
 fn is_wanted_back(live: &LiveItems, id: QueueId) -> bool {
     let queue = &live.queues[id];
-    // What lies beyond the bound waits for what lies before.
+    // Items at or above `near_until` wait for those below it.
     let wanted = queue.passed().wanted().is_some_and(|(first, _)| first < queue.near_until());
     if !wanted || queue.is_paused() || queue.is_parked() {
         return false;
     }
     let Some(active) = queue.active() else { return true };
     let is_idle = active.ready().is_empty() && active.flights().under_way() == 0;
-    // Of one that fails for a probe, once there is nothing else to be sent.
+    // Of a failing queue only for a probe, if there is nothing else to send.
     !active.is(Condition::SlowProbe) && !active.is(Condition::Evicting) && (!queue.is_failing() || is_idle)
 }
 
-/// Asks for what was passed over, from there on; the place it takes is reserved.
+/// Begins a read of passed-over items from this key on, and reserves memory for it.
 fn begin_back(live: &mut LiveItems, id: QueueId, from: Key, room: usize) -> Range {
     let queue = &live.queues[id];
     let probe = queue.is_held_back();
     let most = if probe { live.thresholds().probe } else { live.thresholds().chunk };
     let rows = most.min(room).max(1);
-    // Beyond the bound nothing has been passed over.
+    // Items at or above `near_until` have not been passed over.
     let until = queue.near_until().due.saturating_add(1);
     let end = if until == u64::MAX { LAST } else { Key::at(until) };
     let name = Arc::clone(queue.name());
@@ -376,7 +375,7 @@ fn begin_back(live: &mut LiveItems, id: QueueId, from: Key, room: usize) -> Rang
     Range { queue: name, from, until, max_rows: rows }
 }
 
-/// What was passed over has come back. What it brought, in order.
+/// Takes the rows of a read of passed-over items. Returns the loaded items, in order.
 fn loaded_back(
     live: &mut LiveItems,
     RangeRows { queue: name, rows, next }: RangeRows,
@@ -389,7 +388,7 @@ fn loaded_back(
     };
     let queue = &live.queues[id];
     let Some(reading) = queue.passed().reading() else { return restored };
-    // Of a queue that has been given up meanwhile it would only have to leave again.
+    // Items of a queue that is held back since would only be evicted again.
     let void = queue.is_held_back() && !reading.probe;
     if !void {
         let near = queue.near_until();
@@ -405,13 +404,13 @@ fn loaded_back(
         }
     }
     if live.queues[id].near_until() == LAST {
-        // What waited for something else of the queue waits for nothing any more.
+        // Nothing else is missing from memory: stalled items may leave.
         live.at(id).unstall();
     }
     restored
 }
 
-/// Asks for the queue's next rows; the place they take is reserved.
+/// Begins a read of the queue's next rows, and reserves memory for it.
 fn begin(live: &mut LiveItems, id: QueueId, room: usize, now: Now) -> Range {
     let queue = &live.queues[id];
     let from = queue.near_until();
@@ -422,9 +421,9 @@ fn begin(live: &mut LiveItems, id: QueueId, room: usize, now: Now) -> Range {
         (false, true) => live.thresholds().probe,
         (false, false) => live.thresholds().chunk,
     };
-    // What is in memory already lies between.
+    // Rows of items that are in memory already lie between them.
     let rows = most.min(room).min(queue.stored().try_into().unwrap_or(usize::MAX)).max(1);
-    // At the head of a queue that is given up or probed, what is there is wanted, whenever it is due.
+    // At the head of a queue that is trimmed or probed, rows are wanted whenever they are due.
     let until = if trimming { u64::MAX } else { (now.wall + HORIZON_MS).max(from.due.saturating_add(1)) };
     let name = Arc::clone(queue.name());
     live.shared.reserve(rows, 0);

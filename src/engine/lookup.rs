@@ -1,14 +1,13 @@
-//! A hash map that can be asked for a key and for nothing else, and whose longest step does not grow with it.
+//! A hash map that supports access by key only, and whose longest step does not grow with its size.
 //!
-//! The order of a hash map differs from process to process, and the engine's answers must not: the same
-//! inputs give the same effects, bit for bit. Here the compiler sees to it, because there is no way to walk
-//! over the entries. Deliberately absent: iterators, `retain`, `drain`, `Clone`, and a `Debug` that shows
-//! entries. Whoever needs an order takes a `BTreeMap`.
+//! The order of a hash map differs from process to process, and the engine's effects must not: the same
+//! inputs give the same effects, bit for bit. The compiler ensures this, because the entries cannot be
+//! iterated. Deliberately absent: iterators, `retain`, `drain`, `Clone`, and a `Debug` that shows entries.
+//! Code that needs an order uses a `BTreeMap`.
 //!
-//! A map that doubles moves all of its entries in one step, which takes tens of milliseconds where they are a
-//! million. So the entries lie in small tables, and with every few hundred of them one table is divided in
-//! two, or two are joined again (linear hashing: Litwin, "Linear hashing: a new tool for file and table
-//! addressing", 1980).
+//! A map that doubles its size moves all entries in one step, which takes tens of milliseconds for a million.
+//! So the entries are in small tables, and with every few hundred entries one table is divided in two, or two
+//! are joined (linear hashing: Litwin, "Linear hashing: a new tool for file and table addressing", 1980).
 
 use hashbrown::hash_table::{Entry, HashTable};
 use std::borrow::Borrow;
@@ -16,21 +15,22 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
-/// Entries a table on the average, at most. One that is next to be divided holds about twice as many, and
-/// that many just fit into 1,024 places.
+/// Maximum average number of entries in a table. The table that is divided next holds about twice as many,
+/// which just fit into 1,024 places.
 const FILL: usize = 384;
-/// A table is given up once the entries would fill the others to less than a quarter.
+/// A table is joined to another once the average falls below a quarter of [`FILL`].
 const SPARSE: usize = FILL / 4;
 
 /// A hash map without an order; see the module. `Lookup<K, ()>` is a set.
 pub(super) struct Lookup<K, V, S = RandomState> {
-    /// In the order in which they were divided off. None before the first entry.
+    /// In the order of division. None before the first entry.
     tables: Vec<HashTable<(K, V)>>,
     entries: usize,
     hasher: S,
 }
 
-/// Which of `count` tables an entry is in. The bits are not those by which a table chooses its places.
+/// The table of an entry among `count` tables. The bits used are not those by which a table selects its
+/// places.
 fn table_of(hash: u64, count: usize) -> usize {
     let mask = count.next_power_of_two() - 1;
     let place = (hash >> 20) as usize & mask;
@@ -41,7 +41,7 @@ fn table_of(hash: u64, count: usize) -> usize {
     }
 }
 
-/// The table that the last of `count` was divided off.
+/// The table from which the last of `count` tables was divided.
 fn origin_of_last(count: usize) -> usize {
     let last = count - 1;
     last - (1 << last.ilog2())
@@ -67,13 +67,13 @@ impl<K, V, S> Lookup<K, V, S> {
         self.entries == 0
     }
 
-    /// Number of entries that memory is held for at present, [`Lookup::len`] or more.
+    /// Number of entries for which memory is allocated, at least [`Lookup::len`].
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         self.tables.iter().map(HashTable::capacity).sum()
     }
 
-    /// Drops all entries and gives their memory back.
+    /// Drops all entries and frees their memory.
     #[cfg(test)]
     pub(super) fn clear(&mut self)
     where
@@ -98,7 +98,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         table.find(hash, |(other, _)| other.borrow() == key).map(|(_, value)| value)
     }
 
-    /// The value of a key, to be changed.
+    /// Mutable access to the value of a key.
     pub(super) fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -122,8 +122,8 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         self.get(key).is_some()
     }
 
-    /// The value of a key; where it has none yet, `value` makes one first. Look up with [`Lookup::get_mut`]
-    /// where the key would have to be made for the question.
+    /// The value of a key, made by `value` if it has none. Use [`Lookup::get_mut`] first if an owned key
+    /// would have to be made for the access.
     pub(super) fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
         self.divide();
         let hash = self.hasher.hash_one(&key);
@@ -138,14 +138,14 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         }
     }
 
-    /// Sets the value of a key, and gives the one it replaces.
+    /// Sets the value of a key, and returns the one it replaces.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let mut value = Some(value);
         let place = self.get_or_insert_with(key, || value.take().expect("asked for once"));
         value.map(|value| std::mem::replace(place, value))
     }
 
-    /// Takes a key and its value out. Memory is given back after a peak.
+    /// Removes a key and returns its value. Memory is freed after a peak.
     pub(super) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -154,8 +154,8 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         self.remove_if(key, |_| true)
     }
 
-    /// Takes the key out if its value is as `condition` says: for values whose key may since have been given
-    /// to another.
+    /// Removes the key if its value meets `condition`: for values whose key may belong to another value by
+    /// now.
     pub(super) fn remove_if<Q>(&mut self, key: &Q, condition: impl FnOnce(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
@@ -177,12 +177,12 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         Some(value)
     }
 
-    /// Before an entry is added: makes another table if those there are have what they may hold.
+    /// Before an entry is added: divides a table if the tables are full.
     fn divide(&mut self) {
         if self.entries < self.tables.len() * FILL {
             return;
         }
-        // Most maps are small and many: they hold one table, not room for four.
+        // There are many small maps: each has room for one table, not for four.
         if self.tables.is_empty() {
             self.tables.reserve_exact(1);
         }
@@ -201,7 +201,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
         origin.shrink_to(0, hash_of);
     }
 
-    /// After an entry has gone: gives a table up if the others have room for far more than there is.
+    /// After an entry was removed: joins two tables if they are sparse.
     fn join(&mut self) {
         let count = self.tables.len();
         if count < 2 || self.entries >= count * SPARSE {
@@ -224,7 +224,7 @@ impl<K, V, S: Default> Default for Lookup<K, V, S> {
     }
 }
 
-/// The number of entries only: they have no order to be shown in.
+/// Shows the number of entries only, as they have no order.
 impl<K, V, S> fmt::Debug for Lookup<K, V, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lookup({})", self.entries)
@@ -292,7 +292,7 @@ mod tests {
         assert!((0..30_000).all(|key| lookup.get(&key) == model.get(&key)));
     }
 
-    /// Most entries that one step moves: the largest table.
+    /// Size of the largest table: the maximum number of entries that one step moves.
     fn largest<K, V, S>(lookup: &Lookup<K, V, S>) -> usize {
         lookup.tables.iter().map(HashTable::len).max().unwrap_or(0)
     }

@@ -1,37 +1,35 @@
-//! The pure engine: what is due when, which items leave together, what is safe to acknowledge, what the store
-//! must do. No clock, no I/O, no randomness of its own, no async, and it cannot fail.
+//! The pure engine: it decides what is due when, which items leave together, what is safe to acknowledge and
+//! what the store must do. It reads no clock, does no I/O, has no randomness, no async, and cannot fail.
 //!
-//! The contract is one verb: [`Engine::handle`] takes what happened and the present moment, and returns what
-//! must be done, as one batch in the order in which it must be done. [`Engine::next_deadline`] says when it
-//! wants to be called again though nothing happens. The same inputs at the same moments give the same
-//! effects, bit for bit.
+//! The contract is one verb: [`Engine::handle`] takes an input and the present moment, and returns one batch
+//! of effects in the order of execution. [`Engine::next_deadline`] returns when the engine must be called
+//! again if no input comes before. The same inputs at the same moments give the same effects, bit for bit.
 //!
-//! Its parts, each with its own state, which no other part changes but by its methods, and none of which
-//! knows one that knows it:
+//! Each part owns its state, which other parts change through its methods only. Dependencies have no cycles.
 //!
 //! | part | owns | decides |
 //! | --- | --- | --- |
-//! | `turn_state` | where the engine stands between two calls | whether a clock has stepped |
-//! | [`live`] | everything that has not ended | the one way in, across and out; what leaves memory |
+//! | `turn_state` | flags kept between two calls | whether a clock has stepped |
+//! | [`live`] | all items that have not ended | how items enter, move and end; what leaves memory |
 //! | [`items`], [`queue`], [`customers`], [`schedule`] | its tables | counts, order, ends |
-//! | [`journal`], [`ledger`] | what will be written, what waits for it | acks, answers; is there a store |
-//! | [`reads`] | reads and questions under way | which answers are out of date |
-//! | [`loader`] | reads of queues | what comes into memory |
+//! | [`journal`], [`ledger`] | pending writes, and what waits for them | acks, answers; is there a store |
+//! | [`reads`] | reads and look-ups under way | which answers are out of date |
+//! | [`loader`] | reads of queues | what is loaded into memory |
 //! | [`dispatch`], [`health`], [`pace`] | batches under way | what is sent next, how, and how fast |
-//! | [`core`](self::core) | these together | how items end; what an outcome means |
-//! | [`arrivals`], [`judge`], [`duplicates`] | what has come in | what becomes of a request |
-//! | [`thresholds`] | nothing | at how much the engine does otherwise |
-//! | [`waits`] | how much waits for outcomes | who may wait for one |
+//! | [`core`](self::core) | the parts above | how items end; what an outcome means |
+//! | [`arrivals`], [`judge`], [`duplicates`] | arrivals not judged yet | what becomes of a request |
+//! | [`thresholds`] | nothing | the amounts at which behaviour changes |
+//! | [`waits`] | how many arrivals wait for outcomes | which may wait for one |
 //! | [`admission`] | limits | whether there is room |
-//! | [`commands`], [`scans`] | commands on their way | what is answered |
-//! | [`report`] | nothing | what is told |
-//! | [`recent`] | ended identities | where an end may be remembered |
+//! | [`commands`], [`scans`] | commands under way | what is answered |
+//! | [`report`] | nothing | what is reported |
+//! | [`recent`] | identities of ended items | where an end may be remembered |
 //!
-//! What the caller must keep to:
-//! - effects are carried out in the order of their fields, and those of one call before those of the next;
+//! The caller must keep these rules:
+//! - effects are executed in the order of their fields, and those of one call before those of the next;
 //! - reads see every write handed over before them, and are answered in order, scans apart from the others;
-//! - a publish is settled exactly once, also when the connection is lost ([`types::Outcome::Unknown`], before
-//!   [`Input::EgressLost`]);
+//! - each publish is settled exactly once, also when the connection is lost ([`types::Outcome::Unknown`],
+//!   before [`Input::EgressLost`]);
 //! - `now.mono` never goes back.
 
 mod admission;
@@ -107,7 +105,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine over what a store held when it was opened. `seed` feeds the jitter of back-off and nothing
+    /// An engine over the contents of a store at its opening. `seed` feeds the jitter of back-off and nothing
     /// else.
     pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
         let settings = Arc::new(settings);
@@ -131,7 +129,7 @@ impl Engine {
         engine
     }
 
-    /// Something happened, or a deadline came. Returns what must be done.
+    /// Takes an input or a deadline. Returns the effects to execute.
     pub fn handle(&mut self, input: Input, now: Now) -> Effects {
         self.observe(now);
         match input {
@@ -164,7 +162,8 @@ impl Engine {
         std::mem::take(&mut self.fx)
     }
 
-    /// When to call [`Engine::handle`] with [`Input::Tick`] at the latest. Nothing = not before an event.
+    /// When to call [`Engine::handle`] with [`Input::Tick`] at the latest. `None` in both clocks: no tick is
+    /// needed before the next event.
     pub fn next_deadline(&self) -> Deadline {
         if self.turn_state.more {
             return Deadline { wall: Some(0), mono: Some(0) };
@@ -182,14 +181,14 @@ impl Engine {
         Deadline { wall: wall.into_iter().flatten().min(), mono: mono.into_iter().flatten().min() }
     }
 
-    /// More is to be done at once than the last call did.
+    /// The last call left work that must be done at once.
     pub fn is_behind(&self) -> bool {
         self.turn_state.more
     }
 
-    /// Nothing is due, in flight or waiting for the store: what a graceful shutdown waits for. What cannot be
-    /// delivered at present does not count; with a durable store it is safe, and without one its request was
-    /// never acked.
+    /// Nothing is due, in flight or waiting for the store: a graceful shutdown waits for this. Items that
+    /// cannot be delivered at present do not count: with a durable store they are safe, and without one their
+    /// requests were never acked.
     pub fn is_idle(&self) -> bool {
         !self.turn_state.more && !self.loader.is_reading() && self.core.is_idle()
     }
@@ -199,7 +198,7 @@ impl Engine {
         self.core.live.shared.counters()
     }
 
-    /// Goes on from the totals of an engine that was there before this one.
+    /// Continues from the totals of a previous engine.
     pub fn count_from(&mut self, totals: Counters) {
         *self.core.live.shared.counters_mut() = totals;
     }
@@ -210,21 +209,22 @@ impl Engine {
         (live.queues.total(), live.queues.ready_rows(), live.customers().open_windows())
     }
 
-    /// Whether something is due that nothing keeps. So it is for a moment only, unless the way out is closed,
-    /// or it was overlooked. Costs time in the number of applications.
+    /// Whether an item is due that nothing holds back. This lasts for a moment only, unless egress is closed
+    /// or the engine has overlooked the item. Costs time proportional to the number of applications.
     pub fn is_overlooked(&self, now: Now) -> bool {
         report::is_overlooked(&self.core, now)
     }
 
-    /// The state at this moment. Costs time in the number of applications that have something, not of items.
+    /// The state at this moment. Costs time proportional to the number of applications that have items, not
+    /// to the number of items.
     pub fn snapshot(&self, now: Now) -> Snapshot {
         report::take(&self.core, !self.turn_state.taking, now)
     }
 
     // ---- what happens -------------------------------------------------------------------------------------
 
-    /// Notices steps of the wall clock: forward, whatever became due leaves now; backward, everything waits
-    /// for its time anew.
+    /// Notices steps of the wall clock. After a step forward, items that became due leave now; after a step
+    /// backward, all items wait for their times anew.
     fn observe(&mut self, now: Now) {
         let ClockStep { forward, backward, less } = self.turn_state.clocks.observe(now);
         let live = &mut self.core.live;
@@ -284,8 +284,8 @@ impl Engine {
         line.into_iter().for_each(|line| self.core.live.shared.reads.end(line));
     }
 
-    /// The broker will deliver again whatever was not acked: items whose only copy that is, are forgotten, or
-    /// they would be there twice.
+    /// The broker redelivers every unacked message: items whose only copy is such a message are forgotten, or
+    /// they would exist twice.
     fn restart_ingest(&mut self, generation: u32) {
         self.core.live.shared.journal.restart_deliveries(generation);
         self.arrivals.forget_deliveries(&mut self.core.live.shared.watch);
@@ -306,8 +306,7 @@ impl Engine {
 
     // ---- one turn -----------------------------------------------------------------------------------------
 
-    /// What one turn does after every input, in this order: what has ended, what has come in, time, the way
-    /// out, memory, the store.
+    /// The turn after every input, in this order: ended publishes, arrivals, time, egress, memory, store.
     fn turn(&mut self, now: Now) {
         self.turn_state.more = false;
         self.core.want_outcomes(self.arrivals.awaits_any() || self.scans.awaits_any());
@@ -316,15 +315,15 @@ impl Engine {
         self.end_waits(now);
         let stopped_at = self.judge_arrivals(now);
         if self.scans.has_cancels_to_begin() {
-            // Else what came before one and is due would leave first.
+            // Else items that came before a cancel and are due would leave before it takes them.
             self.advance_scans(now);
         }
         self.pass_time(now);
         self.turn_state.more |= !self.core.end_pauses(now);
-        // Else what has failed without it being known would be overtaken.
+        // Else a failure that has not been processed yet would be overtaken.
         let sent = self.settings.thresholds.sent;
         self.turn_state.more |= !ended || self.core.pump(sent, now, &mut self.fx.publishes);
-        // Else one would be given up for the room that another has left without it being known.
+        // Else a channel would be given up for room that a settled one, not processed yet, has left.
         if ended {
             self.fx.give_up = self.core.dispatch.give_up(&self.core.live, now);
             self.trim(now);
@@ -347,7 +346,7 @@ impl Engine {
     /// Items and windows whose time has come.
     fn pass_time(&mut self, now: Now) {
         let turn = self.settings.thresholds;
-        // Windows last: items that were due before them would leave after them.
+        // Windows last: else items that were due before them would leave after them.
         let all = self.core.live.take_due(turn.due, now) && self.core.live.close_ripe(turn, now);
         self.turn_state.more |= !all;
         let live = &mut self.core.live;
@@ -361,11 +360,11 @@ impl Engine {
         self.turn_state.more |= self.turn_state.no_room && made;
     }
 
-    /// Items beyond the limit of an application that gives up its first ones.
+    /// Dead-letters items beyond the limit of an application whose policy drops the oldest.
     fn trim(&mut self, now: Now) {
         for (id, sentence) in self.limits.trim(&mut self.core.live) {
             if self.core.live.items().get(id).is_none() {
-                // It had to leave memory for the dead letter of another: the next turn looks where it is.
+                // It was evicted from memory for another's dead letter: the next turn looks it up.
                 self.turn_state.more = true;
                 continue;
             }
@@ -375,7 +374,7 @@ impl Engine {
         self.turn_state.more |= self.limits.is_trimming(&self.core.live);
     }
 
-    /// Attempts have ended that something waits for: that is judged now, before anything new.
+    /// Attempts have ended: arrivals that wait for them are judged now, before new ones.
     fn tell_outcomes(&mut self, now: Now) {
         let outcomes = self.core.take_outcomes();
         if outcomes.is_empty() {
@@ -394,7 +393,7 @@ impl Engine {
         self.turn_state.more |= more;
         self.turn_state.more |= self.arrivals.scans_ended(|number| self.scans.is_through(number));
         if !given_up.is_empty() && !mutated(Mutant::EndOfPatienceUntold) {
-            // A request waits for them no longer than the cancel that came before it does.
+            // A request waits for these outcomes no longer than the cancel that came before it.
             for identity in given_up {
                 self.arrivals.outcome_known(identity, None, &mut self.core.live.shared.watch);
             }
@@ -403,14 +402,14 @@ impl Engine {
         done.into_iter().for_each(|done| self.reply(done));
     }
 
-    /// Commands whose patience with an outcome has ended.
+    /// Answers commands whose time limit for an outcome has passed.
     fn end_waits(&mut self, now: Now) {
         for (command, asker) in self.arrivals.end_waits(now) {
             self.reply((asker, command, Answer::InFlight));
         }
     }
 
-    /// More waits for outcomes than may: requests are decided without them, commands answered.
+    /// More arrivals wait for outcomes than may: requests are decided without them, commands are answered.
     fn release_waiting(&mut self) {
         let (core, scans) = (&self.core, &self.scans);
         let may = |id: types::Identity| core.may_be_superseded(id) && !scans.is_going_over(core, id);
@@ -435,7 +434,7 @@ impl Engine {
         self.fx.loads.extend(load);
     }
 
-    /// Hands what was collected over as one commit, and lets go what waited for earlier ones.
+    /// Hands the collected operations over as one commit, and releases what waited for earlier ones.
     fn commit(&mut self, now: Now) {
         let live = &mut self.core.live;
         live.flush_windows();
@@ -452,15 +451,15 @@ impl Engine {
         live.shared.journal.acks(now, &mut self.fx.acks);
     }
 
-    /// Tells the consumer to hand over, or to stop: what has been handed over waits in line, and nothing is
-    /// returned.
+    /// Makes the consumer pause or resume. Requests that were handed over stay queued here; nothing is
+    /// returned to the broker.
     fn steer_intake(&mut self) {
         let stopped = self.limits.is_store_full()
             || !self.core.live.shared.journal.has_numbers()
             || self.turn_state.draining;
         let blocked = self.turn_state.no_room || self.core.live.shared.journal.is_under_pressure();
         let clear = self.arrivals.is_clear();
-        // It begins again only once the line is clear: else it would stop and go with every request.
+        // Intake resumes only once the queue of arrivals is empty: else it would flap with every request.
         let flows = if self.turn_state.taking { !blocked || clear } else { !blocked && clear };
         let taking = flows && !stopped;
         if taking != self.turn_state.taking {
@@ -471,7 +470,7 @@ impl Engine {
 
     // ---- what has come in ---------------------------------------------------------------------------------
 
-    /// Judges what has arrived, as far as what is known allows. What was full then.
+    /// Judges arrivals as far as the known facts allow. Returns what was occupied then.
     fn judge_arrivals(&mut self, now: Now) -> [u64; 3] {
         self.turn_state.no_room = false;
         self.arrivals.scans_ended(|number| self.scans.is_through(number));
@@ -485,7 +484,7 @@ impl Engine {
         occupied
     }
 
-    /// Whether the line is empty now.
+    /// Judges arrivals of one line. Whether the line is empty now.
     fn judge_line(&mut self, name: LineName, left: &mut usize, now: Now) -> bool {
         let settings = Arc::clone(&self.settings);
         let mut last: Option<Delivery> = None;
@@ -494,7 +493,7 @@ impl Engine {
             let delivery = next.delivery();
             // The entries of one message become durable in one commit.
             let same = delivery.is_some() && delivery == last;
-            // Who asks within this process may want to stop what waits for the disk.
+            // Local commands go on: an operator may want to cancel what waits for the disk.
             let held = name != LineName::Local && self.core.live.shared.journal.is_under_pressure();
             if !same && (*left == 0 || held) {
                 self.turn_state.more |= *left == 0;
@@ -512,7 +511,7 @@ impl Engine {
         }
     }
 
-    /// Judges one arrival. False: it has gone back to the head of its line.
+    /// Judges one arrival. False: it was returned to the head of its line.
     fn judge(&mut self, name: LineName, Next { placed, found, at_once }: Next, now: Now) -> bool {
         if let Arrival::Item(item, _) = &placed.arrival {
             if let Some(identity) = item.identity.filter(|id| self.arrivals.is_awaited(*id)) {
@@ -527,7 +526,7 @@ impl Engine {
             return true;
         }
         if let Arrival::Command { command, .. } = &placed.arrival {
-            // What came before a cancel is its own, and has to be an item first.
+            // A cancel takes requests that came before it, and these have to become items first.
             let core = &self.core;
             if self.arrivals.release_for(command, |identity| core.will_be_told(identity)) {
                 self.arrivals.put_back(name, placed, at_once);
@@ -541,8 +540,8 @@ impl Engine {
             }
             Arrival::Item(item, origin) => {
                 let how = Hurry { draining: self.turn_state.draining, at_once };
-                let mut bench = Decider::new(&self.settings, &mut self.limits, &mut self.scans, how);
-                match bench.item(&mut self.core, item, origin, found, now) {
+                let mut decider = Decider::new(&self.settings, &mut self.limits, &mut self.scans, how);
+                match decider.item(&mut self.core, item, origin, found, now) {
                     Decision::Done => {}
                     Decision::Await(identity, item) => {
                         self.await_outcome(identity, Placed { place, arrival: Arrival::Item(item, origin) });

@@ -1,10 +1,10 @@
-//! Wrong decisions, one at a time, to show that the simulator finds them. Outside of tests there are none,
-//! and nothing of this is left in the program.
+//! Planted wrong decisions, enabled one at a time, to show that the simulator finds them. They exist in tests
+//! only; the program contains none.
 
-/// Declares the wrong decisions, and the list of all of them.
+/// Declares the wrong decisions and the list of them.
 macro_rules! mutants {
-    ($($(#[$what:meta])* $name:ident,)*) => {
-        /// A wrong decision.
+    ($($(#[$what:meta])* $name:ident breaks $($promise:literal)+,)*) => {
+        /// A planted wrong decision.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Mutant {
             $($(#[$what])* $name,)*
@@ -20,399 +20,395 @@ macro_rules! mutants {
 
 mutants! {
     /// A request is acked when its item is written, not when the commit is durable.
-    AckBeforeCommit,
-    /// What is safe is acked in order alone: a single unsafe delivery holds back all behind it for ever.
-    AckWaitsForPrefix,
+    AckBeforeCommit breaks 1,
+    /// Safe deliveries are acked in order only: a single unsafe delivery holds back all later ones
+    /// indefinitely.
+    AckWaitsForPrefix breaks 13,
     /// A dropped duplicate is acked before the item that it was dropped for is durable.
-    DuplicateAckedTooSoon,
-    /// An answer does not wait for its commit.
-    AnswerTooSoon,
-    /// Arrival numbers begin where the last commit's items ended, not behind the lease.
-    LeaseForgotten,
-    /// A lease of arrival numbers that is used up is not renewed: nothing is taken in any more.
-    LeaseNotRenewed,
+    DuplicateAckedTooSoon breaks 1,
+    /// An answer leaves before its commit is durable.
+    AnswerTooSoon breaks 15,
+    /// Arrival numbers begin after those of the last commit's items, not after the lease.
+    LeaseForgotten breaks 9,
+    /// A lease of arrival numbers is not renewed: once it is used up, nothing is taken in any more.
+    LeaseNotRenewed breaks 9,
     /// A batch whose outcome is unknown counts as delivered.
-    UnknownIsDelivered,
+    UnknownIsDelivered breaks 2,
     /// A returned batch counts as delivered.
-    ReturnedIsDelivered,
+    ReturnedIsDelivered breaks 2,
     /// A nacked batch counts as delivered.
-    NackedIsDelivered,
+    NackedIsDelivered breaks 2,
     /// A batch whose confirm is overdue counts as delivered.
-    OverdueIsDelivered,
-    /// An exchange that is missing counts as a failed attempt.
-    UnavailableCounts,
+    OverdueIsDelivered breaks 2,
+    /// A publish to a missing exchange counts as a failed attempt.
+    UnavailableCounts breaks 6,
     /// An overdue confirm counts as a failed attempt.
-    OverdueCounts,
+    OverdueCounts breaks 6,
     /// A returned batch does not count as an attempt of its items.
-    AttemptForgotten,
-    /// `retry.attempts` is never looked at.
-    AttemptsIgnored,
-    /// An item is given up one attempt too soon.
-    AttemptsOneTooFew,
-    /// After a load `near_until` stands one place too far: one row more than was read counts as being in
-    /// memory.
-    NearUntilOffByOne,
-    /// What a load brings is believed, though it ended or moved meanwhile.
-    LoadFromThePast,
-    /// A row that went to the store alone while its queue was being read is not read again: `near_until`
-    /// passes it.
-    BehindForgotten,
+    AttemptForgotten breaks 6,
+    /// `retry.attempts` is ignored.
+    AttemptsIgnored breaks 6,
+    /// An item is dead-lettered one attempt too soon.
+    AttemptsOneTooFew breaks 6,
+    /// After a load `near_until` is one place too far: one row that was not read counts as being in memory.
+    NearUntilOffByOne breaks 3,
+    /// Rows of a load are used although their items ended or moved during the read.
+    LoadFromThePast breaks 3,
+    /// An item that left memory while its queue was being read is not read again: `near_until` passes it.
+    BehindForgotten breaks 3,
     /// `unindexed_until` of a queue is not raised when an item without customer row is put.
-    UnindexedForgotten,
+    UnindexedForgotten breaks 15,
     /// An item leaves memory without its customer row.
-    IndexForgotten,
-    /// The store is not told of a window that closed early.
-    ClosingForgotten,
-    /// A row that went to the store is believed to be there though it has gone since.
-    RowStaysKnown,
-    /// Whatever waits for an outcome may.
-    AllMayWait,
-    /// A batch that is never confirmed keeps its channel though others wait for one.
-    HungKeepChannels,
-    /// Items of an own time leave some milliseconds before it.
-    Early,
-    /// When the clock was set back, what had become due still leaves.
-    EarlyAfterStepBack,
-    /// Expiry is not looked at when a batch is formed.
-    ExpiryIgnored,
+    IndexForgotten breaks 15,
+    /// The early close of a window is not written to the store.
+    ClosingForgotten breaks 10,
+    /// A row that was written to the store is used although it was removed since.
+    RowStaysKnown breaks 14,
+    /// Any number of arrivals may wait for outcomes.
+    AllMayWait breaks 6,
+    /// A batch that is never confirmed keeps its channel although others wait for one.
+    HungKeepChannels breaks 6,
+    /// Items with an own time leave some milliseconds early.
+    Early breaks 4,
+    /// After a step back of the clock, items that had become due still leave.
+    EarlyAfterStepBack breaks 4,
+    /// Expiry is ignored when a batch is formed.
+    ExpiryIgnored breaks 4,
     /// An item is judged expired a second before its expiry.
-    ExpiredTooSoon,
-    /// A window does not hurry for the most urgent expiry in it.
-    WindowIgnoresExpiry,
-    /// `quiet` is never looked at.
-    QuietIgnored,
+    ExpiredTooSoon breaks 4,
+    /// A window does not close early for the most urgent expiry in it.
+    WindowIgnoresExpiry breaks 4 10,
+    /// `quiet` is ignored.
+    QuietIgnored breaks 10,
     /// A window is not closed by `max_items`.
-    CountIgnored,
+    CountIgnored breaks 10,
     /// A window is not closed by `max_bytes`.
-    BytesIgnored,
+    BytesIgnored breaks 10,
     /// Batches are not split by `max_items` and `max_bytes`.
-    BatchUnbounded,
-    /// `coalesce` rounds past an expiry.
-    CoalesceIgnoresExpiry,
+    BatchUnbounded breaks 10,
+    /// `coalesce` rounds a due beyond the expiry.
+    CoalesceIgnoresExpiry breaks 4,
     /// `flush` answers and closes nothing.
-    FlushDoesNothing,
-    /// `flush` answers one item more than the window held.
-    FlushCountsOneMore,
-    /// A customer's due items are not brought into order of (due, arrival).
-    OrderForgotten,
-    /// Items in memory are dispatched though older ones of their queue are far.
-    FarOvertaken,
+    FlushDoesNothing breaks 15,
+    /// `flush` reports one item more than the window contained.
+    FlushCountsOneMore breaks 15,
+    /// A customer's due items are not sorted by (due, arrival).
+    OrderForgotten breaks 5,
+    /// Items in memory are sent although older ones of their queue are far.
+    FarOvertaken breaks 5,
     /// After a failed attempt new items go before those that failed.
-    NewOvertakesFailed,
-    /// While a batch is a suspect, later items of its customer go on.
-    SuspectsOvertaken,
-    /// A paused application is published.
-    PausedIsPublished,
-    /// A pause is not written: it does not outlive the process.
-    PauseForgotten,
-    /// After a failed probe the next batch goes at once, without a back-off.
-    ParkedIsDrained,
-    /// A back-off that has ended is not noticed: no further probe goes.
-    ParkedForEver,
-    /// Rows of parked queues do not leave memory.
-    ParkedStaysInMemory,
-    /// While a batch sent alone waits for its confirm, nothing else is sent alone.
-    HungBatchHindersAll,
-    /// Rule keep does what replace does.
-    KeepReplaces,
-    /// Rules replace, earliest, latest and reject do what keep does.
-    RulesDoKeep,
-    /// Rule earliest keeps the later one.
-    EarliestIsLatest,
+    NewOvertakesFailed breaks 5,
+    /// While a batch is a suspect, later items of its customer are sent.
+    SuspectsOvertaken breaks 5,
+    /// Items of a paused application are published.
+    PausedIsPublished breaks 15,
+    /// A pause is not written, and ends with the process.
+    PauseForgotten breaks 15,
+    /// After a failed probe the next batch is sent at once, without a back-off.
+    ParkedIsDrained breaks 6,
+    /// The end of a back-off is not noticed: no further probe is sent.
+    ParkedForEver breaks 6,
+    /// Items of parked queues are not evicted from memory.
+    ParkedStaysInMemory breaks 6,
+    /// While one batch sent alone waits for its confirm, no other is sent alone.
+    HungBatchHindersAll breaks 6,
+    /// Rule `keep` acts as `replace`.
+    KeepReplaces breaks 14,
+    /// Rules `replace`, `earliest`, `latest` and `reject` act as `keep`.
+    RulesDoKeep breaks 14,
+    /// Rule `earliest` keeps the later one.
+    EarliestIsLatest breaks 14,
     /// Any redelivered request whose id has ended is dropped, whatever its fingerprint.
-    MarkAloneDrops,
+    MarkAloneDrops breaks 14,
     /// A redelivered request equal to the ended one is accepted as new.
-    FingerprintForgotten,
-    /// A request under rule replace takes the place of an item in flight, without awaiting the outcome.
-    InFlightIsReplaced,
+    FingerprintForgotten breaks 14,
+    /// A request with rule `replace` replaces an item in flight without waiting for the outcome.
+    InFlightIsReplaced breaks 14,
     /// A request that names the batch in which its item was sent is a duplicate like any other.
-    TryIgnored,
-    /// Whatever batch a request names, it is another try.
-    AnyBatchIsATry,
-    /// Another try is judged while the item that it is one of is in flight.
-    TryNotAwaited,
-    /// How items ended is not remembered.
-    TailForgotten,
+    TryIgnored breaks 14,
+    /// A request is another try whatever batch it names.
+    AnyBatchIsATry breaks 14,
+    /// Another try is judged while its item is in flight.
+    TryNotAwaited breaks 14,
+    /// The ends of items are not remembered.
+    TailForgotten breaks 14,
     /// An end is forgotten after half of `dedupe_tail`.
-    TailHalf,
-    /// What the store said of an identity is believed though it changed since it was asked.
-    AnswersFromThePast,
-    /// Every look-up of an item that waits answers `unknown`.
-    LookupUnknown,
-    /// A count of a customer leaves its far items out.
-    CountsOneTooFew,
-    /// A page of a list leaves out its first row that came from the store.
-    ListSkips,
-    /// A cancel of an item answers and takes nothing back.
-    CancelAnswersOnly,
-    /// A cancel of a customer counts its far items and takes none back.
-    CancelAllAnswersOnly,
-    /// A cancel of a customer, or of what is parked, takes what arrived behind it as well.
-    CancelAllTakesLater,
-    /// A cancel of a customer swallows items that died meanwhile.
-    CancelAllTakesDead,
-    /// `parked drop` takes items that are not due, of an application that is not parked.
-    DropParkedTakesAll,
-    /// What is due of a customer that is held back leaves all the same.
-    HeldIsPublished,
-    /// That a customer is held back does not outlive the process.
-    HeldForgotten,
-    /// What was passed over of a customer that is held back is not read once it goes on.
-    PassedOverForgotten,
-    /// A rate holds nothing back.
-    RateIgnored,
+    TailHalf breaks 14,
+    /// The store's answer about an identity is used although the identity changed since the question.
+    AnswersFromThePast breaks 14,
+    /// Every look-up of a waiting item answers `unknown`.
+    LookupUnknown breaks 15,
+    /// A count of a customer omits its far items.
+    CountsOneTooFew breaks 15,
+    /// A page of a list omits its first row from the store.
+    ListSkips breaks 15,
+    /// A cancel of an item answers and cancels nothing.
+    CancelAnswersOnly breaks 15,
+    /// A cancel of a customer counts its far items and cancels none.
+    CancelAllAnswersOnly breaks 15,
+    /// A cancel of a customer, or of parked items, also cancels items that arrived after it.
+    CancelAllTakesLater breaks 15,
+    /// A cancel of a customer removes items that were dead-lettered since.
+    CancelAllTakesDead breaks 15,
+    /// `parked drop` removes items that are not due, of an application that is not parked.
+    DropParkedTakesAll breaks 15,
+    /// Due items of a paused customer leave.
+    HeldIsPublished breaks 15,
+    /// The pause of a customer ends with the process.
+    HeldForgotten breaks 15,
+    /// Passed-over items of a paused customer are not read after its pause.
+    PassedOverForgotten breaks 3,
+    /// The rate of an application has no effect.
+    RateIgnored breaks 15,
     /// A batch counts as one item against its application's rate.
-    BatchCountsOnce,
-    /// Batches that have waited for payloads leave together, whatever the rate says.
-    FetchedOutrunsRate,
-    /// What a rate holds back is not looked at again.
-    HeldForEver,
-    /// A rate that a command gave does not outlive the process.
-    RateForgotten,
-    /// A customer's rate bounds nothing.
-    CustomerRateIgnored,
-    /// What comes behind something that was passed over leaves before it.
-    PassedOvertaken,
-    /// What is passed over while others of its customer are read back is taken for read.
-    ReadBackForgets,
-    /// Memory holds what it likes of a customer that waits for its rate.
-    FillIgnored,
-    /// A cancel of a selection takes all that memory has of its application.
-    SelectedInMemoryAll,
-    /// A cancel or count of a selection takes all that the store alone has.
-    SelectedFarAll,
+    BatchCountsOnce breaks 15,
+    /// Batches that have waited for payloads leave together, against the rate.
+    FetchedOutrunsRate breaks 15,
+    /// Batches held back by a rate are never checked again.
+    HeldForEver breaks 3,
+    /// A rate set by a command ends with the process.
+    RateForgotten breaks 15,
+    /// The rate of a customer has no effect.
+    CustomerRateIgnored breaks 15,
+    /// Items that come after a passed-over one leave before it.
+    PassedOvertaken breaks 5,
+    /// Items passed over while others of their customer are read count as read.
+    ReadBackForgets breaks 5,
+    /// The number of items in memory of a customer that waits for its rate is not bounded.
+    FillIgnored breaks 7,
+    /// A cancel of a selection takes all items in memory of its application.
+    SelectedInMemoryAll breaks 15,
+    /// A cancel or count of a selection takes all far items of its application.
+    SelectedFarAll breaks 15,
     /// An application is full at a third of `max_waiting`.
-    FullTooSoon,
+    FullTooSoon breaks 12,
     /// An application takes one item more than `max_waiting`.
-    FullTooLate,
-    /// Policy drop-oldest gives up the newcomer.
-    DropOldestDropsNewest,
-    /// Policy drop-oldest gives up two items for one newcomer.
-    DropOldestKillsTwo,
-    /// Policy flush-early closes no window.
-    FlushEarlyFlushesNothing,
-    /// `limits.applications` is never looked at.
-    ApplicationsUnlimited,
-    /// `limits.customers` is never looked at.
-    WindowsUnlimited,
-    /// Rows come into memory whether there is room or not.
-    MembersCrowdIn,
-    /// Dead letters stay in memory whether there is room or not.
-    DeadCrowdIn,
-    /// Payloads stay in memory whatever the budget.
-    ContentsStay,
+    FullTooLate breaks 12,
+    /// Policy `drop-oldest` dead-letters the new item.
+    DropOldestDropsNewest breaks 8,
+    /// Policy `drop-oldest` dead-letters two items for one new item.
+    DropOldestKillsTwo breaks 8,
+    /// Policy `flush-early` closes no window.
+    FlushEarlyFlushesNothing breaks 12,
+    /// `limits.applications` is ignored.
+    ApplicationsUnlimited breaks 7,
+    /// `limits.customers` is ignored.
+    WindowsUnlimited breaks 7,
+    /// Items are loaded into memory without regard to its bound.
+    MembersCrowdIn breaks 7,
+    /// Dead letters stay in memory without regard to its bound.
+    DeadCrowdIn breaks 7,
+    /// Payloads stay in memory without regard to the budget.
+    ContentsStay breaks 7,
     /// An item that ended stays in its queue's count.
-    CountForgotten,
+    CountForgotten breaks 8,
     /// An item is remembered as dead before the commit that makes its dead letter safe.
-    DeadTooSoon,
-    /// A dead item is deleted instead of being moved to the dead letters.
-    DeadForgotten,
+    DeadTooSoon breaks 14,
+    /// A dead item is deleted instead of moved to the dead-letter queue.
+    DeadForgotten breaks 2,
     /// `coalesce` rounds own times down.
-    CoalesceRoundsDown,
-    /// An application with more to send goes again before the others.
-    BacklogGoesFirst,
+    CoalesceRoundsDown breaks 4,
+    /// An application with more to send is served again before the others.
+    BacklogGoesFirst breaks 6,
     /// Each back-off is as long as the first.
-    BackoffNotDoubled,
-    /// A confirm of what was out before a failure ends the back-off.
-    StragglerProves,
-    /// After a long rest batches go as if the queue had been confirmed just now.
-    ProofForEver,
-    /// The row of a long window does not tell of its most urgent expiry.
-    RowWithoutExpiry,
+    BackoffNotDoubled breaks 6,
+    /// A confirm of a batch published before a failure ends the back-off.
+    StragglerProves breaks 6,
+    /// After a long rest batches are sent as if a batch had just been confirmed.
+    ProofForEver breaks 6,
+    /// The row of a long window lacks its most urgent expiry.
+    RowWithoutExpiry breaks 10,
     /// A replacement opens a window of full length.
-    WindowNotInherited,
-    /// Windows that begin close to each other have the same number.
-    WindowsShareANumber,
-    /// A batch that waited for payloads goes before what failed meanwhile.
-    FetchedOvertakesFailed,
-    /// A request that was confirmed before it was written is acked before its id is remembered.
-    AckBeforeRemembered,
-    /// A count of a customer tells the last due as the next.
-    NextDueIsTheLast,
-    /// What waited for an outcome or a scan goes before whatever is in line, whenever it came.
-    ReturnedAhead,
-    /// A suspect of which nothing is left holds its queue up.
-    DroppedSuspectCounts,
-    /// A cancel of a customer takes back what may have been delivered, where it is in the store alone.
-    CancelAllTakesUnknown,
+    WindowNotInherited breaks 14,
+    /// Windows that open in succession have the same number.
+    WindowsShareANumber breaks 10,
+    /// A batch that waited for payloads is sent before batches that failed in the meantime.
+    FetchedOvertakesFailed breaks 5,
+    /// A request that was confirmed before it was written is acked before its end is remembered.
+    AckBeforeRemembered breaks 1,
+    /// A count of a customer reports the last due as the next.
+    NextDueIsTheLast breaks 15,
+    /// Arrivals that waited for an outcome or a scan are judged before all others, whatever their order.
+    ReturnedAhead breaks 5 14,
+    /// A suspect without members that may be sent still blocks its queue.
+    DroppedSuspectCounts breaks 6,
+    /// A cancel of a customer cancels far items that may have been delivered.
+    CancelAllTakesUnknown breaks 15,
     /// Suspects of a paused application are published.
-    PausedSuspectsGo,
-    /// A suspect whose members were all taken back holds its queue up.
-    EmptiedSuspectCounts,
-    /// What is remembered of an item that has ended tells of no attempts.
-    EndedAttemptsWrong,
-    /// After a step of the wall clock windows are not looked at anew.
-    StepUnnoticed,
+    PausedSuspectsGo breaks 15,
+    /// A suspect whose members were all cancelled still blocks its queue.
+    EmptiedSuspectCounts breaks 6,
+    /// The remembered end of an item has no attempts.
+    EndedAttemptsWrong breaks 15,
+    /// After a step of the wall clock windows are not checked again.
+    StepUnnoticed breaks 10,
     /// After a restart a window may be longer than `window`.
-    ReopenedUnbounded,
-    /// What waited for a row of the store waits on when that has been taken back.
-    StalledForEver,
-    /// What is to be probed is read behind what is due later.
-    ProbesBehindLater,
-    /// What has been read of a window leaves without what has not.
-    WindowInParts,
-    /// What could leave makes room for what the first of its customer waits for.
-    LeavingMakesRoom,
-    /// To a queue that confirms nothing any more as much goes as to a healthy one.
-    SilenceUnheard,
-    /// Requests are taken in though the disk is full.
-    StoreFullIgnored,
-    /// A command that has waited for an outcome waits for the next one as long again.
-    PatienceAnew,
+    ReopenedUnbounded breaks 10,
+    /// Items that waited for a row of the store still wait after that item was cancelled.
+    StalledForEver breaks 6,
+    /// Rows for a probe are read after rows that are due later.
+    ProbesBehindLater breaks 6,
+    /// The loaded members of a window leave without those that are still in the store.
+    WindowInParts breaks 10,
+    /// Items that could leave are evicted for the rows that their customer's first item waits for.
+    LeavingMakesRoom breaks 3 7,
+    /// A silent queue gets as many batches as a healthy one.
+    SilenceUnheard breaks 6,
+    /// Requests are taken in although the disk is full.
+    StoreFullIgnored breaks 7,
+    /// A command that has waited for an outcome waits for the next one for the full time again.
+    PatienceAnew breaks 15,
     /// The id of a request for which there was no room is not remembered.
-    RefusedIdForgotten,
-    /// A later request is held against the waiting one as if it opened a window.
-    NewDueIgnoresWindow,
-    /// What dies after it was accepted is not counted by its reason.
-    DeadUncounted,
-    /// A request is dropped for an item that the broker delivers again.
-    OrphanKeeps,
-    /// The memory store takes what waits for longer than the broker does.
-    HoldMaxIgnored,
-    /// A pause is answered before it is written.
-    PauseUnhurried,
-    /// What comes behind a cancel of a customer takes back what may have been delivered.
-    ClaimTakesUnknown,
-    /// What comes into memory during a cancel of its customer is not its own.
-    RestoredUnclaimed,
-    /// What comes into memory during a count of its customer is not counted.
-    RestoredUncounted,
-    /// A cancel of a customer leaves what was in flight and failed.
-    FailedIsNotTakenBack,
-    /// A cancel of a customer does not wait for the outcome of what is in flight.
-    ScanIsImpatient,
-    /// A page of a list does not tell of the next.
-    ListEndsTooSoon,
-    /// What waits for a cancel of its customer stays when the broker has it back.
-    BehindScanKept,
-    /// Reads under way do not learn of what ended in the store alone.
-    FarGoneUntold,
-    /// Questions under way do not learn of what has left memory.
-    EvictUntold,
-    /// What has become unknown is asked for in the middle of its message.
-    StaleSplitsMessage,
-    /// One that takes another's place is written later than that is deleted.
-    HeirIsDeferred,
+    RefusedIdForgotten breaks 14,
+    /// The due of a new request is compared as if it opened a window, though one is open.
+    NewDueIgnoresWindow breaks 14,
+    /// An item that is dead-lettered after it was accepted is not counted by its reason.
+    DeadUncounted breaks 8,
+    /// A request is dropped for an item that the broker redelivers.
+    OrphanKeeps breaks 14,
+    /// The memory store accepts items with dues beyond `store.hold_max`.
+    HoldMaxIgnored breaks 12,
+    /// A pause does not hurry its commit.
+    PauseUnhurried breaks 15,
+    /// A request or command after a cancel of a customer cancels an item that may have been delivered.
+    ClaimTakesUnknown breaks 15,
+    /// Items loaded during a cancel of their customer are not cancelled by it.
+    RestoredUnclaimed breaks 15,
+    /// Items loaded during a count of their customer are not counted.
+    RestoredUncounted breaks 15,
+    /// A cancel of a customer omits items that were in flight and failed.
+    FailedIsNotTakenBack breaks 15,
+    /// A cancel of a customer does not wait for the outcomes of items in flight.
+    ScanIsImpatient breaks 15,
+    /// A page of a list does not name the next one.
+    ListEndsTooSoon breaks 15,
+    /// Requests that wait for a cancel of their customer stay although the broker redelivers them.
+    BehindScanKept breaks 3,
+    /// Reads under way are not informed of far items that ended.
+    FarGoneUntold breaks 3 15,
+    /// Look-ups under way are not informed of items that left memory.
+    EvictUntold breaks 14,
+    /// A stale answer is asked for again in the middle of its message.
+    StaleSplitsMessage breaks 14,
+    /// A replacement is written later than the replaced item is deleted.
+    HeirIsDeferred breaks 14,
     /// A member of a window that closed early joins an open one.
-    ClosedRejoins,
-    /// What was read before its window closed is due when that was to end.
-    ClosedSinceUnknown,
-    /// With a read of a queue also that is forgotten which changed since an older scan began.
-    ScansForgotten,
-    /// What changed while a scan goes on counts as changed for reads that began since.
-    CurrentForNobody,
-    /// What a scan has brought that was given up is believed.
-    GivenUpIsBelieved,
+    ClosedRejoins breaks 10,
+    /// An item read before its window closed is due at the planned end.
+    ClosedSinceUnknown breaks 10,
+    /// The end of a queue read also drops changes that an older scan needs.
+    ScansForgotten breaks 15,
+    /// A change during a scan counts as a change for reads that began after it.
+    CurrentForNobody breaks 3,
+    /// The rows of an abandoned scan step are used.
+    GivenUpIsBelieved breaks 15,
     /// A flush of an application leaves one of its windows open.
-    FlushLeavesOne,
-    /// A pause is ended by a command alone.
-    PauseHasNoEnd,
-    /// How often a consumer has sent an item back is forgotten with a restart.
-    RetryNotRestored,
-    /// What a consumer has sent back leaves together with others.
-    RetryInCompany,
-    /// A try that has been sent is taken once more.
-    SameTryTwice,
-    /// Whoever leaves takes others' answers along.
-    LeavesWithAll,
-    /// The row of a long window does not tell of members that have left.
-    RowNotRenewed,
-    /// A member that comes back into memory is counted once more.
-    RejoinCountsTwice,
-    /// The oldest bucket of ended ids is not asked.
-    OldestBucketUnasked,
-    /// After a restart the bucket filled first is the present one.
-    OldestIsCurrent,
-    /// An id for which a filter has no room is not found.
-    FullFilterForgets,
-    /// What was never published counts as a publish of its batch.
-    UnsentCounts,
-    /// A batch that is formed anew of what has failed tells of a first attempt.
-    AttemptAnew,
-    /// Suspects of a queue that is given up are not recalled.
-    SuspectsStay,
-    /// A confirm does not end the count of failures.
-    FailuresKept,
-    /// The bytes in flight are never looked at.
-    BytesIgnoredInFlight,
-    /// Whoever waits for an attempt is not told that it is to be made again.
-    EndOfAttemptUntold,
-    /// What waits for an attempt because a cancel does goes on when that has lost its patience.
-    EndOfPatienceUntold,
-    /// A start whose clock is behind brings nothing back.
-    AheadForgotten,
-    /// Once one command has waited long enough for an outcome, all that wait for the same one are
-    /// answered.
-    PatienceEndsForAll,
-    /// A request goes on though an earlier one with its id waits behind a cancel of that one's customer.
-    IdOvertakesItsFirst,
-    /// Of a message with more entries than are asked for ahead of their turn the last are never asked
-    /// for.
-    LongMessageUnasked,
-    /// What is due and waits because its application is paused is told as parked.
-    PausedToldParked,
-    /// Every item in the store alone of a parked application is told as parked, due or not.
-    FarToldParked,
-    /// A page of a list that had more than its limit goes on where its reading ended, not behind its
-    /// last.
-    CursorSkipsAhead,
-    /// A cancel of a customer does not count what others have met or loaded before it came there.
-    ClaimedUncounted,
-    /// An item may be given the very moment of its expiry as its new time.
-    RescheduledToItsExpiry,
-    /// An item that is given a time of its own still tells what closed the window that it was in.
-    RescheduledKeepsItsCause,
-    /// That an item may have been delivered is forgotten when it comes back into memory.
-    DoubtNotRestored,
-    /// An item with a time of its own comes back from the store as one without.
-    OwnTimeNotRestored,
-    /// The bucket that a former life was filling gets a filter, which knows of this life's ends alone.
-    FormerEndsUnasked,
-    /// While dead letters wait, one application fewer may have something waiting.
-    LettersCountAsApplication,
+    FlushLeavesOne breaks 15,
+    /// A pause ends by a command only.
+    PauseHasNoEnd breaks 15,
+    /// A restart loses how often a consumer has sent an item back.
+    RetryNotRestored breaks 14,
+    /// An item that its consumer has sent back leaves in a batch with others.
+    RetryInCompany breaks 14,
+    /// A try that has been sent is accepted again.
+    SameTryTwice breaks 14,
+    /// A caller that leaves ends the commands of other callers.
+    LeavesWithAll breaks 15,
+    /// The row of a long window is not updated when members leave.
+    RowNotRenewed breaks 10,
+    /// A member that is loaded again is counted again.
+    RejoinCountsTwice breaks 10,
+    /// The oldest bucket of ended ids is not read.
+    OldestBucketUnasked breaks 14,
+    /// After a restart the oldest bucket is the current one.
+    OldestIsCurrent breaks 14,
+    /// Ids beyond the capacity of a filter are not found.
+    FullFilterForgets breaks 14,
+    /// A failed hand-over counts as a publish of its batch.
+    UnsentCounts breaks 6,
+    /// A batch formed anew of failed items reports a first attempt.
+    AttemptAnew breaks 6,
+    /// Suspects of a parked queue are not recalled.
+    SuspectsStay breaks 6,
+    /// A confirm does not reset the count of failures.
+    FailuresKept breaks 6,
+    /// The limit of bytes in flight is ignored.
+    BytesIgnoredInFlight breaks 7,
+    /// Requests and commands that wait for an attempt are not informed that it will be repeated.
+    EndOfAttemptUntold breaks 14 15,
+    /// Requests that wait for an attempt because a cancel does still wait after the cancel has timed out.
+    EndOfPatienceUntold breaks 15,
+    /// A start with a clock that is behind does not restore windows ahead of it.
+    AheadForgotten breaks 10,
+    /// When the wait of one command for an outcome ends, all commands that wait for it are answered.
+    PatienceEndsForAll breaks 15,
+    /// A request is judged although an earlier one with its id waits for a cancel of that one's customer.
+    IdOvertakesItsFirst breaks 14,
+    /// The last entries of a message with more entries than are asked for ahead are never asked for.
+    LongMessageUnasked breaks 3,
+    /// Due items of a paused application are reported as parked.
+    PausedToldParked breaks 15,
+    /// All far items of a parked application are reported as parked, due or not.
+    FarToldParked breaks 15,
+    /// After a page with more rows than its limit, the next page begins where the reading ended, not after
+    /// the last row.
+    CursorSkipsAhead breaks 15,
+    /// A cancel of a customer does not count items that were cancelled for it before its scan reached them.
+    ClaimedUncounted breaks 15,
+    /// An item may be rescheduled to the moment of its expiry.
+    RescheduledToItsExpiry breaks 15,
+    /// A rescheduled item still reports what closed its former window.
+    RescheduledKeepsItsCause breaks 15,
+    /// An item that may have been delivered loses that mark when it is loaded.
+    DoubtNotRestored breaks 15,
+    /// An item with an own time is restored from the store as one without.
+    OwnTimeNotRestored breaks 4,
+    /// The bucket that a former life was filling gets a filter, which contains only ends of this life.
+    FormerEndsUnasked breaks 14,
+    /// While dead letters wait, one application fewer may have waiting items.
+    LettersCountAsApplication breaks 7,
     /// Arrival numbers of a new lease are given out as soon as its commit has been handed over.
-    LeaseUsedTooSoon,
-    /// A window with an urgent expiry in it waits for that, though it has been quiet for long enough.
-    ExpirySilencesQuiet,
-    /// `quiet` counts from the first item of a window, whatever comes behind it.
-    QuietFromTheFirst,
-    /// A window whose last member is taken back while it is in the store alone stays open.
-    EmptiedFarWindowStays,
+    LeaseUsedTooSoon breaks 9,
+    /// A window with an urgent expiry waits for it although its quiet time has passed.
+    ExpirySilencesQuiet breaks 10,
+    /// `quiet` counts from the first item of a window, not from the last.
+    QuietFromTheFirst breaks 10,
+    /// A window stays open after its last member, a far one, was cancelled.
+    EmptiedFarWindowStays breaks 10,
     /// The row of a long window outlives the window.
-    WindowRowStays,
-    /// A member of a former life's window joins whatever window of its customer is open.
-    RejoinsAnother,
-    /// When an item leaves memory under an earlier key, its queue's row does not tell of it.
-    LowNotTold,
-    /// A batch whose payloads are there goes before one of its queue that waits for payloads.
-    FetchingOvertaken,
-    /// What expires, or becomes early by a step of the clock, while its payload is read is sent all the
-    /// same.
-    FetchedUnscreened,
-    /// A queue whose hung probe ends without a confirm and without a failure stays hindered.
-    HindranceStays,
-    /// A new egress connection counts as blocked where the one before was.
-    BlockedForEver,
-    /// One application may have all slots.
-    OneTakesAllSlots,
-    /// A read that turned out to be of no use keeps its place in memory.
-    VoidReadKeepsItsPlace,
-    /// What is in batches counts against the rows that others may bring in beyond the bound of memory.
-    BatchesCrowdOut,
-    /// What is to be given up, in memory and the first of its queue, has to be read once more.
-    FirstIsNotReached,
-    /// Queues are read in the order in which they were looked at, and not those first that are due.
-    LaterIsReadFirst,
-    /// What is to be sent again goes behind those that go alone, though it went before them.
-    SuspectsOvertakeRepeats,
-    /// Of what goes alone though its queue is parked, only what lacks payloads goes back to it.
-    ParkedSuspectsGoBack,
-    /// The second half of a refused batch goes behind what was formed later.
-    HalfGoesLast,
-    /// What is refused for another on its channel cannot have arrived.
-    SharedRefusalIsKnown,
-    /// What is due and has been read leaves before what was due sooner and is still in the schedule.
-    ScheduledOvertaken,
+    WindowRowStays breaks 10,
+    /// A member of a former life's window joins any open window of its customer.
+    RejoinsAnother breaks 10,
+    /// When an item leaves memory under an earlier key, its queue's row is not updated.
+    LowNotTold breaks 3,
+    /// A batch with complete payloads is sent before an earlier one of its queue that waits for payloads.
+    FetchingOvertaken breaks 5,
+    /// An item that expires, or becomes early by a step of the clock, while its payload is read is sent.
+    FetchedUnscreened breaks 4,
+    /// A queue stays marked as slow after its hung probe has ended without a confirm or a failure.
+    HindranceStays breaks 6,
+    /// A new egress connection counts as blocked if the previous one was.
+    BlockedForEver breaks 3,
+    /// One application may take all slots.
+    OneTakesAllSlots breaks 6,
+    /// A read whose rows are not used keeps its reserved memory.
+    VoidReadKeepsItsPlace breaks 7,
+    /// Items in batches count against the rows that others may load beyond the bound of memory.
+    BatchesCrowdOut breaks 6 7,
+    /// The first item of a queue, in memory and to be dead-lettered, is read again.
+    FirstIsNotReached breaks 7,
+    /// Queues are read in the order of checking, not in the order of due.
+    LaterIsReadFirst breaks 7,
+    /// A repeat is sent after the suspects, although it was sent before them.
+    SuspectsOvertakeRepeats breaks 5,
+    /// A suspect of a parked queue that lacks payloads returns to the queue, while others are sent.
+    ParkedSuspectsGoBack breaks 5,
+    /// The second half of a refused batch is sent after batches that were formed later.
+    HalfGoesLast breaks 5,
+    /// A batch refused because of another on its channel counts as not delivered.
+    SharedRefusalIsKnown breaks 15,
+    /// Loaded due items leave before items in the schedule that were due sooner.
+    ScheduledOvertaken breaks 5,
 }
 
 #[cfg(not(test))]
@@ -433,7 +429,7 @@ mod tests {
         static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
     }
 
-    /// Puts one in for this thread, or takes it out.
+    /// Enables one for this thread, or none.
     pub(in crate::engine) fn mutate(mutant: Option<Mutant>) {
         MUTANT.set(mutant);
     }

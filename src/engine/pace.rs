@@ -1,35 +1,35 @@
-//! How fast the items of an application may leave: a token bucket, kept as one number, the moment by which
-//! all that has left is paid for (the generic cell rate algorithm, ITU-T I.371, annex A).
+//! Rates: how fast the items of an application may leave. A token bucket, kept as one number: the moment by
+//! which all items that have left are paid for (the generic cell rate algorithm, ITU-T I.371, annex A).
 //!
-//! Nothing of it is stored: after a start the bucket is full, so that a start costs one burst at most.
+//! It is not stored: after a start the bucket is full, so that a start adds one burst at most.
 
 use super::mutant::{mutated, Mutant};
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
-/// Lengths of time that a rate may be given in, with their names, ms. The shortest that fits is written.
+/// Time units of a rate, with their names, ms.
 const SPANS: [(&str, u64); 3] = [("s", 1_000), ("min", 60_000), ("h", 3_600_000)];
 
-/// Most items of a rate, and most at once: more is no limit on any machine, and sums stay within 64 bits.
+/// Maximum items of a rate, and of a burst: more would limit no machine, and sums stay within 64 bits.
 pub const MAX_RATE: u32 = 10_000_000;
 
-/// So many items in each stretch of time: `100/s`, `5/min`, `10/h`.
+/// A number of items per time unit: `100/s`, `5/min`, `10/h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// 1 to [`MAX_RATE`].
     pub items: u32,
-    /// Length of the stretch: 1,000, 60,000 or 3,600,000, ms.
+    /// Length of the time unit: 1,000, 60,000 or 3,600,000, ms.
     pub each_ms: u64,
 }
 
 impl Rate {
-    /// `None`: one of them is none that a rate has.
+    /// `None`: the number or the time unit is not allowed.
     pub fn new(items: u32, each_ms: u64) -> Option<Self> {
         let known = SPANS.into_iter().any(|(_, ms)| ms == each_ms);
         (known && (1..=MAX_RATE).contains(&items)).then_some(Rate { items, each_ms })
     }
 
-    /// What leaves at once after a rest, where nothing else is said: the items of one second, at least one.
+    /// The default burst: the items of one second, at least one.
     pub fn of_a_second(self) -> u32 {
         let items = u64::from(self.items) * 1_000 / self.each_ms;
         u32::try_from(items).unwrap_or(MAX_RATE).max(1)
@@ -43,9 +43,9 @@ impl Display for Rate {
     }
 }
 
-/// What is wrong with a rate.
+/// A text that is no rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no rate: a number from 1 to 10000000, and /s, /min or /h behind it, such as 100/s")]
+#[error("not a rate: expected a number from 1 to 10000000 followed by /s, /min or /h, such as 100/s")]
 pub struct NoRate;
 
 impl FromStr for Rate {
@@ -60,32 +60,32 @@ impl FromStr for Rate {
     }
 }
 
-/// The rate of an application, and how much may leave at once.
+/// A rate and its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// So fast, over any longer time.
+    /// The rate, over any longer time.
     pub rate: Rate,
     /// Depth of the bucket, items, 1 to [`MAX_RATE`].
     pub burst: u32,
 }
 
 impl Bound {
-    /// `burst`: 0 is what the rate brings in a second.
+    /// `burst`: 0 is the items of one second.
     pub fn new(rate: Rate, burst: u32) -> Self {
         Bound { rate, burst: if burst == 0 { rate.of_a_second() } else { burst } }
     }
 
-    /// What a bucket is given until this moment, from the beginning of time.
+    /// The credit of a bucket until this moment, from the monotonic time 0 on.
     fn all_until(self, mono: u64) -> u64 {
         mono * u64::from(self.rate.items)
     }
 
-    /// Items that are not paid for.
+    /// Number of items that are not paid for.
     fn owed(self, paid: u64, mono: u64) -> u64 {
         paid.saturating_sub(self.all_until(mono)).div_ceil(self.rate.each_ms)
     }
 
-    /// How many may go.
+    /// Number of items that may leave.
     fn room(self, paid: u64, mono: u64) -> u64 {
         match self.owed(paid, mono) {
             0 => u64::MAX,
@@ -93,17 +93,18 @@ impl Bound {
         }
     }
 
-    /// When so many may go. More than the bucket holds wait until that is full; the rest is owed then.
+    /// When this many items may leave. For more than the burst: when the bucket is full; the rest is owed
+    /// then.
     fn free_at(self, paid: u64, items: u64) -> u64 {
         let burst = u64::from(self.burst);
         let spare = burst - items.clamp(1, burst);
         paid.saturating_sub(spare * self.rate.each_ms).div_ceil(u64::from(self.rate.items))
     }
 
-    /// What has been paid once so many go now.
+    /// The new value of `paid` when this many items leave now.
     fn pay(self, paid: u64, items: u64, mono: u64) -> u64 {
         let items = if mutated(Mutant::BatchCountsOnce) { 1 } else { items };
-        // What was waited for too long because moments are whole milliseconds is not lost.
+        // Credit gained because waits are rounded up to whole milliseconds is kept.
         let rest = u64::from(self.rate.items) - 1;
         paid.max(self.all_until(mono).saturating_sub(rest)) + items * self.rate.each_ms
     }
@@ -113,23 +114,23 @@ impl Bound {
 #[derive(Debug)]
 pub(super) struct Pace {
     bound: Option<Bound>,
-    /// All that has been formed, and all that has left, is paid for at this moment, times the items of the
-    /// rate. The two differ by what waits for payloads.
+    /// The moments, times the items of the rate, at which all formed items, and all items that have left, are
+    /// paid for. They differ by the items that wait for payloads.
     formed: u64,
     left: u64,
-    /// Items that have been formed and have not left.
+    /// Number of items that have been formed and have not left.
     out: u64,
-    /// Nothing is formed before: it has been asked, and is asked again then.
+    /// No batch is formed before this moment, at which the queue is checked again.
     waits_until: Option<u64>,
-    /// Items of the batch that comes next, where it was too large for what may leave; else 1.
+    /// Number of items of the next batch, if it was too large to leave; else 1.
     wanted: u64,
-    /// What is formed next has waited for that.
+    /// The next batch has waited for the rate.
     waited: bool,
-    /// Since when each batch has had to wait.
+    /// Since when batches have had to wait without interruption.
     since: u64,
 }
 
-/// For how long something was held back, monotonic ms.
+/// The time during which a batch was held back, monotonic ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waited {
     pub(super) from: u64,
@@ -141,7 +142,7 @@ impl Pace {
         Pace { bound, formed: 0, left: 0, out: 0, waits_until: None, wanted: 1, waited: false, since: 0 }
     }
 
-    /// What is owed stays owed, item by item.
+    /// Changes the bound. Owed items stay owed.
     pub(super) fn set(&mut self, bound: Option<Bound>, mono: u64) {
         if self.bound == bound {
             return;
@@ -153,31 +154,31 @@ impl Pace {
         }
     }
 
-    /// So many items may be formed at once. Whatever there is, once the bucket is full: what that takes
-    /// beyond is owed.
+    /// Number of items that may be formed at once. Any number if the bucket is full: the excess is owed.
     pub(super) fn room(&self, mono: u64) -> u64 {
         let bound = self.bound.filter(|_| !mutated(Mutant::RateIgnored));
         bound.map_or(u64::MAX, |bound| bound.room(self.formed.max(self.left), mono))
     }
 
-    /// The next batch has so many items, and there is no room for them.
+    /// Notes that the next batch has this many items, and that there is no room for them.
     pub(super) fn want(&mut self, items: u64) {
         self.wanted = items;
     }
 
-    /// As many items as the next batch is known to have.
+    /// The known number of items of the next batch.
     pub(super) fn wanted(&self) -> u64 {
         self.wanted
     }
 
-    /// When a batch of so many may be formed; 0: nothing is bounded.
+    /// When a batch of this many items may be formed; 0: there is no bound.
     pub(super) fn ready_at(&self, items: u64) -> u64 {
         let bound = self.bound.filter(|_| !mutated(Mutant::RateIgnored));
         bound.map_or(0, |bound| bound.free_at(self.formed.max(self.left), items))
     }
 
-    /// When a batch of so many may be formed that leaves as soon as it can, whatever is before it: what has
-    /// been formed and waits for payloads still is taken to leave now. 0: nothing is bounded.
+    /// When a batch of this many items may be formed so that it can leave at once: formed items that still
+    /// wait for payloads count as leaving now. For a customer, since a batch formed too early would make the
+    /// other customers of its queue wait. 0: there is no bound.
     pub(super) fn ready_alone_at(&self, items: u64, mono: u64) -> u64 {
         let bound = self.bound.filter(|_| !mutated(Mutant::CustomerRateIgnored));
         let paid = |bound: Bound| match self.out {
@@ -187,19 +188,19 @@ impl Pace {
         bound.map_or(0, |bound| bound.free_at(paid(bound), items))
     }
 
-    /// When a batch of so many that was formed may leave.
+    /// When a formed batch of this many items may leave.
     pub(super) fn may_leave_at(&self, items: u64) -> u64 {
         let bound = self.bound.filter(|_| !mutated(Mutant::FetchedOutrunsRate));
         bound.map_or(0, |bound| bound.free_at(self.left, items))
     }
 
-    /// So many are formed now. For how long they were held back, if they were.
+    /// This many items are formed now. Returns the time during which they were held back, if they were.
     pub(super) fn form(&mut self, items: u64, mono: u64) -> Option<Waited> {
         let waited = std::mem::take(&mut self.waited);
         self.wanted = 1;
         let waited = waited.then(|| Waited { from: self.since, until: self.ready_at(items).min(mono) });
         if waited.is_none() {
-            // What comes next has not waited before now.
+            // The next batch has not waited before now.
             self.since = mono;
         }
         self.formed = self.bound.map_or(0, |bound| bound.pay(self.formed, items, mono));
@@ -207,37 +208,37 @@ impl Pace {
         waited
     }
 
-    /// So many that were formed do not leave after all. What has left is paid for all the same.
+    /// This many formed items do not leave. Items that have left are not refunded.
     pub(super) fn refund(&mut self, items: u64) {
         let paid = self.bound.map_or(0, |bound| items * bound.rate.each_ms);
         self.formed = self.formed.saturating_sub(paid).max(self.left);
         self.out = self.out.saturating_sub(items);
     }
 
-    /// So many leave now.
+    /// This many items leave now.
     pub(super) fn leave(&mut self, items: u64, mono: u64) {
         self.left = self.bound.map_or(0, |bound| bound.pay(self.left, items, mono));
         self.out = self.out.saturating_sub(items);
     }
 
-    /// Nothing is owed: forgotten, it would come back the same.
+    /// Whether nothing is owed or waits, so that a new pace would be equal.
     pub(super) fn is_at_rest(&self, mono: u64) -> bool {
         let paid = |bound: Bound| self.formed.max(self.left) <= bound.all_until(mono);
         self.waits_until.is_none() && self.out == 0 && self.bound.is_none_or(paid)
     }
 
-    /// When all that has left is paid for.
+    /// When all formed items are paid for.
     pub(super) fn rests_at(&self) -> u64 {
         let paid = self.formed.max(self.left);
         self.bound.map_or(0, |bound| paid.div_ceil(u64::from(bound.rate.items)))
     }
 
-    /// Until when something has been held back that could leave otherwise.
+    /// Until when the rate holds back a batch that could leave otherwise.
     pub(super) fn waits_until(&self) -> Option<u64> {
         self.waits_until
     }
 
-    /// The same from now on; what it was.
+    /// Sets that moment, and returns the former one.
     pub(super) fn wait(&mut self, until: Option<u64>) -> Option<u64> {
         self.waited |= until.is_some();
         std::mem::replace(&mut self.waits_until, until)
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!(["100/s", "120/min", "5/min", "7200/h"].map(of_a_second), [100, 2, 1, 2]);
     }
 
-    /// In each second after the first burst just as many as the rate says, at even distances.
+    /// After the first burst, items leave exactly at the rate, at even distances.
     #[test]
     fn what_leaves_is_exact() {
         let mut pace = pace("100/s", 10);
@@ -309,7 +310,7 @@ mod tests {
         assert!(!pace.is_at_rest(52_499) && pace.is_at_rest(52_500));
     }
 
-    /// Those that waited for their payloads do not leave together.
+    /// Items that waited for their payloads do not leave together.
     #[test]
     fn what_was_formed_in_time_and_leaves_later_is_spread_anew() {
         let mut pace = pace("10/s", 1);

@@ -1,13 +1,13 @@
-//! A queue for each application, and one for the dead letters: what lies in it, how much of its front is in
-//! memory, and whether it is drained.
+//! A queue for each application, and one for dead letters: its items, how much of its front is in memory, and
+//! whether it is drained.
 //!
-//! The invariant: every stored item of a queue whose key lies below [`Queue::near_until`] is in memory, or
-//! has ended. Items at or above it may be in memory as well. A queue that is paused, parked or hindered is
-//! not drained, and nothing of it moves: what is due leaves memory, and comes back in order, from its head
-//! on.
+//! The invariant: every stored item of a queue whose place is below [`Queue::near_until`] is in memory, is
+//! passed over, or has ended. Items at or above it may be in memory as well. A queue that is paused, parked
+//! or has a slow probe is not drained: its due items are evicted from memory, and loaded again in order, from
+//! its head on.
 //!
-//! A queue with nothing in memory costs a row of this table and no more; what it needs while it is at work is
-//! its [`ActiveQueue`] part.
+//! A queue with nothing in memory costs one row of this table; the state of a queue at work is in its
+//! [`ActiveQueue`].
 
 mod active;
 mod agenda;
@@ -33,47 +33,47 @@ use ready::ReadyQueue;
 use std::sync::Arc;
 pub(super) use table::Queues;
 
-/// Above every key.
+/// A key above all others.
 pub(super) const LAST: Key = Key::own(u64::MAX, u64::MAX);
 
-/// A read of a queue's next rows that is under way.
+/// A read of a queue's next rows under way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Loading {
     pub(super) from: Key,
     pub(super) until: u64,
-    /// Places in memory that it may fill.
+    /// Number of rows for which memory is reserved.
     pub(super) rows: usize,
-    /// Lowest key that went to the store alone meanwhile: the read may have missed it.
+    /// Lowest place of an item that left memory or was written during the read, which may have missed it.
     pub(super) behind: Option<Key>,
-    /// The queue is held back meanwhile: what it brings is of no use.
+    /// The queue was held back during the read: its rows are not used.
     pub(super) void: bool,
-    /// Of the head of a queue that is held back: to probe it, or to give items up.
+    /// It reads the head of a queue that is held back or trimmed: for a probe, or to dead-letter items.
     pub(super) head: bool,
 }
 
-/// One queue: an application's, or that of the dead letters.
+/// The queue of an application, or the dead-letter queue.
 #[derive(Debug)]
 pub(super) struct Queue {
     name: Arc<str>,
-    /// Items with a row in the store, and items without one.
+    /// Numbers of items with a row in the store, and without one.
     stored: u64,
     pending: u64,
     near_until: Key,
-    /// Until then, UTC ms.
+    /// When its pause ends, UTC ms.
     paused: Option<u64>,
-    /// The rate that a command has given it for a while.
+    /// The rate that a command has set.
     slowed: Option<Slowed>,
-    /// Customers of whom due items are passed over.
+    /// Customers with due items that are passed over.
     passed: PassedOver,
     /// Its row is out of date.
     dirty: bool,
-    /// It stands in the list of those that the loader has to look at.
+    /// It is in the list of queues that the loader has to check.
     marked: bool,
-    /// Below this due, items of former lives may lack customer rows, UTC ms.
+    /// Items of former lives may lack customer rows below this due, UTC ms.
     former_unindexed: u64,
-    /// The same for all lives.
+    /// The same for items of all lives.
     unindexed_until: u64,
-    /// When the loader looks at it next, wall clock; `u64::MAX` = not at all.
+    /// When the loader checks it next, wall clock; `u64::MAX` = not at all.
     wake: u64,
     active: Option<Box<ActiveQueue>>,
 }
@@ -83,7 +83,7 @@ impl Queue {
         &self.name
     }
 
-    /// Items that have not ended, wherever they are.
+    /// Number of items that have not ended, in memory or not.
     pub(super) fn total(&self) -> u64 {
         self.stored + self.pending
     }
@@ -92,18 +92,18 @@ impl Queue {
         self.stored
     }
 
-    /// Stored items that are in memory.
+    /// Number of stored items that are in memory.
     pub(super) fn resident(&self) -> u64 {
         self.active.as_ref().map_or(0, |active| active.resident().count())
     }
 
-    /// Items in the store alone.
+    /// Number of items that are in the store only.
     pub(super) fn far(&self) -> u64 {
         debug_assert!(self.stored >= self.resident(), "what is resident is stored");
         self.stored - self.resident()
     }
 
-    /// One of its items may be given up for another: not all of them are in flight.
+    /// Whether an item may be dead-lettered for another: not all are in flight.
     pub(super) fn has_droppable(&self) -> bool {
         self.far() > 0 || self.active.as_ref().is_some_and(|active| active.droppable().next().is_some())
     }
@@ -112,47 +112,47 @@ impl Queue {
         self.paused.is_some()
     }
 
-    /// When its pause ends by itself, UTC ms.
+    /// When its pause ends without a command, UTC ms.
     pub(super) fn paused_until(&self) -> Option<u64> {
         self.paused.filter(|until| *until < FOR_EVER)
     }
 
-    /// The rate that holds for a while.
+    /// The temporary rate, if a command has set one.
     pub(super) fn slowed(&self) -> Option<Slowed> {
         self.slowed
     }
 
-    /// Until when its rate holds something back that could leave otherwise, monotonic.
+    /// Until when its rate holds back a batch that could leave otherwise, monotonic ms.
     pub(super) fn paced_until(&self) -> Option<u64> {
         self.active.as_ref()?.pace().waits_until()
     }
 
-    /// Customers of whom due items are passed over.
+    /// Customers with due items that are passed over.
     pub(super) fn passed(&self) -> &PassedOver {
         &self.passed
     }
 
-    /// No item of this customer that memory lacks lies below.
+    /// Lower bound of the places of this customer's items that are not in memory.
     pub(super) fn near_until_of(&self, customer: &str) -> Key {
         self.near_until().min(self.passed.first(customer))
     }
 
-    /// No item that memory lacks lies below, of no customer.
+    /// Lower bound of the places of all items that are not in memory, passed-over ones included.
     pub(super) fn near_until_of_all(&self) -> Key {
         self.near_until().min(self.passed.low())
     }
 
-    /// A stored item of a customer is in the store alone from now on, or stays there, and is passed over.
-    /// Call it before the counts change.
+    /// A stored item of a customer leaves memory, or stays in the store, and is passed over. Call it before
+    /// the counts change.
     fn pass_over(&mut self, customer: &str, place: Key) {
         if self.far() == 0 && !self.is_loading() {
-            // Memory lacks nothing else.
+            // No other items are missing from memory.
             self.near_until = LAST;
         }
         self.passed.pass_over(customer, place);
     }
 
-    /// An item with this place is in the store alone from now on. `passed`: its customer, where it is passed
+    /// An item with this place is in the store only from now on. `passed`: its customer, if it is passed
     /// over. Call it before the counts change.
     fn leave_in_store(&mut self, place: Key, passed: Option<&str>) {
         match passed.filter(|_| !self.is_trimming()) {
@@ -161,7 +161,7 @@ impl Queue {
         }
     }
 
-    /// An item with this place is in the store alone from now on. Call it before the counts change.
+    /// An item with this place is in the store only from now on. Call it before the counts change.
     fn lower(&mut self, place: Key) {
         let known = self.far() > 0 || self.is_loading();
         self.near_until = if known { self.near_until.min(place) } else { place };
@@ -171,15 +171,15 @@ impl Queue {
         }
     }
 
-    /// The loader may pass over an item of a customer at this place, and leave it in the store: where it is
-    /// due; not where the first items are to be given up, and not where it may lack its customer row. `back`:
-    /// it has been passed over before, and has one.
+    /// Whether the loader may pass over an item of a customer at this place, and leave it in the store: it
+    /// must be due, the queue must not be trimmed, and the item must not lack its customer row. `back`: it
+    /// was passed over before, and has the row.
     pub(super) fn may_pass_over(&self, place: Key, back: bool, wall: u64) -> bool {
         let is_indexed = back || place.due >= self.former_unindexed;
         place.due <= wall && is_indexed && !self.is_trimming()
     }
 
-    /// Its first items are to be given up, and are not in memory.
+    /// Whether its first items must be dead-lettered and are not in memory.
     pub(super) fn is_trimming(&self) -> bool {
         self.active().is_some_and(|active| active.is(Condition::Trimming))
     }
@@ -188,7 +188,7 @@ impl Queue {
         self.former_unindexed
     }
 
-    /// The customer of this name, if anything of theirs is in memory or their window is open.
+    /// The customer of this name, if it has items in memory or an open window.
     pub(super) fn customer(&self, name: &str) -> Option<CustomerId> {
         self.active()?.customer(name)
     }
@@ -197,7 +197,7 @@ impl Queue {
         self.active.as_deref()
     }
 
-    /// Settings of its application, whether it is at work or not.
+    /// Settings of its application, also if it is not active.
     fn settings<'a>(&'a self, all: &'a Settings) -> &'a Arc<AppSettings> {
         self.active().map_or_else(|| all.of(&self.name), ActiveQueue::settings)
     }
@@ -206,7 +206,7 @@ impl Queue {
         self.active.as_ref().is_some_and(|active| active.loading().is_some())
     }
 
-    /// The last try failed, or its pause has not ended.
+    /// Whether the last try failed and none has succeeded since.
     pub(super) fn is_failing(&self) -> bool {
         self.active.as_ref().is_some_and(|active| active.health().is_failing())
     }
@@ -217,15 +217,15 @@ impl Queue {
             .is_some_and(|active| matches!(active.health().state(), HealthState::Parked { .. }))
     }
 
-    /// It cannot be delivered to at present, or it must not.
+    /// Whether it is not drained: it is paused, failing, or its probe is slow.
     pub(super) fn is_held_back(&self) -> bool {
         self.is_paused()
             || self.is_failing()
             || self.active.as_ref().is_some_and(|active| active.is(Condition::SlowProbe))
     }
 
-    /// Items in the store alone that are due, as far as that is known without a look: of a queue that is
-    /// held back those that were due when that began, or have come since and were due then.
+    /// Number of due items that are in the store only, as far as it is known without a read: for a queue that
+    /// is held back, those that were due when that began, or when they came later.
     pub(super) fn far_due(&self, wall: u64) -> u64 {
         if self.near_until().due > wall {
             return 0;
@@ -233,7 +233,8 @@ impl Queue {
         self.far().saturating_sub(self.active.as_ref().map_or(0, |active| active.later().count(wall)))
     }
 
-    /// No item that memory lacks lies below. What is due at or above it waits for what has to be loaded.
+    /// Lower bound of the places of items that are not in memory, passed-over ones excepted. Due items at or
+    /// above it wait until these have been loaded.
     pub(super) fn near_until(&self) -> Key {
         if self.far() == 0 && !self.is_loading() {
             LAST
@@ -242,7 +243,7 @@ impl Queue {
         }
     }
 
-    /// Below this, what comes in or becomes due stays in memory.
+    /// New or due items below this place stay in memory.
     pub(super) fn memory_bound(&self) -> Key {
         if self.is_held_back() {
             Key::default()
@@ -251,12 +252,12 @@ impl Queue {
         }
     }
 
-    /// No stored item lies below.
+    /// Lower bound of the places of stored items.
     pub(super) fn low(&self) -> Key {
         self.low_of_free().min(self.passed.low())
     }
 
-    /// The same, without what is held back of customers.
+    /// The same without passed-over items.
     pub(super) fn low_of_free(&self) -> Key {
         let near = self.active.as_ref().and_then(|active| active.resident().first_due()).map(Key::at);
         let far = (self.far() > 0).then_some(self.near_until);
@@ -274,7 +275,7 @@ impl Queue {
         }
     }
 
-    /// For messages of tests.
+    /// The state of the queue, for messages of tests.
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
         let (near, far, wake) = (self.near_until, self.far(), self.wake);

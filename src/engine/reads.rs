@@ -1,8 +1,7 @@
-//! What reads under way cannot know: what has changed since they were handed over.
+//! Changes since reads and look-ups under way were handed over, which their answers may miss.
 //!
-//! Two questions, each with the least that answers it. Rows that come from the past: which arrival numbers
-//! ended or moved since the read began ([`Reads`]). Answers about an identity: whether its whereabouts
-//! changed since the question ([`Watch`]).
+//! Two kinds. For rows of reads: the arrival numbers whose items ended or moved since the read began
+//! ([`Reads`]). For look-ups of an identity: whether its location changed since the question ([`Watch`]).
 
 use super::event::{ClosingRow, Loaded, Rewritten, Stored};
 use super::items::NumberMap;
@@ -11,17 +10,17 @@ use super::mutant::{mutated, Mutant};
 use super::types::Identity;
 use std::collections::{BTreeSet, VecDeque};
 
-/// Reads of rows that end in the order in which they began, apart from those of another line.
+/// A sequence of reads that end in the order in which they began. The two sequences are independent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ReadLine {
-    /// Of queues, and questions about identities.
+    /// Reads of queues, and look-ups of identities.
     Ordered,
-    /// Steps of what goes over many rows.
+    /// Steps of scans.
     Scans,
 }
 
 impl ReadLine {
-    /// That of the read which has brought this; `None`: it brings no rows.
+    /// The line of the read with this answer; `None`: it returns no rows.
     pub(super) fn of(loaded: &Loaded) -> Option<Self> {
         match loaded {
             Loaded::Ranges(_) | Loaded::Found(_) => Some(ReadLine::Ordered),
@@ -34,27 +33,28 @@ impl ReadLine {
 /// Reads of rows under way.
 #[derive(Debug)]
 pub(super) struct Reads {
-    /// Number of the last one.
+    /// Number of the last read.
     begun: u64,
-    /// Numbers of those under way, by line.
+    /// Numbers of the reads under way, by line.
     open: [VecDeque<u64>; 2],
-    /// Scans up to this one have been given up: what they bring is worth nothing.
+    /// Scan steps up to this number have been abandoned: their rows are not used.
     given_up: u64,
-    /// Arrival numbers whose row ended or changed, with the last read begun before.
+    /// Arrival numbers whose rows were removed or changed, with the last read begun before.
     changed: NumberMap<u64, RowChange>,
-    /// The same in order, so that each is forgotten with the last read that it matters to. Ordered reads
-    /// and, beyond [`Thresholds::noted`](super::thresholds::Thresholds::noted), scans bound it.
+    /// The same in order, so that each is dropped with the last read that may have missed it. Its length is
+    /// bounded by ordered reads and, for scans, by
+    /// [`Thresholds::noted`](super::thresholds::Thresholds::noted).
     order: VecDeque<(u64, u64)>,
-    /// Windows that closed early, with the last read begun and the last question asked before.
+    /// Windows that closed early, with the last read and the last question begun before.
     closed: VecDeque<(u64, u64, ClosingRow)>,
 }
 
-/// What became of a row since reads under way may have read it.
+/// A change of a row after reads under way may have read it.
 #[derive(Clone, Copy, Debug)]
 struct RowChange {
     /// The last read begun before.
     read: u64,
-    /// What it says now; `None`: it is not in that queue any more.
+    /// Its present contents; `None`: it is no longer in that queue.
     row: Option<Rewritten>,
 }
 
@@ -89,7 +89,7 @@ impl Reads {
         }
     }
 
-    /// Forgets what has changed since no read under way but this one, or a later one, began.
+    /// Drops changes made before the read `oldest` began; `None`: all changes.
     fn forget(&mut self, oldest: Option<u64>) {
         while let Some((read, seq)) = self.order.front().copied() {
             if oldest.is_some_and(|oldest| oldest <= read) {
@@ -100,7 +100,7 @@ impl Reads {
         }
     }
 
-    /// Number of the oldest one under way that is worth something.
+    /// Number of the oldest read under way whose rows will be used.
     fn oldest(&self) -> Option<u64> {
         let oldest = [ReadLine::Ordered, ReadLine::Scans].map(|line| self.oldest_of(line));
         oldest.into_iter().flatten().min()
@@ -114,21 +114,21 @@ impl Reads {
         }
     }
 
-    /// Changes that are remembered.
+    /// Number of notes kept.
     #[cfg(test)]
     pub(super) fn noted(&self) -> usize {
         self.order.len().max(self.changed.len()).max(self.closed.len())
     }
 
-    /// Whether what the oldest scan has brought is worth nothing: it has to be read once more.
+    /// Whether the oldest scan step was abandoned, and has to be read again.
     pub(super) fn is_given_up(&self) -> bool {
         let oldest = self.open[ReadLine::Scans as usize].front();
         oldest.is_some_and(|read| *read <= self.given_up) && !mutated(Mutant::GivenUpIsBelieved)
     }
 
-    /// Drops notes of changes that no open read can conflict with. Gives up open scans where reads keep more
-    /// than `most` notes: a scan may take as long as a disk stands still, while everything else goes on.
-    /// Reads of queues need no such bound, since commits wait for them.
+    /// Drops notes of changes that no open read can conflict with. Abandons open scan steps if more than
+    /// `most` notes are kept: a scan may wait for a stalled disk indefinitely, while all other work
+    /// continues. Reads of queues need no such bound, since commits wait for them.
     pub(super) fn tidy(&mut self, watch: &Watch, most: usize) {
         if self.scans_cost(watch, most) {
             let last = self.open[ReadLine::Scans as usize].back();
@@ -144,8 +144,8 @@ impl Reads {
         }
     }
 
-    /// More than that is remembered, and scans alone are what the first of it is remembered for: else those
-    /// that are put again would be given up as well, for as long as an answer is waited for.
+    /// Whether more than `most` notes are kept, the oldest of them for scans only. Else repeated scan steps
+    /// would be abandoned too, as long as another answer is outstanding.
     fn scans_cost(&self, watch: &Watch, most: usize) -> bool {
         let ordered = self.oldest_of(ReadLine::Ordered);
         let of_scans = |read: u64| ordered.is_none_or(|oldest| oldest > read);
@@ -165,12 +165,11 @@ impl Reads {
         }
     }
 
-    /// A row that a read under way has brought, or that an answer tells of, becomes what it is now: of each
-    /// number the last change is known, for as long as a read is under way that began before. False: it
-    /// is not there any more.
+    /// Brings a row of a read or look-up up to date: the last change of each number is known as long as a
+    /// read is under way that began before it. False: the row is no longer there.
     pub(super) fn renew(&self, stored: &mut Stored) -> bool {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
-            // What has died since and was written once more there is not in the queue that was read.
+            // An item that was dead-lettered since has a new row in another queue than the one that was read.
             let row = changed.row.filter(|row| row.dead == stored.dead.is_some());
             if let Some(row) = row {
                 (stored.key, stored.due, stored.attempts) = (row.key, row.due, row.attempts);
@@ -184,12 +183,12 @@ impl Reads {
         true
     }
 
-    /// The row with this arrival number is not in its queue any more.
+    /// The row with this arrival number has left its queue.
     pub(super) fn note_gone(&mut self, seq: u64) {
         self.note(seq, None);
     }
 
-    /// A row was written anew, perhaps under this key for the first time.
+    /// A row was rewritten, perhaps under a new key.
     pub(super) fn note_rewritten(&mut self, row: Rewritten) {
         self.note(row.key.seq, Some(row));
     }
@@ -201,10 +200,10 @@ impl Reads {
         }
     }
 
-    /// Whether a row that the oldest read of its line has brought is still as it was read.
+    /// Whether a row of the oldest read of its line is still as it was read.
     pub(super) fn is_current(&self, line: ReadLine, seq: u64) -> bool {
         let Some(changed) = self.changed.get(&seq) else { return true };
-        // One that began behind the change has read what it came to.
+        // A read that began after the change has read its result.
         let began = self.open[line as usize].front();
         began.is_some_and(|began| *began > changed.read) && !mutated(Mutant::CurrentForNobody)
     }
@@ -214,21 +213,21 @@ impl Reads {
 #[derive(Debug)]
 pub(super) struct Watch {
     asked: NumberMap<Identity, Questions>,
-    /// Number of changes so far of identities that are asked about.
+    /// Number of changes so far to watched identities.
     changes: u64,
-    /// Questions so far, and those that are under way or answered and not used.
+    /// Number of questions so far, and those that are under way, or answered and not used.
     begun: u64,
     open: BTreeSet<u64>,
 }
 
-/// What an answer is worth when its turn comes.
+/// The validity of an answer when it is used.
 #[derive(Debug)]
 pub(super) enum Worth {
-    /// It is still true.
+    /// It is valid.
     True,
-    /// An item of that identity has gone to the store since, where this is its row, without content.
+    /// An item of that identity has left memory since: this is its row in the store, without content.
     Row(Box<Stored>),
-    /// Something has changed since: the question has to be put again.
+    /// It is stale: the store has to be asked again.
     Nothing,
 }
 
@@ -237,17 +236,17 @@ pub(super) enum Worth {
 pub(super) struct Asked {
     pub(super) identity: Identity,
     since: u64,
-    /// No other question has it.
+    /// Unique number of the question.
     number: u64,
 }
 
 #[derive(Debug, Default)]
 struct Questions {
-    /// Under way, or answered and not used.
+    /// Number of questions under way, or answered and not used.
     count: u32,
     /// The last change.
     changed: u64,
-    /// What that came to, where it put a row into the store.
+    /// The row that the last change left in the store, if it did.
     row: Option<Box<Stored>>,
 }
 
@@ -268,7 +267,7 @@ impl Watch {
         Asked { identity, since: self.changes, number: self.begun }
     }
 
-    /// One question is over. What its answer is worth.
+    /// Ends a question. Returns the validity of its answer.
     pub(super) fn end(&mut self, asked: Asked) -> Worth {
         self.open.remove(&asked.number);
         let Some(questions) = self.asked.get_mut(&asked.identity) else {
@@ -287,13 +286,13 @@ impl Watch {
         worth
     }
 
-    /// Whether an answer to this question, which is not over, is worth something.
+    /// Whether an answer to this open question is usable.
     pub(super) fn is_worth(&self, asked: &Asked) -> bool {
         let questions = self.asked.get(&asked.identity);
         questions.is_some_and(|questions| questions.changed <= asked.since || questions.row.is_some())
     }
 
-    /// The whereabouts of an identity have changed.
+    /// The location of an identity has changed.
     pub(super) fn changed(&mut self, identity: Identity) {
         if let Some(questions) = self.asked.get_mut(&identity) {
             self.changes += 1;
@@ -304,8 +303,8 @@ impl Watch {
         }
     }
 
-    /// An item of this identity lives in the store alone from now on, and this is its row. So who asked for
-    /// it before need not ask again: else of many requests with one id each would wait for a read of its own.
+    /// An item of this identity is in the store only from now on, with this row. Earlier questions use the
+    /// row: else each of many requests with one id would wait for another read.
     pub(super) fn put(&mut self, identity: Identity, row: impl FnOnce() -> Stored) {
         self.changed(identity);
         if let Some(questions) = self.asked.get_mut(&identity) {
@@ -347,7 +346,8 @@ mod tests {
         assert!(is_current(&reads, 2) && is_current(&reads, 3));
     }
 
-    /// What changes while a scan goes on is known until it ends, and what begins behind a change has read it.
+    /// A change during a scan is known until the scan ends; a read that begins after a change has read its
+    /// result.
     #[test]
     fn a_scan_that_takes_long_makes_nobody_doubt_what_was_read_since() {
         let mut reads = Reads::new();
@@ -382,7 +382,7 @@ mod tests {
         assert!(reads.is_given_up());
         assert!(reads.changed.len() == 1 && kept(&reads) == 1, "the read of a queue began behind the others");
         assert!(!reads.is_current(ReadLine::Ordered, 2));
-        // The next one is put behind all that.
+        // The next scan step begins after all these changes.
         reads.begin(ReadLine::Scans);
         reads.end(ReadLine::Scans);
         assert!(!reads.is_given_up());
@@ -393,7 +393,8 @@ mod tests {
         assert!(reads.changed.is_empty() && kept(&reads) == 0);
     }
 
-    /// What a question is waited for is not the scan's: given up, it would be for as long as that.
+    /// Notes kept for a question do not abandon scans: else scans would be abandoned as long as the question
+    /// is open.
     #[test]
     fn what_others_have_remembered_ends_no_scan() {
         let (mut reads, mut watch) = (Reads::new(), Watch::new());
@@ -414,7 +415,7 @@ mod tests {
         assert!(reads.is_given_up() && reads.closed.is_empty());
     }
 
-    /// Members of a window that closed, and of one that opened behind it with the same planned end.
+    /// Members of a window that closed, and of a later one with the same planned end.
     #[test]
     fn a_row_that_was_read_before_its_window_closed_is_due_when_it_did() {
         let mut reads = Reads::new();

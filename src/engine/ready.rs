@@ -5,12 +5,12 @@ use super::mutant::{mutated, Mutant};
 use super::types::Key;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Due, UTC ms, and arrival number. In the store members of a window lie together: another item of the
-/// customer that is due with them may lie behind one that came later.
+/// Due, UTC ms, and arrival number. In the order of the store, members of a window are adjacent: another item
+/// of the customer with the same due may come after one that arrived later.
 type ReadyPlace = (u64, u64);
 
-/// Due items of one customer in order of (due, arrival). Most come in that order and cost nothing but their
-/// place in a line; the others are kept apart, so that no number of them makes a sort in one turn.
+/// Due items of one customer in order of (due, arrival). Most are added in that order and cost one entry of a
+/// queue; the others are kept in a map, so that no turn has to sort many.
 #[derive(Debug, Default)]
 pub(super) struct ReadyItems {
     in_order: VecDeque<(ReadyPlace, ItemId)>,
@@ -18,7 +18,7 @@ pub(super) struct ReadyItems {
 }
 
 impl ReadyItems {
-    /// Adds one. Some that were added may have ended since; they stay until they are popped.
+    /// Adds an item. Items that end stay until they are popped.
     pub(super) fn push(&mut self, place: Key, item: ItemId) {
         let place = (place.due, place.seq);
         let last = self.in_order.back().map(|(last, _)| *last);
@@ -29,7 +29,7 @@ impl ReadyItems {
         }
     }
 
-    /// The one that is first.
+    /// The first item.
     pub(super) fn first(&self) -> Option<ItemId> {
         let late = self.late.first_key_value().map(|(place, item)| (*place, *item));
         self.in_order
@@ -52,7 +52,7 @@ impl ReadyItems {
         first.map(|(_, item)| item)
     }
 
-    /// The first ones, in order, are the first again.
+    /// Puts the first items back, in order.
     pub(super) fn put_back(&mut self, first: Vec<ItemId>, place_of: impl Fn(ItemId) -> Key) {
         for item in first.into_iter().rev() {
             let place = place_of(item);
@@ -60,7 +60,7 @@ impl ReadyItems {
         }
     }
 
-    /// Some have another place now; those without one have gone.
+    /// Sorts all items anew, as some have other places now. Items without a place have left.
     pub(super) fn put_in_order(&mut self, place_of: impl Fn(ItemId) -> Option<Key>) {
         let placed = |item| place_of(item).map(|place| ((place.due, place.seq), item));
         let mut all: Vec<(ReadyPlace, ItemId)> = self.iter().filter_map(placed).collect();
@@ -68,7 +68,7 @@ impl ReadyItems {
         (self.in_order, self.late) = (all.into(), BTreeMap::new());
     }
 
-    /// All of them come before this place in the order of the store. Those without a place have gone.
+    /// Whether all items come before this place in the order of the store. Items without a place have left.
     pub(super) fn ends_before(&self, place: Key, place_of: impl Fn(ItemId) -> Option<Key>) -> bool {
         let in_order = self.in_order.iter().rev().map(|(at, item)| (at.0, *item));
         let late = self.late.iter().rev().map(|(at, item)| (at.0, *item));
@@ -77,11 +77,10 @@ impl ReadyItems {
             && late.take_while(|(due, _)| *due >= place.due).all(comes_before)
     }
 
-    /// Takes out as many as that, those that come last in the order of the store. Those without a place have
-    /// gone.
+    /// Removes up to `most` items, the last ones in the order of the store. Items without a place have left.
     pub(super) fn pop_last(&mut self, most: usize, place_of: impl Fn(ItemId) -> Option<Key>) -> Vec<ItemId> {
         let mut last: Vec<(Key, ItemId)> = Vec::new();
-        // What is due in one millisecond may lie there in another order.
+        // Items with the same due may have another order there.
         let within = |last: &[(Key, ItemId)], item: ItemId| {
             let due = place_of(item).map(|place| place.due);
             last.len() < most || last.last().map(|(place, _)| place.due) == due
@@ -113,7 +112,7 @@ impl ReadyItems {
         Some(last)
     }
 
-    /// After a peak the line holds no memory, once it is empty.
+    /// Frees the memory of an empty queue after a peak.
     fn shrink(&mut self) {
         if self.in_order.is_empty() && self.in_order.capacity() > 64 {
             self.in_order = VecDeque::new();
@@ -124,7 +123,7 @@ impl ReadyItems {
         self.in_order.is_empty() && self.late.is_empty()
     }
 
-    /// All of them, in no particular order.
+    /// All items, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.in_order.iter().map(|(_, item)| *item).chain(self.late.values().copied())
     }

@@ -1,47 +1,46 @@
-//! What is remembered of items that have ended: which part of the store holds it, and who need not be looked
-//! for there.
+//! The memory of ended items: which part of the store holds an end, and which ids need no look-up.
 //!
-//! Ends are written to one of a few buckets, each of which covers a span of time and is emptied as a whole
-//! once nothing in it can matter any more. A Bloom filter (B. Bloom, "Space/time trade-offs in hash coding
-//! with allowable errors", 1970) in memory for each bucket says of nearly every new id that it is not there,
-//! so that the ordinary request costs no read. Of buckets that were filled before a restart nothing is known:
-//! they are asked, until they are out of date.
+//! Ends are written to one of a few buckets. Each covers a span of time and is emptied as a whole once all
+//! its entries are out of date. Each bucket has a Bloom filter in memory (B. Bloom, "Space/time trade-offs in
+//! hash coding with allowable errors", 1970), which excludes nearly every new id, so that the ordinary
+//! request costs no read. Buckets that were filled before a restart have no filter: they are read until they
+//! are out of date.
 
 use super::event::{BucketRow, Op, BUCKETS};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
 use super::types::{Ended, Identity};
 
-/// Buckets that one whole tail is spread over: up to the length of one more than the tail is kept.
+/// Number of buckets for one whole tail. Ends are kept for the tail plus the length of one bucket at most.
 const SPREAD: u64 = 4;
 
-/// Bits of a filter for each id: about two ids of a hundred are looked for in vain.
+/// Bits of a filter for each id: about two of a hundred unknown ids cost a read.
 const BITS_PER_ID: usize = 10;
-/// Ids that the first part of a filter takes; each further one takes twice as many.
+/// Capacity of the first part of a filter, ids; each further part has twice as many.
 const FIRST_IDS: usize = 4_096;
 
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    /// By number: since when it has been filled, and what is known to be in it.
+    /// Buckets by number.
     buckets: [Option<Bucket>; BUCKETS as usize],
     current: u8,
     /// The longest `dedupe_tail` of any application, ms.
     longest: u64,
-    /// Bytes that all filters together may take; beyond, the bucket is one that is always asked.
+    /// Maximum bytes of all filters; beyond, the current bucket has no filter and is always read.
     most_bytes: usize,
 }
 
 #[derive(Debug)]
 struct Bucket {
-    /// Nothing in it ended before, UTC ms.
+    /// Lower bound of the ends in it, UTC ms.
     from: u64,
-    /// `None`: nothing is known, any id may be there.
+    /// `None`: it may contain any id.
     filter: Option<BloomFilter>,
 }
 
 impl Recent {
-    /// From what the store has kept: the bucket that began last is the one filled last. By the clock another
-    /// may have, which was ahead then.
+    /// From the rows of the store: the last row is the bucket filled last. Its time need not be the latest,
+    /// as the clock may have been ahead.
     pub(super) fn new(rows: &[BucketRow]) -> Self {
         let mut tail = Recent { most_bytes: usize::MAX, ..Recent::default() };
         for row in rows {
@@ -59,8 +58,9 @@ impl Recent {
         self.most_bytes = most_bytes;
     }
 
-    /// Remembers how an item ended, with the commit that removes it. Only ids that producers gave are
-    /// remembered.
+    /// Remembers the end of an item, with the commit that removes it. Only ids that producers gave are
+    /// remembered: an assigned id that comes back as `message_id` is unknown the first time, as it should be,
+    /// and counts as a producer's id from then on.
     pub(super) fn remember(&mut self, journal: &mut Journal, identity: Identity, ended: Ended) {
         if mutated(Mutant::TailForgotten) {
             return;
@@ -75,15 +75,15 @@ impl Recent {
         journal.remember(Op::Remember { bucket, identity, ended: Box::new(ended) });
     }
 
-    /// The clock went back: what began later than now began now, or its time would not pass before the clock
-    /// is there.
+    /// After a step back of the clock, a bucket that began in the future begins now: else it would not end
+    /// before the clock is there again.
     fn clamp(&mut self, wall: u64) {
         for bucket in self.buckets.iter_mut().flatten() {
             bucket.from = bucket.from.min(wall);
         }
     }
 
-    /// Buckets that may know of an id that ended at most `tail` ms ago, the latest first.
+    /// Buckets that may contain an id that ended at most `tail` ms ago, the latest first.
     pub(super) fn buckets_of(&self, identity: Identity, tail: u64, wall: u64) -> Vec<u8> {
         let mut out = Vec::new();
         if tail == 0 {
@@ -110,8 +110,8 @@ impl Recent {
         (0..BUCKETS).map(move |back| (current + BUCKETS - back) % BUCKETS)
     }
 
-    /// The bucket for what ends now, and whether it has to be begun. One that may still matter is never taken
-    /// again: rather, the present one grows longer.
+    /// The bucket for ends at this moment, and whether it has to be begun. A bucket with entries within the
+    /// tail is never reused: the current one covers a longer time instead.
     fn bucket_at(&mut self, longest: u64, wall: u64) -> (u8, bool) {
         self.clamp(wall);
         let Some(bucket) = &self.buckets[usize::from(self.current)] else { return (self.current, true) };
@@ -154,8 +154,8 @@ impl Recent {
     }
 }
 
-/// A Bloom filter that grows: full parts stay, and a new one of twice the size takes what comes. All bits of
-/// an id lie in one line of the processor's cache.
+/// A Bloom filter that grows: full parts stay, and a new part of twice the size takes further ids. All bits
+/// of an id are in one cache line.
 #[derive(Debug, Default)]
 struct BloomFilter {
     parts: Vec<Part>,
@@ -194,7 +194,7 @@ impl BloomFilter {
     }
 }
 
-/// Which of `lines` lines, and which bits in it: taken from the identity as it is, which is a hash.
+/// The line among `lines`, and the bits in it, of an identity, which is a hash itself.
 fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
     let bytes = u128::from_be_bytes(identity.to_bytes());
     let (low, mut high) = (bytes as u64, (bytes >> 64) as u64);
@@ -236,7 +236,7 @@ mod tests {
         let mut known: Vec<(u64, Identity)> = Vec::new();
         let longest = 600_000;
         for step in 0..2_000 {
-            // Time goes at very different speeds.
+            // Time passes at very different speeds.
             let wall = 1_000_000 + step * if step % 700 < 350 { 1_000 } else { 40_000 };
             let wall = wall.max(known.last().map_or(0, |(at, _)| *at));
             let (bucket, is_new) = tail.bucket_at(longest, wall);

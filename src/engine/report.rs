@@ -1,4 +1,4 @@
-//! The state at one moment, in the words of [`super::snapshot`].
+//! Fills in the structs of [`super::snapshot`] with the state at one moment.
 
 use super::core::Core;
 use super::event::FOR_EVER;
@@ -8,8 +8,8 @@ use super::queue::{ActiveQueue, Queue};
 use super::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
 use super::types::Now;
 
-/// The state at this moment. Costs time in the number of applications that have something, not of items; what
-/// takes longer, their figures with their names, only for as many as are told.
+/// The state at this moment. The cost is proportional to the number of applications that have items, not to
+/// the number of items; the full figures are computed only for the applications that are reported.
 pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     let live = &core.live;
     let queues = &live.queues;
@@ -35,7 +35,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     }
     let applications_total = names.len() as u64;
     if names.len() > Snapshot::MAX_APPLICATIONS {
-        // The first by name: all that are left out need not be in order.
+        // The first by name; those left out need not be sorted.
         names.select_nth_unstable(Snapshot::MAX_APPLICATIONS);
         names.truncate(Snapshot::MAX_APPLICATIONS);
     }
@@ -65,9 +65,10 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     }
 }
 
-/// Whether something is due that nothing keeps, as of this moment: its application is not held back, and
-/// waits for no confirm, no slot and no channel. What a turn leaves so for long has been overlooked. The dead
-/// exchange does not count. Costs time in the number of applications that have something.
+/// Whether an item is due that nothing holds back at this moment: its application is not held back, and waits
+/// for no confirm, slot or channel. Such an item was overlooked if it stays so for long. The dead-letter
+/// queue does not count. An application may wait for its turn while others are sent: the caller asks only
+/// while nothing is sent. The cost is proportional to the number of applications that have items.
 pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
     let live = &core.live;
     let queues = &live.queues;
@@ -80,8 +81,8 @@ pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
         let active = queue.active();
         let ready =
             active.is_some_and(|active| !active.ready().is_empty() || active.flights().under_way() > 0);
-        // Where memory is full, what is in the store waits for what is in flight, or behind windows; and what
-        // is stalled waits for that.
+        // If memory is full, items in the store wait for items in flight or in windows, and stalled items
+        // wait for them.
         ready || (queue.far() > 0 && queue.near_until().due <= now.wall && live.shared.free_rows() > 0)
     };
     let mut ids = queues.ids().filter(|id| *id != dead && queues[*id].total() > 0);
@@ -94,7 +95,7 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
     let (total, paused, oldest_due_at) = (queue.total(), queue.is_paused(), oldest_due(core, id, now));
     let slowed = queue.slowed();
     let rate = slowed.map(|slowed| slowed.rate).or(core.live.queues.settings_of(id).rate);
-    let told = Application {
+    let base = Application {
         name,
         delivery,
         total,
@@ -106,9 +107,9 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         oldest_due_at,
         ..Application::default()
     };
-    let Some(active) = queue.active() else { return Application { waiting: total, ..told } };
+    let Some(active) = queue.active() else { return Application { waiting: total, ..base } };
     let (parked, in_flight) = (parked_of(queue, now), active.flights().items());
-    // What is due while it cannot be delivered to is parked.
+    // Due items of a failing application count as parked.
     let due = if queue.is_failing() { 0 } else { active.ready().all_items() };
     let (held, held_until) = if paused || queue.is_failing() { (0, None) } else { held(core, active) };
     Application {
@@ -120,28 +121,28 @@ fn application(core: &Core, id: QueueId, now: Now) -> Application {
         parked,
         windows: active.windows().len() as u64,
         confirmed: active.sent(),
-        ..told
+        ..base
     }
 }
 
-/// Due items that a rate holds back, and when the next of them leaves, monotonic.
+/// Number of due items that a rate holds back, and when the next of them leaves, monotonic ms.
 fn held(core: &Core, active: &ActiveQueue) -> (u64, Option<u64>) {
-    let line = active.ready();
-    let of_queue = active.pace().waits_until().map(|until| (line.items(), until));
-    let aside = line.aside().iter().filter_map(|id| core.live.customers().get(*id));
+    let ready = active.ready();
+    let of_queue = active.pace().waits_until().map(|until| (ready.items(), until));
+    let aside = ready.aside().iter().filter_map(|id| core.live.customers().get(*id));
     let of_customers = aside.filter_map(|customer| Some((u64::from(customer.due), customer.paced_until()?)));
     of_queue.into_iter().chain(of_customers).fold((0, None), |(held, first), (items, until)| {
         (held + items, Some(first.map_or(until, |first: u64| first.min(until))))
     })
 }
 
-/// Items of a queue that cannot be delivered to.
+/// Number of parked items of a queue.
 fn parked_of(queue: &Queue, now: Now) -> u64 {
     let active = queue.active().filter(|_| queue.is_failing());
     active.map_or(0, |active| due_behind(queue, active.ready().all_items(), now))
 }
 
-/// The earliest due of what is due and not confirmed.
+/// The earliest due among the items that are due and not confirmed.
 fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
     let queue = &core.live.queues[id];
     let (ready, far) = match queue.active() {
@@ -152,7 +153,7 @@ fn oldest_due(core: &Core, id: QueueId, now: Now) -> Option<u64> {
     ready.into_iter().chain(far).min().filter(|due| *due <= now.wall && queue.total() > 0)
 }
 
-/// All of a queue that is due, of which so many are in memory.
+/// Number of due items of a queue, `ready` of which are in memory.
 fn due_behind(queue: &Queue, ready: u64, now: Now) -> u64 {
     ready + queue.far_due(now.wall)
 }

@@ -1,5 +1,4 @@
-//! Commands and answers: what may be asked about items, and what is told of them. Re-exported by
-//! [`super::types`].
+//! Commands and their answers. Re-exported by [`super::types`].
 
 use super::pace::Rate;
 use super::types::{BatchId, Content, Dead, Delivery, Identity, Key};
@@ -9,9 +8,9 @@ use std::sync::Arc;
 /// Where the answer to a command goes: the message's `reply_to` and `correlation_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyTo {
-    /// A queue, by the default exchange.
+    /// Name of a queue; the default exchange routes to it.
     pub queue: Box<str>,
-    /// Sent along with the reply.
+    /// Copied to the reply.
     pub correlation_id: Option<Box<str>>,
 }
 
@@ -20,40 +19,40 @@ pub struct ReplyTo {
 pub struct Target {
     /// Name of the application.
     pub application: Box<str>,
-    /// The id as it was written; given back in the answer.
+    /// The id as written; the answer repeats it.
     pub id: Box<str>,
-    /// Identity of application and id.
+    /// Identity of (application, id).
     pub identity: Identity,
-    /// The id has the form of one that this store assigns: what it says.
+    /// Set if the id has the form of one that this store assigns: its contents.
     pub assigned: Option<AssignedId>,
 }
 
 impl Target {
-    /// What is looked for, in this order.
+    /// Identities to look for, in this order.
     pub(super) fn identities(&self) -> [Option<Identity>; 2] {
         [Some(self.identity), self.assigned.map(|assigned| Identity::assigned(assigned.seq))]
     }
 }
 
-/// What an assigned id says of its item.
+/// The contents of an assigned id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AssignedId {
     /// Arrival number of the item.
     pub seq: u64,
-    /// When it was due as accepted, UTC ms. With the arrival number it is the item's key, unless its window
+    /// Due of the item as accepted, UTC ms. With the arrival number this is the item's key, unless its window
     /// closed sooner.
     pub due: u64,
-    /// Number of the window that it came into; without one, its own.
+    /// Number of the window that the item joined; without one, its own.
     pub window: u64,
 }
 
 impl AssignedId {
-    /// Of an item with this place in the store, which was due then as accepted.
+    /// The id of an item with this key in the store and this due as accepted.
     pub fn of(key: Key, accepted_due: u64) -> Self {
         AssignedId { seq: key.seq, due: accepted_due, window: key.window }
     }
 
-    /// Where its item lies, unless it was moved.
+    /// Key of its item in the store, unless the item was moved.
     pub fn key(self) -> Key {
         Key { due: self.due, window: self.window, seq: self.seq }
     }
@@ -68,25 +67,25 @@ pub struct CustomerOf {
     pub customer: Box<str>,
 }
 
-/// Items of one application, chosen by what is known of them. Times are UTC ms.
+/// A selection among the items of one application. Times are UTC ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection {
     /// Name of the application.
     pub application: Box<str>,
-    /// Of this customer alone.
+    /// Only items of this customer.
     pub customer: Option<Box<str>>,
-    /// Of customers whose names begin so; empty: also those of nobody.
+    /// Prefix of the customer's name; empty: all items, also those without a customer.
     pub customer_prefix: Box<str>,
-    /// First due wanted.
+    /// Inclusive lower bound of the due.
     pub due_from: u64,
-    /// First due not wanted; `u64::MAX`: all.
+    /// Exclusive upper bound of the due; `u64::MAX`: no bound.
     pub due_until: u64,
-    /// First receipt not wanted; `u64::MAX`: all.
+    /// Exclusive upper bound of the receipt; `u64::MAX`: no bound.
     pub received_until: u64,
 }
 
 impl Selection {
-    /// All that an application has.
+    /// Selects all items of an application.
     pub fn all(application: Box<str>) -> Self {
         Selection {
             application,
@@ -98,7 +97,7 @@ impl Selection {
         }
     }
 
-    /// Whether an item of its application is one of them.
+    /// Whether the selection takes this item of its application.
     pub fn takes(&self, customer: Option<&str>, due: u64, received: u64) -> bool {
         let timely = due >= self.due_from
             && (self.due_until == u64::MAX || due < self.due_until)
@@ -106,7 +105,7 @@ impl Selection {
         timely && self.takes_customer(customer)
     }
 
-    /// Whether items of this customer may be among them.
+    /// Whether the selection may take items of this customer.
     pub fn takes_customer(&self, customer: Option<&str>) -> bool {
         self.customer.as_deref().is_none_or(|name| Some(name) == customer)
             && (self.customer_prefix.is_empty()
@@ -114,20 +113,20 @@ impl Selection {
     }
 }
 
-/// Which items a list shows. Times are UTC ms.
+/// The items that a list shows. Times are UTC ms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Of this application alone.
+    /// Only items of this application.
     pub application: Option<Arc<str>>,
-    /// Of this customer alone.
+    /// Only items of this customer.
     pub customer: Option<Arc<str>>,
-    /// In this state alone.
+    /// Only items in this state.
     pub state: Option<ListedStage>,
-    /// First place wanted: due not before this, and behind the last page.
+    /// First place wanted, inclusive: a lower bound of the due, or the place after the previous page.
     pub from: Key,
-    /// First due not wanted.
+    /// Exclusive upper bound of the due.
     pub until: Option<u64>,
-    /// Most rows of one page, at least 1.
+    /// Maximum number of rows in a page, at least 1.
     pub limit: usize,
 }
 
@@ -142,97 +141,99 @@ impl Filter {
     }
 }
 
-/// How many items become due when: stretches of time of one length, the first of which is under way.
+/// A question for the numbers of items that become due in each of several time spans of one length. The first
+/// span contains the present moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimelineQuery {
-    /// Of this application alone.
+    /// Only items of this application.
     pub application: Option<Arc<str>>,
-    /// Length of a stretch, at least 1 ms. They begin at multiples of it.
+    /// Length of a span, at least 1 ms. Spans begin at multiples of it.
     pub each_ms: u64,
-    /// Number of stretches, at least 1.
+    /// Number of spans, at least 1.
     pub stretches: usize,
 }
 
-/// What an application has in an [`TimelineQuery`].
+/// The part of one application in a [`Timeline`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ahead {
-    /// Items that become due within it, as far as they were counted.
+    /// Items that become due within the timeline, as far as they were counted.
     pub count: u64,
-    /// When the next one becomes due, also beyond it, UTC ms.
+    /// Due of the next item, also if it is beyond the timeline, UTC ms.
     pub next_due: Option<u64>,
 }
 
-/// What becomes due when: the answer to an [`TimelineQuery`]. What was due before is not in it. Times are UTC ms.
+/// The answer to a [`TimelineQuery`]. Items that are due already are not counted. Times are UTC ms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timeline {
-    /// From this moment on it was counted.
+    /// The moment from which items were counted.
     pub at: u64,
-    /// Begin of the first stretch.
+    /// Begin of the first span.
     pub from: u64,
-    /// Length of a stretch, ms.
+    /// Length of a span, ms.
     pub each_ms: u64,
-    /// Items of each stretch.
+    /// Number of items in each span.
     pub counts: Vec<u64>,
-    /// There was more than one answer goes over: what lies from here on was counted in part.
+    /// Set if there are more items than one answer counts: counts from this moment on are incomplete.
     pub counted_until: Option<u64>,
-    /// By name: those that have anything that is not due yet.
+    /// By name: the applications with items that are not due yet.
     pub applications: BTreeMap<Arc<str>, Ahead>,
-    /// There are more applications than one answer goes over.
+    /// There are more applications than one answer covers.
     pub applications_truncated: bool,
 }
 
-/// A time that a command names: of an item from now on, or at which something ends.
+/// A time in a command: a new due of an item, or the end of a pause or rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// This moment, UTC ms; one that is over: at once.
+    /// This moment, UTC ms; a past moment means at once.
     At(u64),
-    /// So many ms after the command is executed.
+    /// This many ms after the command is executed.
     After(u64),
 }
 
-/// What is asked of the daemon, beside requests. `I` is how one item is named.
+/// A command to the daemon. `I` is the type that names one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command<I = Target> {
-    /// Take one item back.
+    /// Cancel one item.
     Cancel(I),
-    /// Take back all items of a customer.
+    /// Cancel all items of a customer.
     CancelAll(CustomerOf),
-    /// Take back all items that a selection takes.
+    /// Cancel all items that a selection takes.
     CancelSelected(Selection),
-    /// What has become of an item.
+    /// Report the state or the end of an item.
     Lookup(I),
-    /// Give an item that waits another time.
+    /// Set another time for a waiting item.
     Reschedule(I, Moment),
-    /// How many items a customer has.
+    /// Count the items of a customer.
     Count(CustomerOf),
-    /// How many items a selection takes.
+    /// Count the items that a selection takes.
     CountSelected(Selection),
-    /// Close a customer's open window now.
+    /// Close the open window of a customer now.
     Flush(CustomerOf),
     /// Close all open windows of an application now.
     FlushAll(Box<str>),
-    /// One page of the items that have not ended, in order of due.
+    /// Return one page of the items that have not ended, in order of due.
     List(Filter),
-    /// How many items become due when.
+    /// Count items by the time at which they become due.
     TimelineQuery(TimelineQuery),
-    /// Hold an application's items back until then, or until [`Command::Resume`].
+    /// Hold back an application's items until this moment, or until [`Command::Resume`].
     Pause(Box<str>, Option<Moment>),
-    /// Let a paused application go on.
+    /// End the pause of an application.
     Resume(Box<str>),
-    /// Hold a customer's items back until then, or until [`Command::ResumeCustomer`].
+    /// Hold back a customer's items until this moment, or until [`Command::ResumeCustomer`].
     PauseCustomer(CustomerOf, Option<Moment>),
-    /// Let a customer that is held back go on.
+    /// End the pause of a customer.
     ResumeCustomer(CustomerOf),
-    /// Let an application's items leave so fast, until then or for good; without a rate as fast as it is set.
+    /// Limit an application to this rate, until this moment or until another command; without a rate, the
+    /// configured one applies again.
     Slow(Box<str>, Option<Rate>, Option<Moment>),
-    /// Try a parked application now, without waiting for its back-off.
+    /// Probe a parked application now, without waiting for its back-off.
     Retry(Box<str>),
-    /// Give up all parked items of an application.
+    /// Dead-letter all parked items of an application.
     DropParked(Box<str>),
 }
 
 impl<I> Command<I> {
-    /// The same command, with its item named another way.
+    /// The same command with another type of item name.
     pub fn naming<J>(self, name: impl FnOnce(I) -> J) -> Command<J> {
         match self {
             Command::Cancel(item) => Command::Cancel(name(item)),
@@ -257,35 +258,35 @@ impl<I> Command<I> {
     }
 }
 
-/// Who gets the answer.
+/// The receiver of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asker {
-    /// A caller within this process, by a number of its own.
+    /// A caller within this process, by its number.
     Local(u64),
-    /// The sender of a message. Without `reply_to` no answer is sent.
+    /// The sender of a command message. Without `reply_to` no answer is sent.
     Remote {
-        /// Acked once the answer is out.
+        /// Acked once the answer has been sent.
         delivery: Delivery,
-        /// RabbitMQ's mark that it was delivered before.
+        /// RabbitMQ's redelivered flag.
         redelivered: bool,
-        /// Where the reply goes; `None`: no reply is wanted.
+        /// Destination of the reply; `None`: no reply is wanted.
         reply_to: Option<ReplyTo>,
     },
 }
 
-/// Where an item stands that has not ended.
+/// State of an item that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListedStage {
-    /// For its time, its window, a free slot, or its paused application to go on.
+    /// It waits for its time, its window, a free slot, or the end of its application's pause.
     Waiting,
-    /// Published, and not settled.
+    /// Published and not settled.
     InFlight,
     /// Its application cannot be delivered to.
     Parked,
 }
 
 impl ListedStage {
-    /// The word in answers.
+    /// The state's name in answers.
     pub fn as_str(self) -> &'static str {
         match self {
             ListedStage::Waiting => "waiting",
@@ -300,21 +301,21 @@ impl ListedStage {
 pub enum End {
     /// Its batch was confirmed.
     Sent(BatchId),
-    /// It was taken back.
+    /// It was cancelled.
     Cancelled,
-    /// It was taken back by a command that the broker had delivered before, which may be an old one executed
-    /// again: a redelivered request that comes behind it is not the one that it took back.
+    /// It was cancelled by a redelivered command, which may be an old one executed again: a redelivered
+    /// request that comes after the command is not the one that it cancelled.
     CancelledAgain,
-    /// It was given up; `expired` is one of the reasons.
+    /// It was dead-lettered; `expired` is one of the reasons.
     Dead(Arc<Dead>),
 }
 
-/// What is remembered of an item that has ended, for the application's `dedupe_tail`.
+/// The facts kept about an ended item, for the application's `dedupe_tail`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// How it ended.
     pub end: End,
-    /// When, UTC ms.
+    /// When it ended, UTC ms.
     pub at: u64,
     /// When it was due, UTC ms.
     pub due: u64,
@@ -329,9 +330,9 @@ pub struct Ended {
 /// One item in a list or a look-up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listed {
-    /// Where it stands.
+    /// State of the item.
     pub stage: ListedStage,
-    /// Its place in the order, and its arrival number.
+    /// Its place in the order; contains its arrival number.
     pub key: Key,
     /// When it was due as accepted, UTC ms; see [`AssignedId::due`].
     pub accepted_due: u64,
@@ -349,37 +350,37 @@ pub struct Listed {
     pub retry: u32,
     /// Text of the last failure.
     pub last_error: Option<Arc<str>>,
-    /// Its properties, where its producer's id is read from; no body. Lists only.
+    /// Its properties without its body; the producer's id is read from them. Set in lists only.
     pub properties: Option<Arc<Content>>,
 }
 
 impl Listed {
-    /// Bytes that it takes, about.
+    /// Approximate size in bytes.
     pub fn size(&self) -> u64 {
         let text = self.last_error.as_ref().map_or(0, |text| text.len() as u64);
         256 + text + self.properties.as_ref().map_or(0, |properties| properties.size())
     }
 }
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// Items were cancelled.
     Cancelled {
         /// Number of items cancelled.
         count: u64,
-        /// Number of items that could not be, being under way.
+        /// Number of items that could not be cancelled, since they are in flight.
         in_flight: u64,
     },
-    /// It cannot be taken back: this is how it ended.
+    /// The item has ended, in this way.
     Ended(Box<Ended>),
-    /// It is under way, and its outcome did not become known in time.
+    /// The item is in flight, and its outcome did not become known in time.
     InFlight,
-    /// No such item waits, and none ended within the tail.
+    /// No item of this id waits, and none ended within the tail.
     Unknown,
-    /// To a look-up: it has not ended.
+    /// To a look-up: the item has not ended.
     Found(Box<Listed>),
-    /// Numbers of items that have not ended, by stage.
+    /// Numbers of items that have not ended, by state.
     Counted {
         /// Items that wait.
         waiting: u64,
@@ -389,51 +390,51 @@ pub enum Answer {
         parked: u64,
         /// Earliest due, UTC ms.
         next_due: Option<u64>,
-        /// Until when the customer is held back, UTC ms; [`FOR_EVER`]: until a command lets it go on.
+        /// When the customer's pause ends, UTC ms; [`FOR_EVER`]: when a command ends it.
         paused: Option<u64>,
     },
-    /// The window was closed; number of items in it.
+    /// The window was closed. Number of items in it.
     Flushed(u64),
-    /// The item has another time. Both UTC ms.
+    /// The item has another due. Both UTC ms.
     Rescheduled {
-        /// When it is due now.
+        /// The new due.
         due: u64,
-        /// When it was due before.
+        /// The previous due.
         before: u64,
     },
-    /// One page, and where the next one begins.
+    /// One page of a list.
     Listed {
         /// In order of due.
         items: Vec<Listed>,
-        /// `None`: no more.
+        /// Begin of the next page; `None`: there is none.
         next: Option<Key>,
     },
-    /// What becomes due when.
+    /// Answer to [`Command::TimelineQuery`].
     Timeline(Box<Timeline>),
-    /// It is so for a while: paused, or slowed down.
+    /// A pause or a rate is in effect.
     Until {
-        /// Until then, UTC ms; `None`: until a command ends it.
+        /// When it ends, UTC ms; `None`: when a command ends it.
         until: Option<u64>,
-        /// It was not before, or to another end.
+        /// Whether the command changed anything: it was not in effect before, or had another end.
         changed: bool,
     },
-    /// It is so now; `changed`: and was not before.
+    /// The requested state is in effect.
     Done {
-        /// The command made a difference.
+        /// Whether the command changed anything.
         changed: bool,
     },
-    /// It was no command that can be understood.
+    /// The command could not be understood; the text names the fault.
     Rejected(Box<str>),
-    /// It cannot be executed at present, and why.
+    /// It cannot be executed at present, for this reason.
     Unavailable(&'static str),
 }
 
-/// One answer on its way.
+/// One answer and its receiver.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// Who is to be answered.
+    /// Receiver of the answer.
     pub asker: Asker,
-    /// What was asked; `None` where that could not be understood.
+    /// The command; `None` if it could not be understood.
     pub command: Option<Box<Command>>,
     /// Answer to the command.
     pub answer: Answer,

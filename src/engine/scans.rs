@@ -1,13 +1,13 @@
-//! Commands that go over many items: all of a customer, all parked ones, a page of a list, what is due when.
+//! Commands that cover many items: all of a customer, all parked ones, a page of a list, a timeline.
 //!
-//! Each goes over memory and over the store in bounded steps, between which everything else goes on. What a
-//! step brings is judged by what memory knows then: an item that came into memory meanwhile is met there, and
-//! one that ended meanwhile is passed over. Items that arrived after the command are not its own.
+//! Each scans memory and the store in bounded steps, between which all other work continues. Rows of a step
+//! are judged by the state of memory at that time: an item that was loaded since is handled in memory, and
+//! one that ended since is skipped. Items that arrived after the command do not belong to it.
 //!
-//! From the moment a cancel of a customer is judged, whatever of that customer arrived before it is its own.
-//! Something of another that comes behind it and asks for such an item, or needs it in memory, finds it
-//! cancelled. Requests of that customer wait until it has gone over all items ([`super::arrivals`]). A cancel
-//! of a selection owns what it takes in the same way, and nothing waits for it: it may be all there is.
+//! From the moment a cancel of a customer is judged, all earlier items of that customer belong to it. A later
+//! request or command that asks for such an item, or needs it in memory, finds it cancelled. Requests of that
+//! customer wait until the scan has covered all items ([`super::arrivals`]). A cancel of a selection owns its
+//! items in the same way, but nothing waits for it: the selection may be the whole queue.
 
 mod flushing;
 mod gather;
@@ -34,7 +34,7 @@ use timeline::Counting;
 /// How long a command waits for the outcome of items in flight, ms.
 pub(super) const OUTCOME_MS: u64 = 5_000;
 
-/// What is done to, or asked of, the items.
+/// The operation on the items.
 #[derive(Debug)]
 enum Kind {
     Cancel(Scope),
@@ -43,42 +43,42 @@ enum Kind {
     TimelineQuery(Box<Counting>),
 }
 
-/// One command on its way.
+/// One command under way.
 #[derive(Debug)]
 struct Running {
     kind: Kind,
     asker: Asker,
     command: Command,
-    /// Items from this arrival number on came later.
+    /// Items from this arrival number on came after the command.
     before: u64,
-    /// How far it has found out what it is about in memory.
+    /// Progress of collecting its items in memory.
     gathering: Gathering,
-    /// Items in memory that have not been looked at.
+    /// Arrival numbers of items in memory that have not been visited.
     resident: Vec<u64>,
-    /// Of a count: those that it began with. What is met in the store as well is counted once.
+    /// For a count: items counted in memory, which are not counted again in the store.
     counted: NumberMap<u64, ()>,
-    /// Items that were given another time since it began, and whether it had met them before: in the store
-    /// they lie before it once more, or behind it.
+    /// Items rescheduled since it began, and whether the scan had passed them before: in the store their new
+    /// places may be ahead of the scan or behind it.
     retimed: BTreeMap<u64, bool>,
-    /// What is still to be gone over, once memory has been; `None`: not known before.
+    /// Ranges of the store that are left; `None` until memory has been covered.
     ranges: Option<VecDeque<ScanRange>>,
     steps: u32,
     cancelled: u64,
-    /// Items in flight, whose outcome is waited for until then, monotonic.
+    /// Items in flight whose outcomes it waits for, and when that wait ends, monotonic ms.
     in_flight: BTreeSet<Identity>,
     until: u64,
-    /// It is through, and waits for these.
+    /// It has covered all items, and waits for outcomes.
     waits: bool,
-    /// It waits for them no longer than it takes to go over the rest.
+    /// It does not wait for outcomes once it has covered all items.
     impatient: bool,
     /// A step over the store is under way.
     steps_now: bool,
-    /// Whoever asked does not wait any more.
+    /// The caller no longer waits.
     left: bool,
     by_stage: [u64; 3],
     next_due: Option<u64>,
     page: Vec<Listed>,
-    /// Of a list: rows of the present leg so far; and where what is known ends.
+    /// For a list: rows of the present range so far, and the key up to which the page is complete.
     range_rows: usize,
     known_until: Option<Key>,
 }
@@ -88,9 +88,9 @@ struct Running {
 pub(super) struct Scans {
     running: BTreeMap<u64, Running>,
     next_number: u64,
-    /// Rows that those which began in this call have looked at to find out what they are about.
+    /// Rows examined in this call by scans that began in it.
     gathered: usize,
-    /// How many are through and wait for outcomes, of whom.
+    /// Counts of the scans that wait for outcomes.
     waits: Waits,
     /// Flushes of whole applications.
     flushing: Vec<Flushing>,
@@ -99,13 +99,13 @@ pub(super) struct Scans {
 /// An answer that is ready.
 pub(super) type Done = (Asker, Command, Answer);
 
-/// What a step has come to.
+/// The results of a step.
 #[derive(Debug, Default)]
 pub(super) struct Advanced {
     pub(super) done: Vec<Done>,
-    /// Items whose outcome was waited for in vain: what waits because of that is judged without.
+    /// Items whose outcomes did not come in time: arrivals that wait because of them are judged without.
     pub(super) given_up: Vec<Identity>,
-    /// More is to do at once.
+    /// More work can be done at once.
     pub(super) more: bool,
 }
 
@@ -114,7 +114,7 @@ impl Scans {
         Scans::default()
     }
 
-    /// Begins one, or says why not.
+    /// Begins a scan, or returns the answer that refuses it.
     pub(super) fn begin(
         &mut self,
         core: &mut Core,
@@ -187,7 +187,7 @@ impl Scans {
         None
     }
 
-    /// The cancel of this customer that has not gone over all items yet.
+    /// Number of a cancel of this customer that has not covered all items yet.
     pub(super) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
         let found = self.running.iter().find(|(_, scan)| match &scan.kind {
             Kind::Cancel(Scope::Customer(of)) => {
@@ -198,19 +198,19 @@ impl Scans {
         found.map(|(number, _)| *number)
     }
 
-    /// It has gone over all items.
+    /// Whether the scan has covered all items.
     pub(super) fn is_through(&self, number: u64) -> bool {
         self.running.get(&number).is_none_or(Running::is_through)
     }
 
-    /// A cancel of a customer has been judged and has not looked at anything.
+    /// Whether a cancel of a customer has been judged and has not begun.
     pub(super) fn has_cancels_to_begin(&self) -> bool {
         let of_customer = |scan: &Running| matches!(scan.kind, Kind::Cancel(Scope::Customer(_)));
         let begins = |scan: &Running| of_customer(scan) && scan.ranges.is_none();
         self.running.last_key_value().is_some_and(|(_, scan)| begins(scan))
     }
 
-    /// So many deliveries may be out at present: a share of them may wait here.
+    /// Sets the prefetch: a share of it may wait here.
     pub(super) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {
             let remote = self.running.values_mut().filter(|scan| matches!(scan.asker, Asker::Remote { .. }));
@@ -223,8 +223,7 @@ impl Scans {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
     }
 
-    /// A step over memory of those that are not through with it, as many as one call has time for: those that
-    /// began first.
+    /// Advances scans that have not covered memory yet, the oldest first, within the limits of one call.
     pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
         let most = core.live.thresholds();
         let mut gather = most.gathered.saturating_sub(std::mem::take(&mut self.gathered));
@@ -239,7 +238,7 @@ impl Scans {
             for seq in step {
                 match core.live.items().by_seq(seq) {
                     Some(id) => scan.visit(core, id, now),
-                    // Where it has left memory since, it is met in the store.
+                    // If the item was evicted since, the scan meets it in the store.
                     None => drop(scan.counted.remove(&seq)),
                 }
             }
@@ -263,7 +262,7 @@ impl Scans {
         advanced
     }
 
-    /// A step over the store has come back.
+    /// Takes the rows of a step over the store.
     pub(super) fn scanned(
         &mut self,
         core: &mut Core,
@@ -295,14 +294,14 @@ impl Scans {
             if let Some(id) = core.live.items().by_seq(seq) {
                 scan.meet(core, id, stored, now);
             } else if core.live.shared.reads.renew(&mut stored) {
-                scan.look_at_far(core, stored, now);
+                scan.visit_far(core, stored, now);
             }
         }
         scan.advance(next, core.live.thresholds().page);
         loads.extend(scan.step(number, core));
     }
 
-    /// Attempts have ended that a scan waits for.
+    /// Takes the outcomes of attempts for the scans that wait for them.
     pub(super) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
         let waits = |scan: &&mut Running| !scan.in_flight.is_empty() && !scan.is_given_up();
         for scan in self.running.values_mut().filter(waits) {
@@ -320,7 +319,7 @@ impl Scans {
         }
     }
 
-    /// Those that are through, or have waited long enough.
+    /// Takes the scans that are complete, or have waited long enough.
     fn take_done(&mut self, core: &Core, now: Now) -> Advanced {
         for scan in self.running.values_mut().filter(|scan| !scan.waits && scan.is_through()) {
             if !scan.in_flight.is_empty() {
@@ -330,7 +329,8 @@ impl Scans {
         }
         let is_done = |scan: &Running| {
             let through = scan.ranges.as_ref().is_some_and(VecDeque::is_empty);
-            // While its step is under way it keeps its place: else who comes and goes would have no bound.
+            // It keeps its place until its step has returned: else callers that come and go would have no
+            // bound.
             scan.left && !scan.steps_now
                 || through
                     && (scan.in_flight.is_empty()
@@ -352,17 +352,16 @@ impl Scans {
         advanced
     }
 
-    /// When one loses its patience, monotonic.
+    /// When the next wait for outcomes ends, monotonic ms.
     pub(super) fn deadline(&self) -> Option<u64> {
-        // Before it has gone over everything it has no reason to look at the clock.
+        // Before it has covered all items no time limit applies.
         let waits = |scan: &&Running| {
             !scan.in_flight.is_empty() && scan.ranges.as_ref().is_some_and(VecDeque::is_empty)
         };
         self.running.values().filter(waits).map(|scan| scan.until).min()
     }
 
-    /// Whatever of a customer arrived before a cancel of it is its own, though it may not have come to it
-    /// yet.
+    /// Cancels an item that belongs to a cancel under way which has not reached it yet.
     pub(super) fn claim(&mut self, core: &mut Core, found: ItemLocation, now: Now) -> ItemLocation {
         let ItemLocation::Live(live) = &found else { return found };
         if self.running.is_empty() {
@@ -403,13 +402,13 @@ impl Scans {
         ItemLocation::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
     }
 
-    /// It is in flight, and a cancel of its customer takes it back if that fails: a request that came behind
-    /// the cancel is not judged by it. `at_once`: that request waits for no outcome, and the cancel, for its
-    /// sake, for none either.
+    /// Whether the item is in flight and a cancel takes it if its attempt fails: a request that came after
+    /// the cancel is not judged by such an item. `at_once`: the request waits for no outcome, so neither does
+    /// the cancel.
     pub(super) fn may_take_back(&mut self, core: &Core, found: &ItemLocation, at_once: bool) -> bool {
         let ItemLocation::Live(LiveItem::Resident(id)) = found else { return false };
         let item = &core.live.items()[*id];
-        // What may have been delivered before is left to itself.
+        // An item that may have been delivered before is not cancelled.
         if self.running.is_empty() || !core.is_in_flight(*id) || item.tries().outcome_unknown {
             return false;
         }
@@ -424,8 +423,8 @@ impl Scans {
         false
     }
 
-    /// A cancel of its customer, which has not gone over all items yet, takes what is in flight of this
-    /// identity back if that fails.
+    /// Whether a cancel that has not covered all items yet takes the item of this identity if its attempt
+    /// fails.
     pub(super) fn is_going_over(&self, core: &Core, identity: Identity) -> bool {
         if self.running.is_empty() {
             return false;
@@ -438,8 +437,8 @@ impl Scans {
         self.running.values().any(|scan| owns(scan) && !scan.is_through())
     }
 
-    /// Items have come into memory: those that belong to a cancel on its way are cancelled, and a count that
-    /// has not begun with the store counts them where they are.
+    /// Items have been loaded: those that belong to a cancel under way are cancelled, and a count that has
+    /// not begun with the store counts them in memory.
     pub(super) fn note_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
         for scan in self.running.values_mut() {
             scan.gather_restored(core, restored);
@@ -459,7 +458,7 @@ impl Scans {
         self.running.values_mut().find(|scan| scan.owns(traits, seq))
     }
 
-    /// Nobody waits for the answers to these any more. What changes something goes on to its end.
+    /// The callers of these commands have left. Commands that change something continue to their ends.
     pub(super) fn leave(&mut self, numbers: &[u64]) {
         let has_left = |scan: &Running| match (&scan.asker, &scan.kind) {
             (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_)) => {
@@ -470,7 +469,7 @@ impl Scans {
         self.running.values_mut().filter(|scan| has_left(scan)).for_each(|scan| scan.left = true);
     }
 
-    /// The broker delivers those of its commands again that were not answered.
+    /// Drops remote commands, which the broker redelivers.
     pub(super) fn forget_deliveries(&mut self) {
         let waits = &mut self.waits;
         self.running.retain(|_, scan| {
@@ -482,12 +481,12 @@ impl Scans {
         });
     }
 
-    /// An item of this application, which had this key and was due then, was given another time.
+    /// An item of this application, with this former key and due, was rescheduled.
     pub(super) fn retimed(&mut self, application: &str, key: Key, due: u64) {
         self.running.values_mut().for_each(|scan| scan.note_retimed(application, key, due));
     }
 
-    /// Items in the store alone got another place, perhaps behind a scan's back: it goes back to them.
+    /// Items that are in the store only were moved, perhaps behind a scan's position: it goes back to them.
     pub(super) fn go_back(&mut self, application: &str, to: Key) {
         for scan in self.running.values_mut() {
             if scan.ranges.as_ref().is_none_or(VecDeque::is_empty) {
@@ -504,12 +503,12 @@ impl Scans {
     }
 }
 
-/// Of an item in memory, whose names are given.
+/// Traits of an item in memory, with the given names.
 fn near<'a>(item: &Item, application: &'a str, customer: Option<&'a str>) -> Traits<'a> {
     Traits { application, customer, due: item.due(), received: item.received() }
 }
 
-/// How what is taken back by whoever asks has ended.
+/// The end of an item that this caller cancels.
 pub(super) fn end_of_cancel(asker: &Asker) -> End {
     match asker {
         Asker::Remote { redelivered: true, .. } => End::CancelledAgain,

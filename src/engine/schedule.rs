@@ -1,15 +1,14 @@
-//! What is due when: a timing wheel for the near time, a sorted set beyond it.
+//! The schedule: a timing wheel for the near time, a sorted set beyond it.
 //!
-//! The wheel has one slot a millisecond over [`SLOTS`] milliseconds, so that insert and removal are O(1) and
-//! nothing cascades; two levels of bitmaps find the next slot in use. Entries beyond its span wait in a set
-//! sorted by key and move to the wheel once, when its span reaches them. (The wheel is scheme 4 of Varghese
-//! and Lauck, "Hashed and hierarchical timing wheels", 1987.)
+//! The wheel has one slot per millisecond over [`SLOTS`] milliseconds, so that insertion and removal are O(1)
+//! and nothing cascades; two levels of bitmaps find the next slot in use. Entries beyond its span are in a
+//! set sorted by key and move to the wheel once, when its span reaches them. (The wheel is scheme 4 of
+//! Varghese and Lauck, "Hashed and hierarchical timing wheels", 1987.)
 //!
-//! Entries are handles; the caller gives the key of each back at removal, and wherever it is asked for one:
-//! what is kept here for each is eight bytes, so that a million of them stay in the processor's caches.
-//! Entries of one millisecond lie in the order in which they were added, which is that of their keys but for
-//! few; where it may not be, the slot is marked, and put in order when the last ones are asked for.
-//! The module reads no clock.
+//! Entries are handles; the caller supplies the key at removal and wherever one is needed. The wheel keeps
+//! eight bytes for each entry, so that a million of them stay in the processor's caches. Entries of one
+//! millisecond are in the order in which they were added, which nearly always is that of their keys; where it
+//! may not be, the slot is marked, and sorted when its order is needed. The module reads no clock.
 
 use super::types::Key;
 use std::collections::BTreeSet;
@@ -18,7 +17,7 @@ use std::collections::BTreeSet;
 pub(super) const SLOTS: u64 = 1 << 16;
 const MASK: u64 = SLOTS - 1;
 
-/// Marks that there is no entry.
+/// Marks the absence of an entry.
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -27,26 +26,26 @@ struct Link {
     next: u32,
 }
 
-/// What [`Schedule::take_due`] has taken.
+/// The extent of a [`Schedule::take_due`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// All that is due.
+    /// All due entries.
     All,
-    /// As much as was asked for; see [`Schedule::first_key`] for what is left.
+    /// The limit was reached; [`Schedule::first_key`] finds the rest.
     Most,
 }
 
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// First millisecond that has not been taken. Slots of `base..base + SLOTS` are in the wheel.
+    /// First millisecond that has not been taken. The wheel covers `base..base + SLOTS`.
     base: u64,
     heads: Vec<u32>,
     tails: Vec<u32>,
-    /// The key that was added to a slot last.
+    /// The last key added to each slot.
     added: Vec<Key>,
-    /// One bit a slot: its entries may not be in the order of their keys.
+    /// One bit per slot: its entries may not be in the order of their keys.
     disordered: Vec<u64>,
-    /// One bit a slot, then one bit a word.
+    /// One bit per slot in use, and one bit per word of these.
     used: Vec<u64>,
     used_words: Vec<u64>,
     links: Vec<Link>,
@@ -74,7 +73,7 @@ impl Schedule {
         self.near + self.far.len()
     }
 
-    /// Adds `id`, due at `key.due`. What is due already is taken by the next [`Schedule::take_due`].
+    /// Adds `id`, due at `key.due`. An entry that is due already is taken by the next [`Schedule::take_due`].
     pub(super) fn insert(&mut self, id: u32, key: Key) {
         if key.due < self.base + SLOTS {
             self.link(id, key, self.slot(key.due));
@@ -83,7 +82,7 @@ impl Schedule {
         }
     }
 
-    /// Removes an entry that is in the schedule under exactly this key.
+    /// Removes an entry; it must have been inserted with this key.
     pub(super) fn remove(&mut self, id: u32, key: Key) {
         if key.due < self.base + SLOTS {
             self.unlink(id, self.slot(key.due));
@@ -93,8 +92,8 @@ impl Schedule {
         }
     }
 
-    /// Takes entries due at or before `now`, the earliest millisecond first, `limit` at most. Each is handed
-    /// over before the next is looked for: what `each` fetches of it comes while that goes on.
+    /// Takes up to `limit` entries due at or before `now`, the earliest millisecond first. Each is passed to
+    /// `each` before the next is searched, so that memory fetches of `each` overlap with the search.
     pub(super) fn take_due(&mut self, now: u64, limit: usize, mut each: impl FnMut(u32)) -> Taken {
         let mut left = limit;
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
@@ -123,12 +122,12 @@ impl Schedule {
         Taken::All
     }
 
-    /// When the earliest entry is due. An overdue one counts as due at the schedule's present moment.
+    /// Due of the earliest entry. An overdue one counts as due at `base`.
     pub(super) fn next(&self) -> Option<u64> {
         self.first_used().or_else(|| self.far.first().map(|(key, _)| key.due))
     }
 
-    /// An entry that is due first.
+    /// An entry with the earliest due.
     pub(super) fn first(&self) -> Option<u32> {
         match self.first_used() {
             Some(at) => Some(self.heads[(at & MASK) as usize]),
@@ -136,7 +135,7 @@ impl Schedule {
         }
     }
 
-    /// The least key of an entry. Where those of one millisecond are in no order they are put in order.
+    /// The lowest key of all entries. Sorts the first slot if needed.
     pub(super) fn first_key(&mut self, key_of: impl Fn(u32) -> Key) -> Option<Key> {
         if let Some(slot) = self.first_used().map(|at| at & MASK).filter(|slot| self.is_disordered(*slot)) {
             self.sort_slot(slot, &key_of);
@@ -144,25 +143,25 @@ impl Schedule {
         self.first().map(key_of)
     }
 
-    /// When the last entry is due.
+    /// Due of the last entry.
     pub(super) fn last(&self) -> Option<u64> {
         self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
     }
 
-    /// The clock went back to `now`: entries are put where they belong, seen from there.
+    /// The clock stepped back to `now`: all entries are inserted anew.
     pub(super) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
         let mut ids = Vec::with_capacity(self.near);
         while let Some(at) = self.first_used() {
             self.drain_slot(at & MASK, &mut ids);
         }
-        // It may lag: what it has not reached stays in the set.
+        // `base` may lag behind `now`, and must not move forward: entries beyond its span stay in the set.
         self.base = self.base.min(now);
         for id in ids {
             self.insert(id, key_of(id));
         }
     }
 
-    /// Takes up to `count` entries that are due after this moment, the very last first.
+    /// Takes up to `count` entries due after this moment, the last first.
     pub(super) fn take_furthest(
         &mut self,
         count: usize,
@@ -195,7 +194,7 @@ impl Schedule {
         out
     }
 
-    /// Moves what the wheel's span has reached out of the far set.
+    /// Moves entries that the wheel's span has reached from the set to the wheel.
     fn refill(&mut self) {
         while let Some((key, id)) = self.far.first().copied().filter(|(key, _)| key.due < self.base + SLOTS) {
             self.far.pop_first();
@@ -203,8 +202,8 @@ impl Schedule {
         }
     }
 
-    /// An overdue entry lies in the present slot. It is found there at removal: the slot is emptied before
-    /// `base` moves on.
+    /// An overdue entry is in the slot of `base`. Its removal finds it there, because the slot is emptied
+    /// before `base` moves on.
     fn slot(&self, due: u64) -> u64 {
         due.max(self.base) & MASK
     }
@@ -253,7 +252,7 @@ impl Schedule {
         self.disordered[(slot / 64) as usize] & 1 << (slot % 64) != 0
     }
 
-    /// Puts the entries of a slot in the order of their keys. The cost is theirs, once.
+    /// Sorts the entries of a slot by key.
     fn sort_slot(&mut self, slot: u64, key_of: impl Fn(u32) -> Key) {
         let mut ids = Vec::new();
         self.drain_slot(slot, &mut ids);
@@ -303,7 +302,7 @@ impl Schedule {
                 let found = word as u64 * 64 + u64::from(rest.trailing_zeros());
                 return (found < to).then_some(found);
             }
-            // Nothing more in this word: ask the summary for the next word in use.
+            // This word has no more: the summary finds the next word in use.
             let next_word = word + 1;
             let mut summary = next_word / 64;
             let mut bits = match self.used_words.get(summary) {
@@ -329,7 +328,7 @@ impl Schedule {
                 let found = word as u64 * 64 + 63 - u64::from(rest.leading_zeros());
                 return (found >= from).then_some(found);
             }
-            // Nothing before it in this word: ask the summary for the word in use before it.
+            // This word has none before: the summary finds the previous word in use.
             let mut summary = word / 64;
             let mut bits = self.used_words[summary] & !(!0 << (word % 64));
             while bits == 0 {

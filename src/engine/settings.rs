@@ -1,4 +1,4 @@
-//! What the engine works by: the settings of applications, its share of memory.
+//! The engine's settings: those of applications, and its share of memory.
 
 use super::pace::{Bound, Rate};
 use super::thresholds::Thresholds;
@@ -11,23 +11,23 @@ pub enum Format {
     /// One JSON object with an array of items.
     #[default]
     Json,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Ndjson,
     /// CloudEvents JSON batch.
     CloudEvents,
-    /// Each item alone, as it came.
+    /// Each item alone, as received.
     Passthrough,
 }
 
-/// What happens when an application or the daemon is full.
+/// The policy when an application or the daemon is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
     /// Stop consuming until there is room.
     #[default]
     Pause,
-    /// Close windows sooner, then pause.
+    /// Close windows early, then pause.
     FlushEarly,
-    /// The item that waits longest is dead, reason `full`.
+    /// The item that is due first is dead, reason `full`.
     DropOldest,
     /// The new item is dead, reason `full`.
     DropNewest,
@@ -40,7 +40,7 @@ pub struct Retry {
     pub min: u64,
     /// Longest pause, ms.
     pub max: u64,
-    /// Failed attempts before an item is given up; 0 = for ever.
+    /// Failed attempts before an item is dead-lettered; 0 = no limit.
     pub attempts: u32,
 }
 
@@ -49,53 +49,54 @@ pub struct Retry {
 pub struct AppSettings {
     /// Longest wait of a windowed item, from the first of its customer.
     pub window: u64,
-    /// Close a window once nothing came for this time, ms; 0 = off.
+    /// Close a window after this time without a new item, ms; 0 = off.
     pub quiet: u64,
     /// Windows end at wall-clock multiples of `window`.
     pub align: bool,
     /// Round own times up to multiples of this; 0 = off.
     pub coalesce: u64,
-    /// Most items of one batch, at least 1.
+    /// Maximum number of items in one batch, at least 1.
     pub max_items: u32,
-    /// Most bytes of one encoded batch body; a single larger item still goes, alone.
+    /// Maximum bytes of one encoded batch body; a single larger item is sent alone.
     pub max_bytes: u64,
-    /// Format of the message's body.
+    /// Format of the message body.
     pub format: Format,
     /// How long a sent id is remembered.
     pub dedupe_tail: u64,
     /// Back-off between attempts.
     pub retry: Retry,
-    /// Policy at the limit.
+    /// Policy when `max_waiting` is reached.
     pub on_full: OnFull,
-    /// Most waiting items; 0 = no limit of its own.
+    /// Maximum number of waiting items; 0 = no limit.
     pub max_waiting: u64,
-    /// How fast items leave; `None` = as fast as they can.
+    /// Rate of its items; `None` = no limit.
     pub rate: Option<Rate>,
-    /// Most items that leave at once under `rate`; 0 = those of a second.
+    /// Maximum number of items that leave at once under `rate`; 0 = those of one second.
     pub burst: u32,
-    /// How fast the items of each customer leave; `None` = as fast as they can.
+    /// Rate of the items of each customer; `None` = no limit.
     pub customer_rate: Option<Rate>,
-    /// Most items of a customer that leave at once under `customer_rate`; 0 = those of a second.
+    /// Maximum number of items of a customer that leave at once under `customer_rate`; 0 = those of one
+    /// second.
     pub customer_burst: u32,
 }
 
 impl AppSettings {
-    /// At its limit the item that is due first is given up.
+    /// Whether at its limit the item that is due first is dead-lettered.
     pub fn drops_oldest(&self) -> bool {
         self.max_waiting > 0 && self.on_full == OnFull::DropOldest
     }
 
-    /// How fast its items leave, and how many at once.
+    /// Rate and burst of its items.
     pub(super) fn bound(&self) -> Option<Bound> {
         self.rate.map(|rate| Bound::new(rate, self.burst))
     }
 
-    /// The same of each customer.
+    /// Rate and burst of the items of each customer.
     pub(super) fn customer_bound(&self) -> Option<Bound> {
         self.customer_rate.map(|rate| Bound::new(rate, self.customer_burst))
     }
 
-    /// Most items of one batch, and most bytes.
+    /// Maximum number of items and of bytes in one batch.
     pub(super) fn most_of_batch(&self) -> (usize, u64) {
         match self.format {
             Format::Passthrough => (1, u64::MAX),
@@ -127,8 +128,8 @@ impl Default for AppSettings {
     }
 }
 
-/// What the engine may keep in memory, of what is durable. Beside it stands what is not: as much as the
-/// broker hands out before an acknowledgement.
+/// Limits on the durable items that the engine keeps in memory. Items that are not durable come in addition;
+/// the ingest prefetch bounds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Number of items.
@@ -139,41 +140,41 @@ pub struct Budget {
     pub filters: usize,
 }
 
-/// Bytes that one item costs in the engine's tables and lists, measured from above.
+/// Bytes that one item costs in the engine's tables and lists; a measured upper bound.
 const ROW_COST: u64 = 288;
 
 impl Budget {
-    /// How `limits.memory` (bytes) is divided: three sixteenths for items, as much for payloads, a quarter
-    /// each for the store's buffers and the ingest prefetch, an eighth for what is published and not
-    /// confirmed. The filters take of what the store leaves, a thirty-second at most.
+    /// Divides `limits.memory` (bytes): three sixteenths for items, as much for payloads, a quarter each for
+    /// the store's buffers and the ingest prefetch, an eighth for unconfirmed batches. The filters use what
+    /// the store leaves, a thirty-second at most.
     pub fn of(memory: u64) -> Self {
         let share = memory / 16 * 3;
         Budget { rows: (share / ROW_COST) as usize, contents: share, filters: (memory / 32) as usize }
     }
 }
 
-/// Everything the engine is told about how to work. Replaced whole by a reload.
+/// All settings of the engine. A reload replaces them as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// For every application that has no table of its own.
+    /// Settings of applications without a table of their own.
     pub defaults: Arc<AppSettings>,
-    /// By application name.
+    /// Settings of the other applications, by name.
     pub applications: BTreeMap<String, Arc<AppSettings>>,
-    /// `store.hold_max` in ms when nothing is stored (`kind = "memory"`); `None` with a durable store.
+    /// `store.hold_max` in ms if `store.kind` is `memory`; `None` with a durable store.
     pub hold_max: Option<u64>,
     /// How far ahead an item's time may be, ms.
     pub max_delay: u64,
     /// The engine's share of `limits.memory`.
     pub budget: Budget,
-    /// Most open windows.
+    /// Maximum number of open windows.
     pub customers: u64,
-    /// Most applications with something waiting; a request for one more is dead, reason `full`.
+    /// Maximum number of applications with waiting items; a request for one more is dead, reason `full`.
     pub max_applications: u64,
-    /// Most unconfirmed batches.
+    /// Maximum number of unconfirmed batches.
     pub max_in_flight: usize,
-    /// Most bytes of unconfirmed batches.
+    /// Maximum bytes of unconfirmed batches.
     pub max_in_flight_bytes: u64,
-    /// How much one call does, and the like.
+    /// Bounds on the work of one call, and similar ones.
     pub thresholds: Thresholds,
 }
 

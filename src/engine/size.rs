@@ -1,12 +1,13 @@
-//! Upper bounds on the length of an encoded batch, known before anything is encoded.
+//! Upper bounds of the length of an encoded batch, known before it is encoded.
 //!
 //! The engine closes and splits batches by these numbers; the encoder (`amqp::wire`) is tested against them.
-//! There is deliberately no encoding here: only what each format's text costs around the parts of an item.
+//! Deliberately absent: the encoding itself. Here is only the length of each format's text around the parts
+//! of an item.
 
 use super::types::Format;
 
-/// Longest id that tidegate assigns: 16 hex digits of the store, up to 16 of the arrival number and as many
-/// of its due, and eight for its place in its window, with dashes between.
+/// Length of the longest assigned id: 16 hex digits of the store, up to 16 of the arrival number and of the
+/// due, and eight for the place in the window, separated by dashes.
 const ASSIGNED_ID: u64 = 59;
 /// Decimal digits of the largest `u64`.
 const DIGITS: u64 = 20;
@@ -17,7 +18,7 @@ const NULL: u64 = 4;
 /// `,"content_encoding":`, or the CloudEvents extension `,"contentencoding":`, whichever is longer.
 const ENCODING_LABEL: u64 = 20;
 
-/// What a batch costs besides the weights of its items, in bytes.
+/// The length of a batch in addition to the weights of its items, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overhead {
     /// Once for each batch.
@@ -26,12 +27,12 @@ pub struct Overhead {
     pub item: u64,
 }
 
-/// The parts of an item that its weight depends on.
+/// The parts of an item that determine its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parts<'a> {
     /// Length of the payload in bytes.
     pub body: usize,
-    /// It is embedded as JSON; else it becomes base64 in the JSON formats.
+    /// Whether it is embedded as JSON; else the JSON formats contain it in base64.
     pub json: bool,
     /// The producer's id; `None`: one will be assigned.
     pub id: Option<&'a str>,
@@ -41,7 +42,7 @@ pub struct Parts<'a> {
     pub content_encoding: Option<&'a str>,
     /// The `type` property.
     pub kind: Option<&'a str>,
-    /// What its other properties and its headers add, of which the border decides; bytes, in any format.
+    /// Bytes that its other properties and headers add in any format; the border decides which.
     pub copied: usize,
 }
 
@@ -100,19 +101,19 @@ fn escaped_len(byte: u8) -> u8 {
     }
 }
 
-/// Length of that number of bytes in padded base64.
+/// Length of this number of bytes in padded base64.
 pub fn base64_len(bytes: u64) -> u64 {
     bytes.div_ceil(3).saturating_mul(4)
 }
 
-/// A body as text, where it is UTF-8 and as JSON no longer than in base64: escapes could make six bytes of
-/// one.
+/// The body as text, if it is UTF-8 and no longer as a JSON string than in base64: an escape may need six
+/// bytes for one.
 pub fn readable(body: &[u8]) -> Option<&str> {
     let fits = |text: &&str| quoted_len(text) <= 2 + base64_len(body.len() as u64);
     std::str::from_utf8(body).ok().filter(fits)
 }
 
-/// Length of `text` with everything but RFC 3986's unreserved characters as `%XX`.
+/// Length of `text` with all characters except RFC 3986's unreserved ones as `%XX`.
 fn percent_len(text: &str) -> u64 {
     text.bytes().map(|byte| if is_unreserved(byte) { 1 } else { 3 }).sum()
 }

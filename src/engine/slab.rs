@@ -1,15 +1,15 @@
-//! A table whose rows have typed handles. A handle outlives its row safely: its version tells that the place
-//! has been taken by another one since.
+//! A table whose rows have typed handles. A handle may outlive its row: its version differs from that of a
+//! later row in the same place.
 
 use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::ops::{Index, IndexMut};
 
-/// Which row of its place one is. Never zero, so that a handle that may be missing is no larger.
+/// Counts the rows of one place. Never zero, so that an optional handle is no larger.
 pub(super) type Version = NonZeroU32;
 
-/// That of the first row.
+/// Version of the first row.
 pub(super) const FIRST: Version = Version::MIN;
 
 fn next(version: Version) -> Version {
@@ -18,11 +18,11 @@ fn next(version: Version) -> Version {
 
 /// A handle of a [`Slab`].
 pub(super) trait Handle: Copy {
-    /// From a place and its version.
+    /// The handle of a place and version.
     fn new(place: u32, version: Version) -> Self;
-    /// The place, for structures that keep one entry a place.
+    /// The place, for structures with one entry per place.
     fn place(self) -> u32;
-    /// Which row of that place.
+    /// The version of the row in that place.
     fn version(self) -> Version;
 }
 
@@ -51,10 +51,10 @@ macro_rules! handle {
 }
 pub(super) use handle;
 
-/// Places of a page. Memory comes and goes by the page, so that no step takes longer for the rows there are:
-/// a single table would be copied whole whenever it is full.
+/// Places of a page. Memory is allocated and freed by the page, so that no step grows with the number of
+/// rows: a single `Vec` would be copied as a whole whenever it is full.
 const PAGE: usize = 1_024;
-/// Pages at the beginning that are kept when nothing is in them, so that an ordinary pause frees nothing.
+/// Number of first pages that are kept when they are empty, so that an ordinary lull frees nothing.
 const KEPT_PAGES: usize = 4;
 
 #[derive(Debug)]
@@ -66,16 +66,16 @@ struct Slot<T> {
 #[derive(Debug)]
 struct Page<T, S> {
     slots: Vec<Slot<T>>,
-    /// What is kept of each row apart from it.
+    /// A value for each row, kept apart from it.
     asides: Vec<S>,
     /// Slots without a row.
     free: Vec<u32>,
-    /// Version of a slot used for the first time; above all versions given out before memory was given back.
+    /// Version of a slot used for the first time; above all versions used before the page was freed.
     first_version: Version,
 }
 
 impl<T, S: Copy + Default> Page<T, S> {
-    /// Empty, with room for so many rows.
+    /// An empty page with room for this many rows.
     fn with_places(places: usize) -> Self {
         let (slots, asides) = (Vec::with_capacity(places), Vec::with_capacity(places));
         Page { slots, asides, free: Vec::new(), first_version: FIRST }
@@ -85,7 +85,7 @@ impl<T, S: Copy + Default> Page<T, S> {
         self.free.is_empty() && self.slots.len() == PAGE
     }
 
-    /// The slot of the row, and its version.
+    /// Adds a row. Returns its slot and version.
     fn insert(&mut self, row: T) -> (usize, Version) {
         if let Some(place) = self.free.pop() {
             let slot = &mut self.slots[place as usize];
@@ -104,19 +104,19 @@ impl<T, S: Copy + Default> Page<T, S> {
     }
 }
 
-/// See the module's page. Of each row `S` is kept apart from it, all of them close together: for what is
-/// changed in one row when another comes or goes, which would else be fetched from anywhere in memory.
+/// See the module's page. For each row a value `S` is kept apart, next to those of other rows: for data that
+/// changes when another row is added or removed, and would else cost a memory access far away.
 #[derive(Debug)]
 pub(super) struct Slab<H, T, S = ()> {
     pages: Vec<Page<T, S>>,
-    /// Pages that are not full. The first is filled first, so that the others become empty.
+    /// Pages that are not full. The first is filled first, so that later ones become empty.
     open: BTreeSet<usize>,
     rows: usize,
     handles: PhantomData<H>,
 }
 
 impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
-    /// Bytes that a row takes up.
+    /// Bytes of a row.
     pub(super) const SLOT: usize = size_of::<Slot<T>>();
 
     pub(super) fn new() -> Self {
@@ -126,7 +126,7 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
     pub(super) fn insert(&mut self, row: T) -> H {
         let number = self.open.first().copied().unwrap_or(self.pages.len());
         if number == self.pages.len() {
-            // Beyond the first the table is known to be no small one.
+            // A table with more than one page is not small.
             let places = if number == 0 { 0 } else { PAGE };
             self.pages.push(Page::with_places(places));
             self.open.insert(number);
@@ -181,19 +181,19 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
         }
     }
 
-    /// What is kept apart of the row that is in this place.
+    /// The value kept apart for the row in this place.
     pub(super) fn aside(&self, place: u32) -> S {
         let (number, place) = parts(place);
         self.pages[number].asides[place]
     }
 
-    /// The same, to be changed.
+    /// Mutable access to that value.
     pub(super) fn aside_mut(&mut self, place: u32) -> &mut S {
         let (number, place) = parts(place);
         &mut self.pages[number].asides[place]
     }
 
-    /// The handle of the row that is in this place.
+    /// The handle of the row in this place.
     pub(super) fn at(&self, place: u32) -> Option<H> {
         let slot = self.slot(place)?;
         slot.row.is_some().then(|| H::new(place, slot.version))
@@ -203,7 +203,7 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
         self.rows
     }
 
-    /// In order of place.
+    /// All handles, in order of place.
     pub(super) fn handles(&self) -> impl Iterator<Item = H> + '_ {
         let slots = self.pages.iter().enumerate().flat_map(|(number, page)| {
             page.slots.iter().enumerate().map(move |(place, slot)| (number * PAGE + place, slot))
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     handle!(
-        /// Handle for tests alone.
+        /// A handle for tests.
         TestId
     );
 
@@ -262,7 +262,7 @@ mod tests {
             slab.pages.iter().map(|page| page.slots.capacity()).sum()
         };
         assert_eq!(held(&slab), all.len(), "no page is larger than another");
-        // All but the first row of the last page.
+        // Remove all but the first row of the last page.
         let last = (KEPT_PAGES + 1) * PAGE;
         all.iter().filter(|id| id.place() as usize != last).for_each(|id| {
             assert!(slab.remove(*id).is_some());

@@ -1,22 +1,22 @@
-//! What the engine reports about itself: plain numbers, copied out at one moment.
+//! The report of the engine's state: plain numbers, copied at one moment.
 //!
-//! These structs are the JSON of `/api/v1/state` as well as what the engine fills in: one set of names. The
-//! names are stable: keys may be added, none is renamed or changes its meaning. A number carries its unit as
-//! the last part of its name (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds;
-//! what has no unit is a count. Reading forgives: what is left out is its default, what is unknown is passed
-//! over.
+//! The engine fills in these structs, and they are the JSON of `/api/v1/state`: there is one set of names.
+//! The names are stable: keys may be added, none is renamed or changes its meaning. The last part of a
+//! number's name is its unit (`_ms`, `_us`, `_bytes`); names ending in `_at` are moments, UTC milliseconds; a
+//! name without a unit is a count. Reading is tolerant: missing keys have their defaults, unknown keys are
+//! ignored.
 
 use super::types::{ClosedBy, DuplicateRule, Reason};
 use serde::{Deserialize, Serialize};
 
-/// Totals since the start of the process. What is `accepted` or `rejected` ends in exactly one of
-/// `confirmed`, `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or is still there.
+/// Totals since the start of the process. Each item counted in `accepted` or `rejected` ends in exactly one
+/// of `confirmed`, `dead_confirmed`, `cancelled`, `replaced` and `given_back`, or has not ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
     /// Ingest messages read.
     pub received: u64,
-    /// Of these, marked redelivered.
+    /// Of these, those marked as redelivered.
     pub redelivered: u64,
     /// Items accepted (array entries counted one by one).
     pub accepted: u64,
@@ -26,15 +26,15 @@ pub struct Counters {
     pub cancelled: u64,
     /// Items replaced by a later request with the same id.
     pub replaced: u64,
-    /// Items and dead requests forgotten because the broker delivers them again: their only copy was a
-    /// message that was not acked when the ingest connection was lost.
+    /// Items and dead requests forgotten because the broker redelivers them: their only copy was a message
+    /// that was unacked when the ingest connection was lost.
     pub given_back: u64,
     /// Requests whose id was known, in the order of [`DuplicateRule`]'s declaration.
     #[serde(with = "by_rule")]
     pub duplicates: [Duplicates; RULES.len()],
-    /// Of those dropped: sent back by their consumer or by a queue, and no other try by the rules.
+    /// Dropped requests that a consumer or a queue had sent back, and that are no other try by the rules.
     pub tries_dropped: u64,
-    /// Items that their consumers have sent back, and that are delivered again.
+    /// Items that their consumers have sent back and that were accepted again.
     pub tries_taken: u64,
     /// Items confirmed at the output exchange.
     pub confirmed: u64,
@@ -46,9 +46,9 @@ pub struct Counters {
     pub returned: u64,
     /// Publishes that were nacked.
     pub nacked: u64,
-    /// Publishes that were refused: the channel was closed over them.
+    /// Publishes that the broker refused by closing the channel.
     pub refused: u64,
-    /// Publishes whose outcome stayed unknown: sent again.
+    /// Publishes whose outcome stayed unknown; they are sent again.
     pub unknown: u64,
     /// Dead items and requests by reason, in the order of [`Reason::ALL`], counted when judged.
     #[serde(with = "by_reason")]
@@ -58,7 +58,7 @@ pub struct Counters {
     /// Windows closed, by cause in the order of [`ClosedBy`]'s declaration.
     #[serde(with = "by_cause")]
     pub windows_closed: [u64; CAUSES.len()],
-    /// Batches that left a part of their window behind: memory had no room for the rest.
+    /// Batches that contained only a part of their window, since memory had no room for the rest.
     pub windows_in_parts: u64,
     /// Commits that became durable.
     pub commits: u64,
@@ -76,27 +76,28 @@ impl Counters {
     }
 }
 
-/// What one duplicate rule did to requests whose id was known.
+/// Results of one duplicate rule for requests whose id was known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Duplicates {
-    /// Dropped: the other one stays.
+    /// Dropped; the known item stays.
     pub dropped: u64,
-    /// Replaced the other one.
+    /// Replaced the known item.
     pub replaced: u64,
-    /// Accepted as new: the other one had ended.
+    /// Accepted as new; the known item had ended.
     pub accepted: u64,
     /// Dead, reason `duplicate`.
     pub dead: u64,
 }
 
-/// How deliverable an application is; in JSON the key `state` of its application, with the fields beside it.
+/// State of delivery to an application; in JSON the key `state` of the application, with these fields beside
+/// it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Deliverability {
     /// Healthy: a batch was confirmed lately.
     Open,
-    /// It could not be delivered to; one probe when the time comes.
+    /// A delivery failed; one probe is sent after a back-off.
     Parked {
         /// Milliseconds until the next try.
         next_try_in_ms: u64,
@@ -105,14 +106,14 @@ pub enum Deliverability {
         /// Text of the last failure.
         last_error: String,
     },
-    /// Nothing confirmed yet (or not lately): one batch at a time until it is. A word that this version does
-    /// not know is read as this one.
+    /// No batch was confirmed yet, or lately: one batch at a time until one is. An unknown state is read as
+    /// this one.
     #[default]
     #[serde(other)]
     Unproven,
 }
 
-/// One application, as far as it has anything in memory or parked.
+/// One application that has items or other state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Application {
     /// Name, which is the routing key; empty for the dead exchange.
@@ -120,32 +121,32 @@ pub struct Application {
     /// State of its delivery.
     #[serde(flatten)]
     pub delivery: Deliverability,
-    /// Items that have not ended, wherever they are.
+    /// Items that have not ended, in memory or not.
     #[serde(default)]
     pub total: u64,
-    /// Held back by an operator's order.
+    /// Paused by an operator.
     #[serde(default)]
     pub paused: bool,
-    /// When that ends by itself, UTC ms.
+    /// When the pause ends without a command, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused_until: Option<u64>,
-    /// Customers of it that are held back.
+    /// Number of its paused customers.
     #[serde(default)]
     pub paused_customers: u64,
-    /// How fast its items leave, such as `100/s`.
+    /// Rate of its items, such as `100/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
-    /// When that ends by itself, where a command has given it for a while, UTC ms.
+    /// When the rate ends, if a command has set it for a time, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_until: Option<u64>,
-    /// Due items in memory that its rate holds back, counted among the others as well; more may lie in the
+    /// Due items in memory that its rate holds back; the other numbers include them. More may be in the
     /// store.
     #[serde(default)]
     pub held: u64,
     /// When the next of them leaves, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_until: Option<u64>,
-    /// Items in memory that wait for their time.
+    /// Items that are neither due in memory, in flight nor parked, those in the store only included.
     #[serde(default)]
     pub waiting: u64,
     /// Items that are due and wait for a free slot.
@@ -160,7 +161,7 @@ pub struct Application {
     /// Number of open windows.
     #[serde(default)]
     pub windows: u64,
-    /// Items confirmed since it was taken up, which it is anew after nothing of it was left.
+    /// Items confirmed since the application became active; the count restarts after it had no items.
     #[serde(default)]
     pub confirmed: u64,
     /// Earliest due of its items that are due and not confirmed, UTC ms; parked and paused ones count here.
@@ -172,9 +173,9 @@ pub struct Application {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ItemCounts {
-    /// Items stored or held that are not parked; in flight included.
+    /// Items that are not parked, those in flight included.
     pub waiting: u64,
-    /// Of these, in memory.
+    /// Of these, those in memory.
     pub in_memory: u64,
     /// Items that are due and not yet published.
     pub due: u64,
@@ -184,44 +185,44 @@ pub struct ItemCounts {
     pub parked: u64,
     /// Number of open windows.
     pub windows: u64,
-    /// Earliest due of what waits in memory, UTC ms.
+    /// Earliest due of the items that wait in memory, UTC ms.
     pub next_due_at: Option<u64>,
-    /// Earliest due of what is due, not confirmed, and may leave: the dead exchange and applications that are
-    /// parked, paused or held back by their rate do not count. UTC ms.
+    /// Earliest due of the items that are due, not confirmed, and may leave, UTC ms: the dead exchange and
+    /// applications that are parked, paused or held back by their rate do not count.
     pub oldest_due_at: Option<u64>,
-    /// Everything below this due is in memory, UTC ms.
+    /// All items below this due are in memory, UTC ms.
     pub loaded_until_at: u64,
     /// Bytes of payloads in memory.
     pub payload_bytes: u64,
 }
 
-/// Everything at one moment.
+/// The whole state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
-    /// Numbers of items by stage.
+    /// Numbers of items by state.
     pub items: ItemCounts,
     /// Number of unconfirmed batches.
     pub in_flight_batches: u64,
     /// The intake is paused.
     pub intake_paused: bool,
-    /// Store operations handed over and not yet durable.
+    /// Commits handed over to the store and not yet durable.
     pub uncommitted: u64,
-    /// Longest turn of the daemon's loop since its start, us. The engine reads no clock: the daemon fills it
-    /// in.
+    /// Longest turn of the daemon's loop since its start, us. The daemon fills it in, as the engine reads no
+    /// clock.
     pub longest_turn_us: u64,
     /// Totals since the start.
     pub totals: Counters,
     /// By application, in order of name; at most [`Snapshot::MAX_APPLICATIONS`].
     pub applications: Vec<Application>,
-    /// Applications there are, [`Snapshot::applications`] and those that found no room in it.
+    /// Number of applications, those left out of [`Snapshot::applications`] included.
     pub applications_total: u64,
-    /// The dead exchange, as a destination like any other; `None` while it has nothing to do.
+    /// The dead exchange, as a destination; `None` while it has no items.
     pub dead_letters: Option<Application>,
 }
 
 impl Snapshot {
-    /// Bound on [`Snapshot::applications`], so that names from hostile producers cannot blow up an answer.
+    /// Bound of [`Snapshot::applications`], so that hostile producers cannot inflate an answer with names.
     pub const MAX_APPLICATIONS: usize = 1_000;
 }
 
@@ -238,8 +239,8 @@ const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Reject,
 ];
 
-/// An array with one value for each variant of an enum, in JSON an object by the variants' texts; every key
-/// is there.
+/// Serializes an array with one value per variant of an enum as a JSON object by the variants' texts, with
+/// every key.
 macro_rules! object_by {
     ($module:ident, $all:expr, $kind:ty, $value:ty) => {
         mod $module {

@@ -1,93 +1,93 @@
-//! At how much of something the engine does otherwise: in a call, in a read, in memory.
+//! The amounts at which the engine changes its behaviour: in a call, in a read, in memory.
 //!
-//! No promise depends on them, and nobody configures them: they bound how long one thing holds up another.
-//! They stand in one place so that the worlds of the simulator can draw them small: what only a large number
-//! reaches is met there as well.
+//! No promise depends on them, and they are not configurable: they bound how long one task delays another.
+//! They are in one place so that the simulator can draw small values, and reaches cases that otherwise only
+//! large numbers reach.
 
 /// Each bounds one kind of work. None of them may be 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
-    // ---- in one call: some ten milliseconds each; what is left is done by the next calls, at once ---------
+    // ---- in one call: some ten milliseconds each; the next calls do the rest at once ----------------------
     /// Requests and commands judged; the entries of one message stay together.
     pub arrivals: usize,
-    /// Items that become due, also by windows that close.
+    /// Items that become due, those of closing windows included.
     pub due: usize,
     /// Windows that close.
     pub windows: usize,
-    /// Items that are handed to the publisher; the last batch may go beyond.
+    /// Items handed to the publisher; the last batch may exceed it.
     pub sent: usize,
-    /// Items whose attempts end; the last batch may go beyond.
+    /// Items whose attempts end; the last batch may exceed it.
     pub ended: usize,
-    /// Items in memory that one command about many looks at.
+    /// Items in memory that one scan visits.
     pub looked_at: usize,
-    /// Items in memory that all such commands together look at.
+    /// Items in memory that all scans together visit.
     pub looked_at_by_all: usize,
-    /// Rows in memory that all commands look at to find out which they are about.
+    /// Rows in memory that all scans together examine to collect their items.
     pub gathered: usize,
-    /// Items evicted in one go.
+    /// Items evicted at a time.
     pub evicted: usize,
-    /// Items given up at the heads of queues over their limit.
+    /// Items dead-lettered at the heads of queues over their limit.
     pub trimmed: usize,
-    /// Queues looked at for that.
+    /// Queues examined for that.
     pub trimmed_queues: usize,
     /// Windows closed to make room, and as many by flushes of whole applications.
     pub flushed_windows: usize,
-    /// Their members; the last window may go beyond.
+    /// Members of these windows; the last window may exceed it.
     pub flushed: usize,
 
-    // ---- in one read: what it brings comes into memory in one call, and commits wait while it is made -----
+    // ---- in one read: its rows are loaded in one call, and commits wait for the read ----------------------
     /// Rows of one queue.
     pub chunk: usize,
     /// Rows of all queues.
     pub read: usize,
-    /// Queues that it reads of.
+    /// Queues that it reads.
     pub ranges: usize,
     /// Reads of rows under way.
     pub reads: usize,
-    /// Rows at the head of a queue, for a probe.
+    /// Rows at the head of a queue, for a probe. Its first window may leave in two parts, which is cheaper
+    /// than thousands of rows for each try.
     pub probe: usize,
-    /// Rows at the head of a queue, for what is to be given up there.
+    /// Rows at the head of a queue, to dead-letter items there.
     pub trim_read: usize,
-    /// Rows taken beyond the bound of memory where nothing could move otherwise; one such read at a time.
+    /// Rows loaded beyond the bound of memory if nothing could move otherwise; one such read at a time.
     pub few: usize,
-    /// Identities asked for.
+    /// Identities looked up.
     pub asked: usize,
-    /// Rows that a step of a command about many brings.
+    /// Rows that a scan step returns.
     pub step: usize,
-    /// Rows that such a step looks at: some milliseconds.
+    /// Rows that a scan step reads: some milliseconds.
     pub step_looked_at: usize,
-    /// Bytes of a page of a list behind which it ends, about.
+    /// Approximate bytes after which a page of a list ends.
     pub page: u64,
-    /// Rows that have changed while such a step is under way, beyond which it is given up and put again:
-    /// some 100 bytes each.
+    /// Notes of rows changed during a scan step, beyond which the step is abandoned and repeated: some 100
+    /// bytes each.
     pub noted: usize,
 
     // ---- at one time --------------------------------------------------------------------------------------
-    /// Arrivals in a line that have been asked for ahead of their turn.
+    /// Arrivals in a line that the store was asked for ahead of their turn.
     pub asked_ahead: usize,
-    /// Commands about many items.
+    /// Scans under way.
     pub scans: usize,
-    /// Due items in memory with which a queue needs no more for the moment.
+    /// Due items in memory with which a queue needs no further read.
     pub enough: u64,
-    /// Due items that any one queue may have in memory, or half of all rows where that is more: a quick one
-    /// takes what closes with one window without a detour over the store. Beyond, they wait there: a slow
-    /// queue does not fill memory.
+    /// Due items that one queue may have in memory, or half of all rows if that is more: a fast queue takes
+    /// the items of a closing window without a detour through the store. Further items wait in the store, so
+    /// that a slow queue does not fill memory.
     pub ready: u64,
-    /// Items beyond its limit that an application may have while its oldest are given up.
+    /// Items that an application may have beyond its limit while its oldest are dead-lettered.
     pub trim_slack: u64,
-    /// Queues without items that are remembered; beyond, an idle one is forgotten.
+    /// Queues without items that are kept; beyond, an idle one is dropped.
     pub idle_queues: usize,
-    /// Operations that are committed without waiting for more.
+    /// Number of operations that are committed without waiting for more.
     pub lazy_ops: usize,
-    /// Uncommitted work beyond which nothing more is taken in: operations. The disk has to keep up.
+    /// Uncommitted operations beyond which nothing more is taken in, until the disk has caught up.
     pub uncommitted_ops: u64,
     /// The same in bytes of payload.
     pub uncommitted_bytes: u64,
-    /// How far a member's arrival number may be from that of the first of its window: an item keeps the
+    /// Maximum distance of a member's arrival number from that of the first of its window: an item keeps the
     /// distance in four bytes.
     pub span: u64,
-    /// Arrival numbers that are leased from the store at a time, from a start on: at least eight times
-    /// [`Thresholds::arrivals`].
+    /// Arrival numbers leased from the store at a time: at least eight times [`Thresholds::arrivals`].
     pub lease: u64,
 }
 

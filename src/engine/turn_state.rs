@@ -1,21 +1,21 @@
-//! Where the engine stands between two calls.
+//! The flags and clocks that the engine keeps between two calls.
 
 use super::types::Now;
 
 /// A difference between the two clocks of more than this is a step of the wall clock, ms.
 const STEP_MS: u64 = 1_000;
 
-/// What the wall clock has done since the last call.
+/// Steps of the wall clock since the last call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ClockStep {
-    /// It has stepped, seen from the monotonic clock.
+    /// It has stepped, compared with the monotonic clock.
     pub(super) forward: bool,
     pub(super) backward: bool,
-    /// It shows less than before, be it by a step or not.
+    /// It shows an earlier time than before, by a step or not.
     pub(super) less: bool,
 }
 
-/// Both clocks, to notice steps of the one.
+/// The clocks at the last call, to notice steps of the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Clocks {
     last: Now,
@@ -27,16 +27,16 @@ pub(super) struct TurnState {
     pub(super) clocks: Clocks,
     /// Set once a shutdown has begun.
     pub(super) draining: bool,
-    /// The consumer has been told to hand over.
+    /// The consumer hands requests over.
     pub(super) taking: bool,
-    /// The line of requests has stopped for want of room.
+    /// Requests wait for room.
     pub(super) no_room: bool,
-    /// More is to be done at once than one turn does.
+    /// Work is left that must be done at once.
     pub(super) more: bool,
 }
 
 impl TurnState {
-    /// At its beginning.
+    /// The state of a new engine.
     pub(super) fn new(now: Now) -> Self {
         TurnState { clocks: Clocks::new(now), draining: false, taking: false, no_room: false, more: true }
     }
@@ -47,7 +47,7 @@ impl Clocks {
         Clocks { last: now }
     }
 
-    /// Both at the last call.
+    /// Both clocks at the last call.
     pub(super) fn last(&self) -> Now {
         self.last
     }

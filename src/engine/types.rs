@@ -1,8 +1,7 @@
-//! The engine's words: moments, keys, items and batches. Settings, and what is asked of it, have files of
-//! their own.
+//! The engine's basic types: moments, keys, items and batches. Settings and commands have files of their own.
 //!
-//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never meets an
-//! unchecked one. Nothing here reads a clock, knows AMQP, or knows how bytes lie on disk.
+//! Every value here has been checked at the border (`amqp::wire`, `config`); the engine never sees an
+//! unchecked one. Nothing here reads a clock or knows AMQP or the format on disk.
 
 pub use super::pace::Rate;
 pub use super::request::{
@@ -13,7 +12,7 @@ pub use super::settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};
 pub use super::thresholds::Thresholds;
 use std::sync::Arc;
 
-/// A moment, read once by the shell for each turn of the loop.
+/// The present moment; the shell reads it once for each turn of the loop.
 ///
 /// Own times and expiry are judged by `wall`; windows, quiet times, back-off and timeouts by `mono`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,30 +23,30 @@ pub struct Now {
     pub mono: u64,
 }
 
-/// The place of an item in the time-sorted order: earliest first, at equal instants first in, first out, but
-/// that the members of a window lie together, where the first of them would.
+/// The place of an item in the time-sorted order: earliest first, and first in, first out at equal times. The
+/// members of a window stay together, at the place of the first of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// Due time, UTC ms.
     pub due: u64,
-    /// Arrival number of its window's first member; of an item with a time of its own, its own.
+    /// Arrival number of its window's first member; for an item outside a window, its own.
     pub window: u64,
-    /// Arrival number: unique within one store, for ever.
+    /// Arrival number: unique within one store, never reused.
     pub seq: u64,
 }
 
 impl Key {
-    /// Of an item that is no member of a window.
+    /// Key of an item that is no member of a window.
     pub const fn own(due: u64, seq: u64) -> Self {
         Key { due, window: seq, seq }
     }
 
-    /// Before all that is due at this moment, UTC ms.
+    /// The key before all items that are due at this moment, UTC ms.
     pub const fn at(due: u64) -> Self {
         Key { due, window: 0, seq: 0 }
     }
 
-    /// How far its number is from that of its window's first member.
+    /// Distance of its number from that of its window's first member.
     pub fn behind_first(self) -> u32 {
         let behind = u32::try_from(self.seq.saturating_sub(self.window));
         debug_assert!(behind.is_ok(), "a window closes before its numbers are that far apart");
@@ -55,14 +54,14 @@ impl Key {
     }
 }
 
-/// Which item it is: a hash over (application, id), 128 bits of a cryptographic one, made at the border.
+/// Identifies an item: 128 bits of a cryptographic hash over (application, id), computed at the border.
 ///
-/// The texts stay out of the engine, so that a row is of fixed size. An item whose producer gave no id is
-/// known by its arrival number, in a range that no hash reaches.
+/// The texts stay out of the engine, so that rows have a fixed size. An item whose producer gave no id is
+/// identified by its arrival number, in a range that no hash reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity([u64; 2]);
 
-/// In two steps; derived, it would be handed over byte by byte.
+/// Hashes in two steps; a derived implementation would hash byte by byte.
 impl std::hash::Hash for Identity {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         state.write_u64(self.0[0]);
@@ -79,12 +78,12 @@ impl Identity {
         Identity([(number >> 64) as u64 | Self::GIVEN, number as u64])
     }
 
-    /// Of an item that came without an id.
+    /// Identity of an item that came without an id.
     pub fn assigned(seq: u64) -> Self {
         Identity([0, seq])
     }
 
-    /// Its producer named it.
+    /// Whether its producer gave the id.
     pub fn is_given(self) -> bool {
         self.0[0] & Self::GIVEN != 0
     }
@@ -94,12 +93,12 @@ impl Identity {
         (!self.is_given()).then_some(self.0[1])
     }
 
-    /// For keys on the disk.
+    /// Bytes for keys on disk.
     pub fn to_bytes(self) -> [u8; 16] {
         ((u128::from(self.0[0]) << 64) | u128::from(self.0[1])).to_be_bytes()
     }
 
-    /// Reads what [`Identity::to_bytes`] gave.
+    /// Reads the bytes of [`Identity::to_bytes`].
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         let number = u128::from_be_bytes(bytes);
         Identity([(number >> 64) as u64, number as u64])
@@ -116,11 +115,11 @@ impl std::fmt::Display for BatchId {
     }
 }
 
-/// What a request carries through the house untouched: its properties, with headers, and its body.
+/// The part of a request that passes through unchanged: its properties, with headers, and its body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Content {
-    /// AMQP basic properties in wire encoding, already cleaned of what must never be copied to an output, and
-    /// which of them go into entries of batches. The engine does not read it.
+    /// AMQP basic properties in wire encoding, without those that must never be copied to an output, and a
+    /// note of those that go into entries of batches. The engine does not read it.
     pub properties: Vec<u8>,
     /// The payload, byte for byte.
     pub body: Vec<u8>,
@@ -129,13 +128,13 @@ pub struct Content {
 }
 
 impl Content {
-    /// Bytes of memory that holding this content costs, allocation headers included (an estimate from above).
+    /// Bytes of memory that this content occupies, allocation headers included (an upper estimate).
     pub fn size(&self) -> u64 {
         (self.properties.capacity() + self.body.capacity() + 128) as u64
     }
 }
 
-/// The broker's handle of one ingest message: which life of the connection, and which delivery within it.
+/// The broker's handle of one ingest message: the ingest connection, and the delivery within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery {
     /// Counts the ingest connections of this process from 1. Acks of an old generation are dropped.
@@ -144,7 +143,7 @@ pub struct Delivery {
     pub tag: u64,
 }
 
-/// What happens when an item with the same identity is already there (header `x-on-duplicate`).
+/// What happens if an item with the same identity exists (header `x-on-duplicate`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DuplicateRule {
     /// The new one is dropped.
@@ -173,72 +172,73 @@ impl DuplicateRule {
     }
 }
 
-/// One push request, read and checked.
+/// One push request, parsed and checked.
 #[derive(Clone, Debug)]
 pub struct NewItem {
-    /// Where it goes; 1 to 200 bytes.
+    /// Name of the application; 1 to 200 bytes.
     pub application: Box<str>,
-    /// Whom it is for; 1 to 200 bytes.
+    /// Name of the customer; 1 to 200 bytes.
     pub customer: Option<Box<str>>,
-    /// Own time, UTC ms; a delay has been added to the moment of receipt. May lie in the past.
+    /// Own time, UTC ms; a delay has been added to the moment of receipt. May be in the past.
     pub at: Option<u64>,
     /// It must leave before this moment, UTC ms.
     pub expiry: Option<u64>,
-    /// Of (application, `message_id`), where the producer gave an id.
+    /// Identity of (application, `message_id`), if the producer gave an id.
     pub identity: Option<Identity>,
-    /// What to do if the id is known.
+    /// What to do if the id is known already.
     pub on_duplicate: DuplicateRule,
-    /// Of body, properties and terms as they were sent: equal for two deliveries of one message. 0 without an
-    /// id.
+    /// Fingerprint of body, properties and terms as sent: equal for two deliveries of one message. 0 without
+    /// an id.
     pub fingerprint: u64,
-    /// What it says of having been delivered before.
+    /// What its headers say about earlier deliveries.
     pub tried: Tried,
-    /// Set: its consumer has had its last try. It is dead, unless the item is known otherwise.
+    /// Set: its consumer has used its last try. The item is dead, unless its identity is known otherwise.
     pub over: Option<Box<Dead>>,
-    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, application and
-    /// customer names apart.
+    /// Upper bound, in bytes, of what this item adds to an encoded batch of any format, without the names of
+    /// application and customer.
     pub weight: u32,
     /// Properties and payload.
     pub content: Arc<Content>,
 }
 
-/// What a request tells of an earlier try: that its consumer had it, or that a queue gave it up.
+/// What a request's headers say about an earlier try: its consumer had it, or a queue dead-lettered it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
-    /// The batch in which it came to its consumer, where it names one.
+    /// The batch in which its consumer received it, if the request names one.
     pub batch: Option<BatchId>,
-    /// It was sent back: it carries what a batch, or a broker that moves it, puts on a message.
+    /// It was sent back: it carries headers that a batch, or a broker that moves messages, sets.
     pub sent_back: bool,
-    /// The item whose assigned id it bears, where it names a batch: that came without an id of its own.
+    /// The item whose assigned id it carries, if it names a batch: that item came without an id.
     pub first: Option<Identity>,
-    /// How often its consumer has sent it back, where that is counted; such an item leaves alone.
+    /// How often its consumer has sent it back, where that is counted; such an item is published as a
+    /// separate batch.
     pub retry: u32,
 }
 
 impl NewItem {
-    /// What becomes of it where it cannot be taken.
+    /// The rejected form of a request that cannot be taken.
     pub fn rejected(self, dead: Dead) -> Rejected {
         let NewItem { application, customer, content, .. } = self;
         Rejected { application: Some(application), customer, dead, content, reply_to: None }
     }
 }
 
-/// Why an item or a request was given up. The texts are part of the contract.
+/// Why an item or a request was dead-lettered. The texts are part of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// The request could not be understood.
     Invalid,
-    /// Body or envelope above its limit.
+    /// Body or envelope exceeds its limit.
     TooLarge,
-    /// Same identity, rule `reject`.
+    /// An item with its identity exists, and the rule is `reject`.
     Duplicate,
-    /// No room, and the policy says drop.
+    /// There is no room, and the policy is to drop.
     Full,
     /// It could not leave before its expiry.
     Expired,
-    /// As many attempts as allowed have failed.
+    /// All allowed attempts have failed.
     Attempts,
-    /// The broker refuses this very message.
+    /// The broker refuses this single message.
     Refused,
     /// This configuration cannot do it.
     Unsupported,
@@ -272,7 +272,7 @@ impl Reason {
     }
 }
 
-/// The verdict on a dead item or request.
+/// Why one item or request is dead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dead {
     /// One of the contract's reasons.
@@ -281,22 +281,22 @@ pub struct Dead {
     pub error: Box<str>,
 }
 
-/// A request that could not be understood, or not be taken.
+/// A request that could not be understood or taken.
 #[derive(Clone, Debug)]
 pub struct Rejected {
-    /// As far as it could be read; routing key of the dead letter.
+    /// Name of the application if it could be read; routing key of the dead letter.
     pub application: Option<Box<str>>,
     /// As far as it could be read.
     pub customer: Option<Box<str>>,
-    /// Reason and sentence.
+    /// Why it was rejected.
     pub dead: Dead,
-    /// The message as it came.
+    /// The message as received.
     pub content: Arc<Content>,
-    /// It was a command, and an answer is wanted.
+    /// Where the answer goes, if it was a command that wants one.
     pub reply_to: Option<ReplyTo>,
 }
 
-/// What one ingest message turned out to be.
+/// The content of one ingest message.
 #[derive(Clone, Debug)]
 pub enum RequestBody {
     /// Items: one, or the entries of a JSON array, which become durable in one commit.
@@ -310,18 +310,18 @@ pub enum RequestBody {
 /// One ingest message, as the engine receives it.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// To be acked once everything in it is safe.
+    /// Acked once everything in it is safe.
     pub delivery: Delivery,
-    /// RabbitMQ's mark that it was delivered before.
+    /// RabbitMQ's redelivered flag.
     pub redelivered: bool,
     /// Wall clock at receipt, UTC ms, rounded up.
     pub received: u64,
-    /// What is requested.
+    /// What it contains.
     pub body: RequestBody,
 }
 
 impl Request {
-    /// How much work it is to judge: its items, and at least 1.
+    /// Units of work to judge it: the number of its items, at least 1.
     pub fn item_count(&self) -> usize {
         match &self.body {
             RequestBody::Items(items) => items.len().max(1),
@@ -333,16 +333,16 @@ impl Request {
 /// Cause of the first close in a batch; header `x-closed-by`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClosedBy {
-    /// A window's end, or an own time.
+    /// The end of a window, or an own time.
     #[default]
     Time,
     /// It reached `max_items`.
     Count,
     /// It reached `max_bytes`.
     Bytes,
-    /// Nothing came for `quiet`.
+    /// No item came for `quiet`.
     Quiet,
-    /// An operator's or producer's flush.
+    /// A flush by an operator or producer.
     Flush,
     /// The most urgent expiry in the window.
     Expiry,
@@ -362,13 +362,13 @@ impl ClosedBy {
     }
 }
 
-/// One item of a batch on its way out.
+/// One item of a batch to be published.
 #[derive(Clone, Debug)]
 pub struct BatchItem {
-    /// Arrival number; with the store's identity it makes one half of the id of an item that came without
-    /// one.
+    /// Arrival number; together with the store's identity it is one half of the id of an item that came
+    /// without one.
     pub seq: u64,
-    /// Arrival number of the first member of its window; without one, its own.
+    /// Arrival number of the first member of its window; its own if it has no window.
     pub window: u64,
     /// When it was due as accepted, UTC ms: the other half of that id, by which the store finds it.
     pub accepted_due: u64,
@@ -384,8 +384,8 @@ pub struct BatchItem {
     pub content: Arc<Content>,
 }
 
-/// Most channels for batches that are published alone ([`Batch::alone`]): so many applications may fall
-/// silent at one moment, and as many again, before another waits for longer than half a second.
+/// Most channels for batches that are published alone ([`Batch::alone`]). This many applications may stop
+/// confirming at one moment, and this many more, before another application waits longer than half a second.
 pub const ALONE_CHANNELS: usize = 128;
 
 /// A batch, ready to be encoded and published. One to the dead exchange holds exactly one item.
@@ -397,27 +397,27 @@ pub struct Batch {
     pub application: Arc<str>,
     /// Customer of all its items.
     pub customer: Option<Arc<str>>,
-    /// Set: to the dead exchange, with this verdict.
+    /// Set: it goes to the dead exchange, for this reason.
     pub dead: Option<Arc<Dead>>,
-    /// Format of the message's body.
+    /// Format of the message body.
     pub format: Format,
     /// Cause of the first close in it.
     pub closed_by: ClosedBy,
-    /// Publishes of it, this one included.
+    /// How often it was published, this time included.
     pub attempt: u32,
     /// Earliest due, UTC ms.
     pub due: u64,
-    /// From when and until when its application's rate held it back, UTC ms, if it did.
+    /// Begin and end of the time that its application's rate held it back, UTC ms.
     pub held: Option<[u64; 2]>,
-    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or its silence, then
-    /// concerns this batch and no other. At most [`ALONE_CHANNELS`] at a time; its channel is its own until
-    /// it is settled.
+    /// Publish it on a channel where nothing else is unconfirmed: the broker's answer, or a missing one, then
+    /// concerns this batch only. At most [`ALONE_CHANNELS`] at a time; the channel carries nothing else until
+    /// the batch is settled.
     pub alone: bool,
     /// In order of (due, arrival). Never empty.
     pub items: Vec<BatchItem>,
 }
 
-/// What became of a publish.
+/// The outcome of a publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Confirmed and not returned: delivered, under this id.
@@ -426,17 +426,17 @@ pub enum Outcome {
     Nacked,
     /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
-    /// The broker closed the channel with this text while the batch was unconfirmed there. Where it was alone
-    /// it is the culprit; elsewhere it is one of the suspects.
+    /// The broker closed the channel with this text while the batch was unconfirmed on it. A batch that was
+    /// alone is the cause; any other is one of the suspects.
     Refused(Box<str>),
-    /// The exchange is missing or may not be written to, with the broker's text: it went nowhere.
+    /// The exchange is missing or not writable, with the broker's text: the batch was not published.
     Unavailable(Box<str>),
-    /// No confirm came in time, or before another needed its channel, which was given up: it may or may not
-    /// have been delivered.
+    /// No confirm came in time, or before another batch needed the channel, which was given up. It may or may
+    /// not have been delivered.
     Overdue,
-    /// The connection was lost: it may or may not have been delivered.
+    /// The connection was lost: the batch may or may not have been delivered.
     Unknown,
-    /// There was no connection to publish it on: it went nowhere.
+    /// There was no connection: the batch was not published.
     Unsent,
 }
 
@@ -445,15 +445,15 @@ pub enum Outcome {
 pub struct Settled {
     /// Same as [`Batch::number`].
     pub number: u64,
-    /// What became of it.
+    /// Outcome of the publish.
     pub outcome: Outcome,
 }
 
-/// Acknowledge towards the ingest queue.
+/// An acknowledgement to the broker for the ingest queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
-    /// Delivery to be acked.
+    /// The delivery that is acked.
     pub delivery: Delivery,
-    /// All up to and including it.
+    /// Acks all deliveries up to and including it.
     pub multiple: bool,
 }

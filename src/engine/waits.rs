@@ -1,27 +1,27 @@
-//! How much may wait for the outcome of what is in flight: nothing that others need.
+//! Limits on arrivals that wait for the outcomes of items in flight, so that others are not delayed.
 //!
-//! What came by message is unacked while it waits, and counts towards the deliveries that the consumer may
-//! have out. An attempt may never end: a share of them may wait, so that the rest serves others. What was
-//! asked within this process holds a place of its caller.
+//! An arrival by message is unacked while it waits, and occupies a place of the prefetch. Since an attempt
+//! may never end, only a share of the prefetch may wait, and the rest serves others. A local command occupies
+//! its caller.
 
 use super::mutant::{mutated, Mutant};
 use super::types::{Asker, Command};
 use std::collections::BTreeMap;
 
-/// Of the deliveries that may be out, this part may wait: one of so many, of all applications and of each.
+/// The share of the prefetch that may wait is one in this many, for all applications together and for each.
 const PART_OF_ALL: usize = 4;
 const PART_OF_ONE: usize = 16;
 
-/// Commands from within this process that may wait: of all applications and of each.
+/// Maximum number of waiting local commands, for all applications together and for each.
 const LOCAL_OF_ALL: usize = 16;
 const LOCAL_OF_ONE: usize = 8;
 
-/// One that waits.
+/// One waiting arrival or command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter<'a> {
-    /// Whose item it waits for; empty where it is not one application's.
+    /// Application of the item that it waits for; empty if there is not one application.
     pub(super) application: &'a str,
-    /// It came from within this process.
+    /// It is a local command.
     pub(super) local: bool,
 }
 
@@ -49,10 +49,10 @@ impl<'a> Waiter<'a> {
     }
 }
 
-/// Of one application, or of all.
+/// Waiting ones of one application, or of all.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
-    /// Came by message.
+    /// Those that came by message.
     remote: usize,
     local: usize,
 }
@@ -60,22 +60,22 @@ struct Count {
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// How many deliveries may be out; `None`: nobody has said.
+    /// Prefetch of the consumer; `None`: not known.
     prefetch: Option<usize>,
     all: Count,
-    /// Those of which something waits.
+    /// Counts of the applications for which something waits.
     of: BTreeMap<Box<str>, Count>,
 }
 
 impl Waits {
-    /// Whether more waits now than may.
+    /// Sets the prefetch. Whether more wait now than may.
     pub(super) fn set_prefetch(&mut self, prefetch: u16) -> bool {
         self.prefetch = Some(usize::from(prefetch));
         let one = self.share(PART_OF_ONE);
         self.all.remote > self.share(PART_OF_ALL) || self.of.values().any(|count| count.remote > one)
     }
 
-    /// At least one, where that leaves one for others.
+    /// The part of the prefetch that may wait: at least one, if that leaves one for others.
     fn share(&self, part: usize) -> usize {
         match self.prefetch {
             None => usize::MAX,
@@ -84,7 +84,7 @@ impl Waits {
         }
     }
 
-    /// Whether one more may.
+    /// Whether one more may wait.
     pub(super) fn may_wait(&self, waiter: Waiter<'_>) -> bool {
         let of = self.of.get(waiter.application).copied().unwrap_or_default();
         if waiter.local {
@@ -94,7 +94,7 @@ impl Waits {
         }
     }
 
-    /// It waits from now on. Whether it may.
+    /// Counts one that waits from now on. Whether it may.
     pub(super) fn begin(&mut self, waiter: Waiter<'_>) -> bool {
         let may = self.may_wait(waiter);
         let of = self.of.entry(waiter.application.into()).or_default();
@@ -105,7 +105,7 @@ impl Waits {
         may
     }
 
-    /// It waits no more.
+    /// Counts one that no longer waits.
     pub(super) fn end(&mut self, waiter: Waiter<'_>) {
         let Some(of) = self.of.get_mut(waiter.application) else { return };
         for count in [&mut self.all, &mut *of] {
@@ -117,7 +117,7 @@ impl Waits {
         }
     }
 
-    /// Nothing waits any more.
+    /// Resets all counts.
     pub(super) fn forget(&mut self) {
         (self.all, self.of) = (Count::default(), BTreeMap::new());
     }

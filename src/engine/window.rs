@@ -1,5 +1,5 @@
-//! One open window: what it counts, when it closes and why. Windows of all customers are in
-//! [`super::windows`].
+//! One open window: its counts, when it closes and why. [`super::customers`] holds the windows of all
+//! customers.
 
 use super::event::WindowRow;
 use super::ids::ItemId;
@@ -8,27 +8,27 @@ use super::size::Overhead;
 use super::types::{AppSettings, ClosedBy, Key, Now};
 use std::sync::Arc;
 
-/// A window closes this long before its most urgent expiry, ms: time to be sent.
+/// A window closes this long before its most urgent expiry, ms, so that it can be sent in time.
 const EXPIRY_MARGIN_MS: u64 = 100;
 
-/// How far the two clocks may disagree on the end of a window, ms; more is a step. Their milliseconds do not
-/// turn at the same moment, and one may be slewed.
+/// Maximum difference of the two clocks at the end of a window, ms; more is a step. Their milliseconds do not
+/// change at the same moment, and one may be slewed.
 const CLOCK_SLACK_MS: u64 = 5;
 
-/// How a window is planned when it opens.
+/// The plan of a window when it opens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     /// Length in ms.
     pub(super) length: u64,
     /// End by the wall clock, UTC ms.
     pub(super) end: u64,
-    /// It gets a row of its own in the store.
+    /// It has a row in the store.
     pub(super) long: bool,
-    /// It was open in a former life: members of it may be in the store that nobody has counted.
+    /// It was open in a former life: the store may contain members that are not counted.
     pub(super) former: bool,
 }
 
-/// What a new member brings into its window.
+/// The facts about a new member that its window needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     pub(super) weight: u32,
@@ -48,7 +48,7 @@ pub(super) struct Window {
     number: u64,
     /// Same as [`Plan::former`].
     former: bool,
-    /// Key under which the customer stands among the timers.
+    /// Key of its customer among the timers.
     check: Key,
     /// Monotonic moment of the last arrival.
     last: u64,
@@ -56,17 +56,17 @@ pub(super) struct Window {
     weight: u64,
     /// Most urgent expiry, wall clock; `u64::MAX` = none.
     expiry: u64,
-    /// Members in memory, in no order.
+    /// Members in memory, unordered.
     members: Vec<ItemId>,
-    /// Members in the store alone.
+    /// Number of members that are in the store only.
     far: u32,
-    /// It has a row of its own in the store, or will have.
+    /// Whether it has a row in the store, or will have.
     long: bool,
-    /// That row is out of date.
+    /// Its row is out of date.
     dirty: bool,
 }
 
-/// How long a window lasts that opens now, ms.
+/// Length of a window that opens now, ms.
 pub(super) fn length(settings: &AppSettings, now: Now) -> u64 {
     if settings.align {
         settings.window - now.wall % settings.window.max(1)
@@ -76,8 +76,8 @@ pub(super) fn length(settings: &AppSettings, now: Now) -> u64 {
 }
 
 impl Window {
-    /// It opens now, without members. `number`: of the first of them; it orders it among those that close at
-    /// the same moment.
+    /// A window that opens now, without members. `number`: arrival number of the first member; it orders
+    /// windows that close at the same moment.
     pub(super) fn new(plan: Plan, number: u64, now: Now) -> Self {
         let close = now.mono + plan.length;
         Window {
@@ -101,17 +101,17 @@ impl Window {
         self.end
     }
 
-    /// Where its members lie in the store: its planned end and its number.
+    /// The place of its members in the store: its planned end and its number.
     pub(super) fn place(&self) -> Key {
         Key { due: self.end, window: self.number, seq: 0 }
     }
 
-    /// This is the place of a member of it.
+    /// Whether this is the key of one of its members.
     pub(super) fn holds(&self, key: Key) -> bool {
         (key.due, key.window) == (self.end, self.number)
     }
 
-    /// Members of it may be in the store that are not in memory.
+    /// Whether members may be in the store only.
     pub(super) fn may_have_far(&self) -> bool {
         self.far > 0 || self.former
     }
@@ -120,23 +120,23 @@ impl Window {
         self.count
     }
 
-    /// Members in the store alone.
+    /// Number of members that are in the store only.
     pub(super) fn far(&self) -> u32 {
         self.far
     }
 
-    /// It has a row of its own in the store, or will have.
+    /// Whether it has a row in the store, or will have.
     pub(super) fn is_long(&self) -> bool {
         self.long
     }
 
     // ---- when it closes -----------------------------------------------------------------------------------
 
-    /// When it must close as things stand, monotonic, and why.
+    /// When it must close at present, monotonic ms, and why.
     pub(super) fn deadline(&self, quiet: u64, now: Now) -> (u64, ClosedBy) {
         let mut deadline = (self.close, ClosedBy::Time);
         if self.close <= now.mono && self.end > now.wall && self.end <= now.wall + CLOCK_SLACK_MS {
-            // The other clock is not there yet: nothing leaves before the due that it carries.
+            // The wall clock has not reached the end yet: no item leaves before its due.
             deadline.0 = now.mono + (self.end - now.wall);
         }
         if quiet > 0 && self.last + quiet < self.close && !mutated(Mutant::QuietIgnored) {
@@ -152,12 +152,12 @@ impl Window {
         deadline
     }
 
-    /// Key under which the customer stands among the timers.
+    /// Key of its customer among the timers.
     pub(super) fn check(&self) -> Key {
         self.check
     }
 
-    /// It is looked at then, monotonic; the key that it stood under before.
+    /// Sets the next check, monotonic ms. Returns the former key.
     pub(super) fn check_at(&mut self, at: u64) -> Key {
         let before = self.check;
         self.check.due = at;
@@ -180,7 +180,7 @@ impl Window {
         self.count > 0 && bytes > max_bytes && !mutated(Mutant::BytesIgnored)
     }
 
-    /// What it has reached.
+    /// The limit that it has reached.
     pub(super) fn is_full(&self, settings: &AppSettings, overhead: Overhead) -> Option<ClosedBy> {
         if self.count >= settings.max_items && !mutated(Mutant::CountIgnored) {
             Some(ClosedBy::Count)
@@ -191,9 +191,9 @@ impl Window {
         }
     }
 
-    // ---- who is counted -----------------------------------------------------------------------------------
+    // ---- counts -------------------------------------------------------------------------------------------
 
-    /// As a former life left it: all members are in the store alone.
+    /// Sets the counts of a former life: all members are in the store only.
     pub(super) fn recount(&mut self, row: &WindowRow) {
         self.count = row.count;
         self.far = row.count;
@@ -201,7 +201,7 @@ impl Window {
         self.expiry = row.expiry.unwrap_or(u64::MAX);
     }
 
-    /// Counts a new item. `overhead`: what an item costs beside its weight.
+    /// Counts a new item. `overhead`: bytes of an item in addition to its weight.
     pub(super) fn join(&mut self, member: Member, overhead: u64, now: Now) {
         self.count_member(member, overhead);
         if !mutated(Mutant::QuietFromTheFirst) {
@@ -209,7 +209,7 @@ impl Window {
         }
     }
 
-    /// Counts an item of a former life that has come into memory, if its row did not.
+    /// Counts a loaded item of a former life, unless the window's row included it.
     pub(super) fn rejoin(&mut self, member: Member, overhead: u64) {
         if self.far > 0 && !mutated(Mutant::RejoinCountsTwice) {
             self.far -= 1;
@@ -225,8 +225,8 @@ impl Window {
         self.expiry = self.expiry.min(member.expiry);
     }
 
-    /// A member ended. Whether it was the last. One of a former life that was in the store alone and has not
-    /// come into memory was never counted, where its window had no row.
+    /// A member ended. Whether it was the last one. A member of a former life that was in the store only was
+    /// never counted if its window had no row.
     pub(super) fn leave(&mut self, weight: u32, overhead: u64, was_far: bool) -> bool {
         if was_far {
             let Some(left) = self.far.checked_sub(1) else { return false };
@@ -237,8 +237,8 @@ impl Window {
         self.count == 0 && !(was_far && mutated(Mutant::EmptiedFarWindowStays))
     }
 
-    /// A member is in the store alone. Whether the window must have a row from now on: it ends beyond
-    /// `horizon`, wall clock, and had none.
+    /// A member is in the store only. Whether the window needs a row from now on: it ends beyond `horizon`,
+    /// wall clock, and had none.
     pub(super) fn add_far(&mut self, horizon: u64) -> bool {
         self.far += 1;
         let begins = self.end > horizon && !self.long;
@@ -252,33 +252,33 @@ impl Window {
         &self.members
     }
 
-    /// Its place in the list.
+    /// Adds a member. Returns its position in the list.
     pub(super) fn push_member(&mut self, id: ItemId) -> u32 {
         self.members.push(id);
         (self.members.len() - 1) as u32
     }
 
-    /// The last of the list moves into the gap: which one, unless the last one left.
+    /// Removes a member; the last one of the list moves into the gap. Returns that one, if there is one.
     pub(super) fn remove_member(&mut self, pos: u32) -> Option<ItemId> {
         self.members.swap_remove(pos as usize);
         self.members.get(pos as usize).copied()
     }
 
-    /// All of them: the window is over.
+    /// Takes all members, when the window ends.
     pub(super) fn take_members(&mut self) -> Vec<ItemId> {
         std::mem::take(&mut self.members)
     }
 
     // ---- its row ------------------------------------------------------------------------------------------
 
-    /// What its row says is out of date, if it has one. Whether that is news.
+    /// Marks its row, if it has one, as out of date. Whether it was not before.
     pub(super) fn mark(&mut self) -> bool {
         let news = self.long && !self.dirty;
         self.dirty |= news;
         news
     }
 
-    /// Its row, if what the store has is out of date.
+    /// Its present row, if the stored one is out of date.
     pub(super) fn take_dirty_row(
         &mut self,
         application: &Arc<str>,

@@ -1,4 +1,4 @@
-//! What a clock that was set back leaves ahead of it.
+//! Finds the windows that a clock set back leaves in its future.
 
 use super::closings::in_order;
 use super::row_reads::Rows;
@@ -7,13 +7,14 @@ use crate::engine::event::{AheadRow, Marks, QueueRow, HORIZON_MS};
 use crate::engine::types::Key;
 use std::collections::BTreeSet;
 
-/// See [`crate::engine::event::Opened::ahead`]. Reads nothing where `wall` (UTC ms) has gone on; else all
-/// items that are due between it and the end of the last short window: once, for the first commit of the life
-/// that begins moves what was found, and has marks of its own.
+/// See [`crate::engine::event::Opened::ahead`]. Reads nothing if `wall` (UTC ms) has advanced since the last
+/// commit. Otherwise it reads all items that are due between `wall` and the end of the last short window.
+/// This happens once, because the first commit of the new life moves the rows found, and records its own
+/// marks.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn ahead<R: Rows>(
     rows: &R,
     queues: &[QueueRow],

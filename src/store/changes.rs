@@ -1,8 +1,8 @@
-//! Operations to rows: what a call of commit will write, each row once, with the last word on it.
+//! Translates operations to rows: the writes of one call of commit, each row once, in its final version.
 //!
-//! The storage engine cannot read what a batch holds before it is written, and two writes of one key in one
-//! batch have no order there. So all groups of a call are collected here first; an operation that moves items
-//! looks here before it looks on the disk. In order of key, so that rows reach the storage engine sorted.
+//! The storage engine cannot read a batch before it is written, and two writes of one key in one batch have
+//! no order there. So all groups of a call are collected here first. An operation that moves items looks here
+//! before it reads the disk. The rows are sorted by key, so that they reach the storage engine in order.
 
 use super::closings::{self, member_bounds};
 use super::ended::Epochs;
@@ -19,22 +19,22 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Items to be moved that are read together, with their bodies.
+/// Number of items to move that are read together, with their bodies.
 const MOVED_TOGETHER: usize = 64;
 
-/// Rows among which a member of a window is mostly found, if there is one.
+/// Number of rows among which a member of a window is usually found, if there is one.
 const FEW: usize = 16;
 
-/// What becomes of a row.
+/// The final version of a row.
 enum Change {
-    /// It is written for the first time ever: once it is removed, there is nothing left to write.
+    /// The key was never written before: if the row is removed again, there is nothing to write.
     Add(RowBytes),
     Write(RowBytes),
     Remove,
 }
 
 impl Change {
-    /// The row as it will be.
+    /// The value after the commit.
     fn value(&self) -> Option<&RowBytes> {
         match self {
             Change::Add(value) | Change::Write(value) => Some(value),
@@ -43,10 +43,10 @@ impl Change {
     }
 }
 
-/// What will be written to one keyspace.
+/// The pending changes of one keyspace.
 type Pending = BTreeMap<RowBytes, Change>;
 
-/// What will be written.
+/// The pending changes of one call of commit.
 pub(super) struct Changes<'a, R> {
     rows: &'a R,
     /// In the order of [`KeyspaceId::ALL`].
@@ -55,14 +55,15 @@ pub(super) struct Changes<'a, R> {
     number: u64,
     epochs: Epochs,
     begun: Vec<KeyspaceId>,
-    /// Rows about windows that may have closed early, which were asked for all at once.
+    /// Rows about windows that may have closed early, read in one request.
     closings: BTreeMap<RowBytes, Option<RowBytes>>,
-    /// Windows that closed early, by queue, planned end and number, of which members go; the last of these.
+    /// Windows that closed early and from which this call removes members, by queue, planned end and number;
+    /// with the highest sequence number among those members.
     left: BTreeMap<(Arc<str>, u64, u64), u64>,
 }
 
 impl<'a, R: Rows> Changes<'a, R> {
-    /// None yet, of commit `number`. `epochs`: in which epoch each bucket is before it.
+    /// No changes yet, for commit `number`. `epochs`: the epoch of each bucket before this commit.
     pub(super) fn new(rows: &'a R, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
         let (begun, closings, left) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
@@ -73,9 +74,9 @@ impl<'a, R: Rows> Changes<'a, R> {
     ///
     /// # Errors
     ///
-    /// See [`CommitError`]; nothing has been written then.
+    /// See [`CommitError`]; in that case nothing has been written.
     pub(super) fn apply<'o>(&mut self, ops: impl Iterator<Item = &'o Op> + Clone) -> Result<(), CommitError> {
-        // Asked for all at once: an engine that is far away is asked once.
+        // All items are requested at once: a remote engine gets one request.
         let from =
             ops.clone().filter_map(|op| if let Op::Move { from, .. } = op { Some(from) } else { None });
         let key = |from: &Place| Ok((KeyspaceId::Items, rows::item_key(&from.queue, from.key)?.into()));
@@ -92,7 +93,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         Ok(())
     }
 
-    /// `lies`: what a move moves, as the operations before it have left it.
+    /// `lies`: the row of the item to move, as the earlier operations have left it.
     fn apply_one(&mut self, op: &Op, lies: Option<RowBytes>) -> Result<(), CommitError> {
         match op {
             Op::Put { item, indexed } => Ok(self.put_item(item, *indexed)?),
@@ -138,7 +139,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         self.set(id, key, Some(value));
     }
 
-    /// Removes one row; one that is not there is no fault.
+    /// Removes one row; a missing row is no error.
     pub(super) fn remove(&mut self, id: KeyspaceId, key: impl Into<RowBytes>) {
         self.pending[id.index()].insert(key.into(), Change::Remove);
     }
@@ -148,7 +149,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         self.pending[id.index()].insert(key.into(), change);
     }
 
-    /// Adds an item under a key that no other had before: an arrival number is given out once.
+    /// Adds an item under a key that no other item had before: each arrival number is used once.
     fn add_item(&mut self, key: Vec<u8>, record: Vec<u8>) {
         match self.pending[KeyspaceId::Items.index()].entry(key.into()) {
             Entry::Vacant(row) => drop(row.insert(Change::Add(record.into()))),
@@ -156,7 +157,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         }
     }
 
-    /// Removes an item. One that is added and removed in one call is not written at all.
+    /// Removes an item. An item that one call adds and removes is not written at all.
     fn remove_item(&mut self, key: Vec<u8>) {
         let pending = &mut self.pending[KeyspaceId::Items.index()];
         if matches!(pending.get(key.as_slice()), Some(Change::Add(_))) {
@@ -166,22 +167,22 @@ impl<'a, R: Rows> Changes<'a, R> {
         }
     }
 
-    /// The buckets that begin anew. What they hold on the disk has to go before the rows are written.
+    /// The buckets that begin anew. Their tables have to be dropped before the rows are written.
     pub(super) fn begun(&self) -> &[KeyspaceId] {
         &self.begun
     }
 
-    /// The keyspaces that will be written to.
+    /// The keyspaces with changes.
     pub(super) fn touched(&self) -> impl Iterator<Item = KeyspaceId> + '_ {
         KeyspaceId::ALL.into_iter().filter(|id| !self.pending[id.index()].is_empty())
     }
 
-    /// In which epoch each bucket is once this is written.
+    /// The epoch of each bucket after the commit.
     pub(super) fn epochs(&self) -> Epochs {
         self.epochs
     }
 
-    /// The rows, each once, by keyspace and in order of key.
+    /// The changed rows, each once, by keyspace and in order of key.
     pub(super) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, RowBytes, Option<RowBytes>)> {
         let value = |change| match change {
             Change::Add(value) | Change::Write(value) => Some(value),
@@ -193,13 +194,13 @@ impl<'a, R: Rows> Changes<'a, R> {
         KeyspaceId::ALL.into_iter().zip(self.pending).flat_map(of)
     }
 
-    /// One row as it will be.
+    /// One row as it will be after the commit.
     pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
         let known = if id == KeyspaceId::Closings { self.closings.get(key) } else { None };
         self.get_or(id, key, || known.map_or_else(|| self.rows.get(id, key), |row| Ok(row.clone())))
     }
 
-    /// The same. `row`: as it is so far.
+    /// The same. `row` reads the present row.
     fn get_or(
         &self,
         id: KeyspaceId,
@@ -212,7 +213,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         }
     }
 
-    /// Whether one of the rows within these bounds will be such a one. `lying`: those that lie there so far.
+    /// Whether any row within these bounds will satisfy `is_it` after the commit. `lying`: the present rows.
     fn has_any(
         &self,
         id: KeyspaceId,
@@ -242,7 +243,8 @@ impl<'a, R: Rows> Changes<'a, R> {
 
     // ---- windows that closed early ------------------------------------------------------------------------
 
-    /// Asks for the rows about all windows that items of this call leave, where one question is dear.
+    /// Reads the rows about all windows that items of this call leave in one request, where requests are
+    /// expensive.
     fn read_closings<'o>(&mut self, ops: impl Iterator<Item = &'o Op> + Clone) -> Result<(), ReadError> {
         if R::AHEAD == 1 {
             return Ok(());
@@ -288,7 +290,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         Ok(())
     }
 
-    /// Neither of the two rows of a closing is there any more.
+    /// Removes both rows of a closing.
     fn forget_closing(&mut self, queue: &str, end: u64, window: u64) -> Result<(), ReadError> {
         let place = |due| Key { due, window, seq: 0 };
         let by_end = rows::closed_by_end(queue, place(end))?;
@@ -300,7 +302,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         Ok(())
     }
 
-    /// An item goes from where it lies: perhaps it was the last of a window that closed early.
+    /// Notes that an item leaves its place: it may be the last member of a window that closed early.
     fn leave_window(&mut self, place: &Place) -> Result<(), ReadError> {
         if !self.rows.has_closings() {
             return Ok(());
@@ -317,15 +319,15 @@ impl<'a, R: Rows> Changes<'a, R> {
         Ok(())
     }
 
-    /// Forgets windows that closed early and have no members any more. To be called behind the last
+    /// Removes the rows of windows that closed early and have no members left. To be called after the last
     /// operation.
     ///
     /// # Errors
     ///
-    /// The storage engine's; a row that does not read as it was written.
+    /// Errors of the storage engine; a row that does not read as it was written.
     pub(super) fn forget_closed(&mut self) -> Result<(), ReadError> {
-        // They mostly leave in order: what is left lies behind the last of those that go, and not among those
-        // that have gone.
+        // Members usually leave in order: the remaining ones are behind the last that leaves, and not among
+        // those that have left.
         let mut perhaps: Vec<_> = std::mem::take(&mut self.left).into_iter().collect();
         for is_behind in [true, false] {
             let bounds = |((queue, end, window), last): &((Arc<str>, u64, u64), u64)| {
@@ -352,9 +354,7 @@ impl<'a, R: Rows> Changes<'a, R> {
     fn put_item(&mut self, item: &Stored, indexed: bool) -> Result<(), BrokenContract> {
         let Some(content) = item.content.as_deref() else {
             let Key { due, seq, .. } = item.key;
-            return Err(broken_contract(format!(
-                "the item due {due}, number {seq}, comes without its content"
-            )));
+            return Err(broken_contract(format!("the item due {due}, number {seq}, has no content")));
         };
         let row = rows::item_key(item.queue(), item.key)?;
         let view = View::of(item, content);
@@ -369,7 +369,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         self.index(item.key, &index)
     }
 
-    /// Writes index rows that lead to `key`.
+    /// Writes index rows that point to `key`.
     pub(super) fn index(&mut self, key: Key, index: &IndexRows) -> Result<(), BrokenContract> {
         if let Some(identity) = index.identity {
             let (row, value) = rows::identity_row(identity, key);
@@ -423,7 +423,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         if from != to {
             self.leave_window(from)?;
         }
-        // In this order: old and new may be the same row.
+        // In this order, because old and new may be the same row.
         self.remove_item(row);
         self.put(KeyspaceId::Items, target, record);
         Ok(())
@@ -436,7 +436,7 @@ impl<'a, R: Rows> Changes<'a, R> {
         Ok(())
     }
 
-    /// What was written to the bucket before belongs to the epoch that ends here, also within this call.
+    /// Earlier rows of the bucket belong to the epoch that ends here, also those of this call.
     fn begin(&mut self, row: BucketRow) -> Result<(), BrokenContract> {
         let id = bucket_keyspace(row.bucket)?;
         self.pending[id.index()].clear();

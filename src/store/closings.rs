@@ -1,11 +1,11 @@
-//! Windows that closed before their planned end. Their members stay where they lie, under that end; what is
-//! said here is when they are due, and who reads a queue has them in that order.
+//! Windows that closed before their planned end. Their members keep their keys, which contain the planned
+//! end; the rows of this module record when the members are due. Readers of a queue return them in that
+//! order.
 //!
-//! Of each such window there are two rows, as long as one of its members is stored: one by its planned end,
-//! for who has a member, and one by the moment at which it closed, for who reads along the queue. The first
-//! is looked up window by window and never scanned: most of them are gone by the time that a scan would come
-//! to them, and what was deleted lately costs a scan. As long as no window has closed early nothing is looked
-//! up.
+//! Each such window has two rows as long as one of its members is stored: one by its planned end, for readers
+//! of a member, and one by the moment of closing, for readers of the queue. The first is looked up window by
+//! window and never scanned: most of these rows are deleted by the time a scan would reach them, and recently
+//! deleted rows slow a scan. As long as no window has closed early, there are no look-ups.
 
 use super::keyspace::KeyspaceId;
 use super::load::{damaged, head, item_bounds, place};
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::sync::Arc;
 
-/// When a window closed, UTC ms, and what closed it.
+/// When a window closed, UTC ms, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed {
     pub(super) due: u64,
@@ -26,7 +26,7 @@ pub(super) struct Closed {
 }
 
 impl Closed {
-    /// A member of that window, as it is due.
+    /// A member of that window, with its actual due.
     pub(super) fn of<'a>(closed: Option<Self>, view: View<'a>) -> View<'a> {
         match closed {
             Some(Closed { due, cause }) => View { due, closed_by: cause, ..view },
@@ -35,7 +35,7 @@ impl Closed {
     }
 }
 
-/// Row keys of the members of a window: from this arrival number on, to before the next window.
+/// Row keys of the members of a window, from this arrival number on, up to the next window.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub(super) fn member_bounds(queue: &str, end: u64, window: u64, from: u64) -> Re
     Ok((rows::item_key(queue, first)?, rows::item_key(queue, behind)?))
 }
 
-/// An item's row, and its place in the order in which its queue is read.
+/// An item's row, and its place in the reading order of its queue.
 pub(super) struct DueRow {
     pub(super) place: Key,
     closed: Option<Closed>,
@@ -54,7 +54,7 @@ pub(super) struct DueRow {
 }
 
 impl DueRow {
-    /// The item, as it is due; without its body, where that was not read.
+    /// The item with its actual due; without its body, if that was not read.
     ///
     /// # Errors
     ///
@@ -63,12 +63,12 @@ impl DueRow {
         Ok(Closed::of(self.closed, head(&self.row.0, &self.row.1)?))
     }
 
-    /// Its body was read.
+    /// Whether the body was read.
     pub(super) fn is_whole(&self) -> bool {
         record::is_whole(&self.row.1)
     }
 
-    /// Bytes of what was read of its record.
+    /// Number of bytes of its record that were read.
     pub(super) fn len(&self) -> u64 {
         self.row.1.len() as u64
     }
@@ -76,11 +76,11 @@ impl DueRow {
 
 pub(super) type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
 
-/// The rows of a range, in order of place, however many; without bodies, unless they are near.
+/// All rows of a range, in order of place; a remote engine omits the bodies.
 ///
 /// # Errors
 ///
-/// A name that is too long; the items of the iterator are the storage engine's, and rows that do not read as
+/// A name that is too long. The iterator returns errors of the storage engine, and rows that do not read as
 /// they were written.
 pub(super) fn in_order<'a, R: Rows>(
     rows: &'a R,
@@ -93,7 +93,8 @@ pub(super) fn in_order<'a, R: Rows>(
     in_order_of(rows, Box::new(lying), &range, NO_BODIES)
 }
 
-/// The same, with the rows as they lie there. `bodies`: as [`Rows`] says, of those that lie elsewhere.
+/// The same, with the rows of the range in order of key as input. `bodies`: as in [`Rows`], for the members
+/// that are read from other places.
 ///
 /// # Errors
 ///
@@ -127,7 +128,7 @@ impl<R: Rows> Iterator for InOrder<'_, R> {
     type Item = Result<DueRow, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        // A fault comes first, wherever it is.
+        // An error comes first, whichever source it is from.
         let place = |row: Option<&Result<DueRow, ReadError>>| {
             row.map(|row| row.as_ref().map_or(Key::default(), |row| row.place))
         };
@@ -142,19 +143,19 @@ impl<R: Rows> Iterator for InOrder<'_, R> {
 /// A window of a queue, by planned end and number.
 type OfWindow = (u64, u64);
 
-/// Rows that are due when their keys say.
+/// Rows whose due is the one in their key.
 struct Lying<'a, R> {
     rows: &'a R,
     lying: RowsRead<'a>,
-    /// What was read ahead.
+    /// Rows that were read ahead.
     ready: VecDeque<Result<DueRow, ReadError>>,
-    /// The window that was looked up last, and whether it has closed early.
+    /// The window of the last look-up, and whether it has closed early.
     known: Option<(OfWindow, bool)>,
 }
 
 impl<R: Rows> Lying<'_, R> {
-    /// Reads some, and looks up which of them are members of windows that have closed early. False: nothing
-    /// is left.
+    /// Reads some rows, and looks up which of them are members of windows that closed early. False: no rows
+    /// are left.
     fn read_ahead(&mut self) -> bool {
         let (mut read, mut fault) = (Vec::with_capacity(R::AHEAD), None);
         for row in self.lying.by_ref().take(R::AHEAD) {
@@ -169,7 +170,7 @@ impl<R: Rows> Lying<'_, R> {
         let any = !read.is_empty() || fault.is_some();
         match self.due_of(read) {
             Ok(due) => self.ready.extend(due.into_iter().map(Ok)),
-            // It lies ahead of what the reading itself has met.
+            // This error belongs to an earlier row than one met by the read itself.
             Err(error) => fault = Some(error),
         }
         self.ready.extend(fault.map(Err));
@@ -181,7 +182,7 @@ impl<R: Rows> Lying<'_, R> {
         let mut last = self.known.map(|(window, _)| window);
         for row in &read {
             let view = head(&row.0, &row.1)?;
-            // What has a time of its own may lie amid the members.
+            // Own-time items may lie between the members.
             let window = view.is_windowed().then_some((view.key.due, view.key.window));
             if window.is_some() && window != last {
                 let key = rows::closed_by_end(view.application, view.key)?;
@@ -235,20 +236,20 @@ impl<R: Rows> Iterator for Lying<'_, R> {
     }
 }
 
-/// Members of windows that closed early, in the order in which those closed.
+/// Members of windows that closed early, in the order of closing.
 struct ClosedMembers<'a, R> {
     rows: &'a R,
     queue: Arc<str>,
     from: Key,
     bodies: u64,
-    /// By the moment at which they closed.
+    /// Closings by the moment of closing.
     closings: RowsRead<'a>,
-    /// Of some of these, in the same order.
+    /// The members of some of these windows, in the same order.
     members: VecDeque<(ClosingRow, RowsRead<'a>)>,
 }
 
 impl<'a, R: Rows> ClosedMembers<'a, R> {
-    /// Opens the next ones. False: nothing is left.
+    /// Opens the next windows. False: none are left.
     fn open(&mut self) -> Result<bool, ReadError> {
         let mut opened = Vec::with_capacity(R::AHEAD);
         for row in self.closings.by_ref().take(R::AHEAD) {
@@ -298,11 +299,11 @@ impl<R: Rows> Iterator for ClosedMembers<'_, R> {
     }
 }
 
-/// Whether the window of this item has closed early, and when.
+/// Whether and when the window of this item closed early.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
     if !rows.has_closings() || !view.is_windowed() {
         return Ok(None);
@@ -311,11 +312,11 @@ pub(super) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed
     read_closed(&key, rows.get(KeyspaceId::Closings, &key)?)
 }
 
-/// Items as they are due: the windows of some may have closed early.
+/// Sets the actual due of items whose windows closed early.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn as_due<'s, R: Rows>(
     rows: &R,
     items: impl Iterator<Item = &'s mut Stored>,
@@ -337,7 +338,7 @@ pub(super) fn as_due<'s, R: Rows>(
     Ok(())
 }
 
-/// What the row under this key says, which is one by planned end.
+/// Parses the row under this key, which is one by planned end.
 ///
 /// # Errors
 ///

@@ -1,4 +1,6 @@
-//! Windows that close before their planned end.
+//! Tests of windows that close before their planned end.
+//!
+//! Judges promise 10.
 
 use super::disk::write_raw;
 use super::find_tests::{find, wanted};
@@ -31,12 +33,12 @@ fn named_member(end: u64, (number, n): (u64, u8), name: &str) -> Stored {
     Stored { key, due: end, own_time: false, customer: Some(name.into()), ..named(end, n) }
 }
 
-/// A window has closed at `due`.
+/// The window closes at `due`.
 fn close((end, window): (u64, u64), due: u64) -> Op {
     Op::Close(ClosingRow { application: APP.into(), end, window, due, cause: ClosedBy::Count })
 }
 
-/// As it is once its window has closed.
+/// The item after its window has closed.
 fn closed(item: Stored, due: u64) -> Stored {
     Stored { due, closed_by: ClosedBy::Count, ..item }
 }
@@ -54,7 +56,8 @@ fn delete(end: u64, (window, n): (u64, u8)) -> Op {
     Op::Delete { place: Place { queue: APP.into(), key }, rows: index(None, "c") }
 }
 
-/// Windows that closed early and have members, as a walk through the closed store counts them; and faults.
+/// Number of windows that closed early and have members, as `verify` counts them in the closed store; and its
+/// faults.
 fn counted(dir: &Path) -> (u64, Vec<String>) {
     struct Faults(Vec<String>);
     impl Watcher for Faults {
@@ -72,7 +75,7 @@ fn members_lie_where_they_lay_and_are_due_when_their_window_closed(on: GroundKin
     for indexed in [true, false] {
         let (dir, mut store) = on.fresh();
         let dead = Stored { dead: Some(tests::verdict()), ..member(100, (1, 20), "c") };
-        // It was given another time, at which its window ends by chance.
+        // It was rescheduled to a time that happens to be the end of the window.
         let own_time = Stored { own_time: true, ..member(100, (1, 21), "c") };
         let elsewhere = Stored { application: "other".into(), ..member(100, (1, 22), "c") };
         let all = [
@@ -87,7 +90,7 @@ fn members_lie_where_they_lay_and_are_due_when_their_window_closed(on: GroundKin
             elsewhere.clone(),
         ];
         store.commit(&[group(1, all.iter().map(|item| put_item(item.clone(), indexed)).collect())]).unwrap();
-        // Number 7 came when the window had closed.
+        // Number 7 arrived after the window had closed.
         store.commit(&[group(2, vec![close((100, 1), 50)])]).unwrap();
         for _ in 0..2 {
             let expected = vec![
@@ -118,13 +121,13 @@ fn members_lie_where_they_lay_and_are_due_when_their_window_closed(on: GroundKin
     }
 }
 
-/// A read that ends amid a window goes on there, whatever lies between.
+/// A read that ends within a window continues there, whatever lies between.
 fn a_read_goes_on_where_the_last_one_ended(on: GroundKind) {
     let (_dir, mut store) = on.fresh();
     let all =
         (1..=40).map(|n| put_item(member(100 + u64::from(n % 4), (u64::from(n % 4) + 1, n + 4), "c"), true));
     store.commit(&[group(1, all.collect())]).unwrap();
-    // Of the four windows two have closed, one of them amid what others are due at.
+    // Two of the four windows have closed, one of them at a due between those of others.
     store.commit(&[group(2, vec![close((102, 3), 60), close((103, 4), 101)])]).unwrap();
     let whole = places(&mut *store);
     assert_eq!(whole.len(), 40);
@@ -159,7 +162,7 @@ fn what_closed_is_forgotten_with_the_last_of_its_members() {
         let known = counted(dir.path());
         (known, open_at(dir.path()).store)
     };
-    // Whichever goes, the last or the first; moved away, rewritten where it is, or deleted.
+    // Each kind of end, of the last or the first member: moved away, rewritten in place, or deleted.
     let at = |due, seq| Place { queue: APP.into(), key: Key { due, window: 1, seq } };
     let own = Standing { own_time: true, ..Standing::default() };
     for (ops, left) in [
@@ -174,7 +177,7 @@ fn what_closed_is_forgotten_with_the_last_of_its_members() {
         assert_eq!(known, (left, vec![]));
     }
     assert_eq!(places(&mut *store), [at(70, 2).key, at(100, 9).key], "what has a time of its own stays");
-    // Of nobody, or of those that go in the same call: nothing is left of it.
+    // Closings without members, or whose members go in the same call, leave no rows.
     let (known, again) =
         now(vec![close((100, 5), 50), put(6), close((100, 1), 40), delete(100, (1, 6))], store);
     assert_eq!(known, (0, vec![]));
@@ -205,14 +208,14 @@ fn rows_of_a_closing_that_do_not_belong_together_are_told() {
     write_raw(dir.path(), KeyspaceId::Closings, &by_due, Some(&value));
     let [_, (by_due, value)] = rows::closing_rows(&row(40)).unwrap();
     write_raw(dir.path(), KeyspaceId::Closings, &by_due, Some(&value));
-    assert_eq!(counted(dir.path()).1, ["the other row of this closing says otherwise"]);
+    assert_eq!(counted(dir.path()).1, ["the other row of this closing differs"]);
     write_raw(dir.path(), KeyspaceId::Closings, &by_due, Some(b"not a row"));
     let error = open_at(dir.path()).store.load(&whole(APP)).unwrap_err();
     assert!(matches!(&error, ReadError::Damaged { keyspace: "closings", .. }), "{error}");
     write_raw(dir.path(), KeyspaceId::Closings, &by_due, None);
     let item = rows::item_key(APP, Key { due: 100, window: 1, seq: 1 }).unwrap();
     write_raw(dir.path(), KeyspaceId::Items, &item, None);
-    assert_eq!(counted(dir.path()).1, ["no member of the window that closed is left"]);
+    assert_eq!(counted(dir.path()).1, ["the closed window has no members left"]);
 }
 
 fn whole(queue: &str) -> Load {
@@ -220,8 +223,8 @@ fn whole(queue: &str) -> Load {
     Load::Ranges { ranges: vec![range], max_rows: 100, max_bytes: u64::MAX }
 }
 
-/// Members of windows, and nothing else, that a clock which was set back has not come to: told of by the
-/// start that finds it so.
+/// A start with a clock that was set back reports the window members that lie ahead of the clock, and no
+/// other items.
 fn what_lies_ahead_of_the_clock_is_told_of(on: GroundKind) {
     let now = crate::clock::wall_ms();
     let (soon, later, beyond_ms) = (now + 100_000, now + 200_000, now + 900_000);

@@ -1,5 +1,5 @@
-//! Room on the disk given back at once, in a store that no daemon has open: every table is written anew
-//! without what was deleted.
+//! Reclaims disk space at once, in a store that no daemon has open: every table is rewritten without the
+//! deleted rows.
 
 use super::database::unwritable;
 use super::directory::Directory;
@@ -13,48 +13,48 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What a compaction made of a store.
+/// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// Bytes on the disk before.
+    /// Bytes on the disk before it.
     pub before: u64,
-    /// The same afterwards.
+    /// Bytes on the disk after it.
     pub after: u64,
 }
 
-/// Why a store was not compacted. What it holds is as it was.
+/// Why a store was not compacted. Its content is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum CompactError {
-    /// It was not opened.
+    /// The store was not opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It was not written.
+    /// The store was not written.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// It was not closed.
+    /// The store was not closed.
     #[error(transparent)]
     Close(#[from] CloseError),
-    /// A table is written as a whole before the old ones go.
-    #[error("keyspace `{keyspace}` needs up to {needed} bytes of room for this, and {free} are free")]
+    /// A new table is written completely before the old ones are deleted.
+    #[error("keyspace `{keyspace}` needs up to {needed} free bytes for this, and {free} are free")]
     NoRoom {
-        /// The part of the store.
+        /// Name of the keyspace.
         keyspace: &'static str,
-        /// Bytes that its tables take now.
+        /// Present size of its tables, in bytes.
         needed: u64,
-        /// Bytes free on its file system.
+        /// Free bytes on its file system.
         free: u64,
     },
-    /// Its files could not be measured.
+    /// The size of its files could not be read.
     #[error("the files in {path} cannot be measured: {source}")]
     Measure {
         /// The store's directory.
         path: String,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Compacts the store in `path`, one keyspace after the other.
+/// Compacts the store in `path`, one keyspace after another.
 ///
 /// # Errors
 ///
@@ -84,12 +84,12 @@ pub fn compact(path: &Path, memory_limit: u64, watcher: &mut dyn Watcher) -> Res
     Ok(Compacted { before, after: measured(path)? })
 }
 
-/// Bytes that the files below a directory take on the disk.
+/// Disk space of the files below a directory, in bytes.
 fn size_of(path: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        // One that has gone meanwhile takes no room.
+        // A file deleted since the listing takes no space.
         let found = match entry.metadata() {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,

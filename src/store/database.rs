@@ -1,7 +1,7 @@
-//! The keyspaces on the disk, as the storage engine has them.
+//! The keyspaces on the disk, as the storage engine provides them.
 //!
-//! Scans start at the key they are given, never at the beginning: what was deleted there lately still costs
-//! time until it is compacted away.
+//! Scans start at the given key, never at the beginning of a keyspace: rows deleted there lately cost time
+//! until a compaction removes them.
 
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::load::damaged;
@@ -14,11 +14,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Free space below which a failure of the storage engine that names no cause is put down to it. It writes
-/// files of up to 64 MiB.
+/// Free space below which an unexplained failure of the storage engine is attributed to a full disk. The
+/// engine writes files of up to 64 MiB.
 const NO_ROOM: u64 = 64 << 20;
 
-/// Answers of the system that mean a file is not what it was.
+/// Errors of the system that mean that a file was altered or lost.
 pub(super) const DAMAGE: [io::ErrorKind; 3] =
     [io::ErrorKind::NotFound, io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidData];
 
@@ -27,20 +27,20 @@ pub(super) const DAMAGE: [io::ErrorKind; 3] =
 pub(super) struct Keyspaces {
     /// In the order of [`KeyspaceId::ALL`].
     all: [Keyspace; KEYSPACES],
-    /// Reads see this moment; without one, each sees what there is when it begins.
+    /// Reads see this snapshot; without one, each read sees the state at its beginning.
     moment: Option<Snapshot>,
-    /// A window has closed early, and may have members.
+    /// Some window has closed early and may still have members.
     closings: Arc<AtomicBool>,
-    /// Held while a commit is made, and while a snapshot is taken: see [`Keyspaces::between_commits`].
+    /// Held during a commit, and while a snapshot is taken; see [`Keyspaces::between_commits`].
     commits: Arc<Mutex<()>>,
 }
 
 impl Keyspaces {
-    /// From handles in the order of [`KeyspaceId::ALL`].
+    /// Wraps handles in the order of [`KeyspaceId::ALL`].
     ///
     /// # Errors
     ///
-    /// The storage engine's.
+    /// Those of the storage engine.
     pub(super) fn new(all: [Keyspace; KEYSPACES]) -> Result<Self, ReadError> {
         let id = KeyspaceId::Closings;
         let none = all[id.index()].is_empty().map_err(|e| unreadable(id, b"", &e))?;
@@ -48,28 +48,28 @@ impl Keyspaces {
         Ok(Keyspaces { all, moment: None, closings, commits })
     }
 
-    /// The same as they are now, for reads beside whoever writes. The storage engine keeps what they see for
-    /// as long as they are there.
+    /// A snapshot of the present state, for reads concurrent with writes. The storage engine keeps the rows
+    /// of the snapshot while it exists.
     pub(super) fn frozen(&self, db: &Database) -> Self {
         let _whole = self.between_commits();
         Keyspaces { moment: Some(db.snapshot()), ..self.clone() }
     }
 
-    /// As long as this is held no other thread makes a commit or takes a snapshot. The storage engine takes
-    /// what has been flushed or compacted for visible up to a number of its own (`lsm_tree::SuperVersions`),
-    /// also where that is above the one of a commit that is being put into memtables: a snapshot would see a
-    /// part of it.
+    /// While the guard is held, no other thread makes a commit or takes a snapshot. The storage engine makes
+    /// flushed or compacted rows visible up to an internal number (`lsm_tree::SuperVersions`), also where
+    /// that number is above the one of a commit that is being written to memtables. Without this lock a
+    /// snapshot would see a part of that commit.
     pub(super) fn between_commits(&self) -> MutexGuard<'_, ()> {
-        // Nothing is changed under it that could be left half done.
+        // The lock protects no data that a panic could leave inconsistent.
         self.commits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handle of one.
+    /// The handle of one keyspace.
     pub(super) fn of(&self, id: KeyspaceId) -> &Keyspace {
         &self.all[id.index()]
     }
 
-    /// Rows in order of key. The bounds must not be inverted: that is a fault to the storage engine.
+    /// The rows in order of key. The bounds must not be inverted: the storage engine treats that as a fault.
     pub(super) fn rows<K: AsRef<[u8]>>(&self, id: KeyspaceId, bounds: impl RangeBounds<K>) -> Iter {
         match &self.moment {
             Some(moment) => moment.range(self.of(id), bounds),
@@ -116,7 +116,7 @@ impl Rows for Keyspaces {
     }
 }
 
-/// A failed read: damage, unless it is plainly the system's fault.
+/// Classifies a failed read: damage, unless the system reports a fault of its own.
 pub(super) fn unreadable(id: KeyspaceId, near: &[u8], error: &fjall::Error) -> ReadError {
     match io_error(error) {
         Some(io) if !DAMAGE.contains(&io.kind()) => ReadError::Engine(io.to_string()),
@@ -124,17 +124,17 @@ pub(super) fn unreadable(id: KeyspaceId, near: &[u8], error: &fjall::Error) -> R
     }
 }
 
-/// A failed write: of `path`, or of what lies behind it.
+/// Classifies a failed write to `path` or to a file below it.
 pub(super) fn unwritable(action: &'static str, path: &Path, error: &fjall::Error) -> CommitError {
     let free = free_bytes(path).unwrap_or(u64::MAX);
     let full = match io_error(error).map(io::Error::kind) {
         Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => true,
         Some(_) => false,
-        // A background worker failed earlier, and the reason is in the log only.
+        // A background worker failed earlier, and only the log contains the reason.
         None => matches!(error, fjall::Error::Poisoned) && free < NO_ROOM,
     };
     let error = if matches!(error, fjall::Error::Poisoned) {
-        "an earlier write to a table or to the log failed, see the log".to_owned()
+        "an earlier write to a table or to the log failed; see the daemon's log".to_owned()
     } else {
         error.to_string()
     };
@@ -145,7 +145,7 @@ pub(super) fn unwritable(action: &'static str, path: &Path, error: &fjall::Error
     }
 }
 
-/// The system's error within one of the storage engine.
+/// The system's error inside an error of the storage engine.
 pub(super) fn io_error(error: &fjall::Error) -> Option<&io::Error> {
     if let fjall::Error::Io(io) | fjall::Error::Storage(fjall::LsmError::Io(io)) = error {
         return Some(io);
@@ -153,7 +153,7 @@ pub(super) fn io_error(error: &fjall::Error) -> Option<&io::Error> {
     None
 }
 
-/// Bytes free on the file system of `path`, for an unprivileged user.
+/// Free bytes on the file system of `path`, for an unprivileged user.
 fn free_bytes(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize))
 }

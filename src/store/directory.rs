@@ -1,5 +1,5 @@
-//! The store's directory: made private, locked for one process, and the count of durable commits kept beside
-//! the data. Deliberately absent: what lies in the data itself.
+//! The store's directory: private, locked for one process, with the number of durable commits beside the
+//! data. Deliberately absent: the content of the data.
 //!
 //! ```text
 //! <store.path>/LOCK        held by the running process, its pid inside
@@ -16,23 +16,23 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A directory that this process alone uses, as long as this value lives.
+/// A directory that only this process uses while this value exists.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
-    /// The lock is a property of the open file: it ends with it, also when the process is killed.
+    /// The lock belongs to the open file: it ends when the file is closed, also when the process is killed.
     _lock: File,
 }
 
 impl Directory {
-    /// Makes the directory where it is missing (mode 0700), and locks it.
+    /// Makes the directory if it is missing (mode 0700), and locks it.
     ///
     /// # Errors
     ///
     /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Locked`], [`OpenError::Io`].
     pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
         let path = plain_path(path);
-        if look_at(&path)?.is_none() {
+        if inspect(&path)?.is_none() {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
@@ -42,25 +42,25 @@ impl Directory {
         Self::enter(path)
     }
 
-    /// Locks a directory that is there. It must belong to the user that this process runs as: files that
-    /// another one makes in it, its daemon could not open any more.
+    /// Locks an existing directory. It must belong to the user that this process runs as: another user's
+    /// daemon could not open files that this process makes in it.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Absent`], [`OpenError::Foreign`]; else as [`Directory::open`].
+    /// [`OpenError::Absent`], [`OpenError::Foreign`]; otherwise as [`Directory::open`].
     pub(super) fn existing(path: &Path) -> Result<Self, OpenError> {
         let path = plain_path(path);
-        let Some(found) = look_at(&path)? else { return Err(OpenError::Absent { path }) };
+        let Some(found) = inspect(&path)? else { return Err(OpenError::Absent { path }) };
         let user = rustix::process::geteuid().as_raw();
         if found.uid() != user {
             return Err(OpenError::Foreign { path, owner: found.uid(), user });
         }
-        // The lock is a file of its own: nothing is made where no store is.
+        // The lock is a separate file; it is not made where there is no store.
         if holds_store(&path.join(DATA))? {
             return Self::enter(path);
         }
-        if look_at_file(&path.join(LOCK))? {
-            // A first start may be under way.
+        if file_exists(&path.join(LOCK))? {
+            // Another process may be making its first store here.
             Self::enter(path.clone())?;
         }
         Err(OpenError::Absent { path })
@@ -76,21 +76,21 @@ impl Directory {
         &self.path
     }
 
-    /// Where the storage engine's files lie.
+    /// Path of the storage engine's files.
     pub(super) fn data(&self) -> PathBuf {
         self.path.join(DATA)
     }
 
-    /// Whether a store is there.
+    /// Whether the directory contains a store.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Damaged`] where a part of one is; [`OpenError::Io`].
+    /// [`OpenError::Damaged`] if only parts of a store are present; [`OpenError::Io`].
     pub(super) fn holds_store(&self) -> Result<bool, OpenError> {
         holds_store(&self.data())
     }
 
-    /// Makes the directory's entries durable, and its own entry in its parent.
+    /// Syncs the directory's entries, and its own entry in its parent.
     ///
     /// # Errors
     ///
@@ -104,69 +104,70 @@ impl Directory {
     }
 }
 
-/// Where the storage engine's files lie, in the store's directory.
+/// Subdirectory of the storage engine's files.
 const DATA: &str = "db";
-/// Held by the process that has the store open.
+/// The lock file of the process that has the store open.
 const LOCK: &str = "LOCK";
 
-fn look_at_file(path: &Path) -> Result<bool, OpenError> {
-    path.try_exists().map_err(OpenError::io("look at", path))
+fn file_exists(path: &Path) -> Result<bool, OpenError> {
+    path.try_exists().map_err(OpenError::io("inspect", path))
 }
 
-/// Whether the storage engine has files in `data`. It takes a directory without its mark for a new one,
-/// whatever else lies there: so what has lost its mark is not opened.
+/// Whether the storage engine has files in `data`. The engine takes a directory without its `version` file
+/// for a new one, whatever else the directory contains. So a directory that has lost this file is not opened.
 fn holds_store(data: &Path) -> Result<bool, OpenError> {
     let mark = data.join("version");
-    if look_at_file(&mark)? {
+    if file_exists(&mark)? {
         return Ok(true);
     }
     match fs::read_dir(data).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(false),
         Ok(false) => Err(OpenError::Damaged {
             place: mark.display().to_string(),
-            error: "missing, although files of a store lie beside it".to_owned(),
+            error: "missing, although the directory contains files of a store".to_owned(),
         }),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(OpenError::io("look at", data)(error)),
+        Err(error) => Err(OpenError::io("inspect", data)(error)),
     }
 }
 
-/// Without a slash at the end, which would make lstat follow a link.
+/// Removes a slash at the end, which would make lstat follow a link.
 fn plain_path(path: &Path) -> PathBuf {
     path.components().collect()
 }
 
-/// What lies there, the directory behind systemd's link included; `None`: nothing.
-fn look_at(path: &Path) -> Result<Option<fs::Metadata>, OpenError> {
+/// Metadata of the directory, also behind systemd's link; `None`: the path does not exist.
+fn inspect(path: &Path) -> Result<Option<fs::Metadata>, OpenError> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(OpenError::io("look at", path)(error)),
+        Err(error) => return Err(OpenError::io("inspect", path)(error)),
     };
     let path = path.to_owned();
     if found.file_type().is_symlink() {
         if found.uid() != 0 || !is_private_link(&path) {
             return Err(OpenError::Symlink { path });
         }
-        return fs::metadata(&path).map(Some).map_err(OpenError::io("look at", &path));
+        return fs::metadata(&path).map(Some).map_err(OpenError::io("inspect", &path));
     }
     if !found.is_dir() {
         return Err(OpenError::NotADirectory { path });
     }
     if found.permissions().mode() & 0o077 != 0 {
-        let message = "other users can look into the store; mode 0700 is advised";
+        let message = "other users can read the store's directory; set its mode to 0700";
         tracing::warn!(path = %path.display(), "{message}");
     }
     Ok(Some(found))
 }
 
-/// systemd's `DynamicUser=` links `/var/lib/NAME` to `private/NAME`, as root. No other link is followed.
+/// systemd's `DynamicUser=` links `/var/lib/NAME` to `private/NAME`, as root. No other link is followed: a
+/// user who may write the directory above could redirect it.
 fn is_private_link(path: &Path) -> bool {
     let name = path.file_name().map(|name| Path::new("private").join(name));
     name.is_some() && fs::read_link(path).ok() == name
 }
 
-/// Opens a file of our own: private, never through a link, never cut.
+/// Opens a file of the store: private, never through a link, never truncated.
 pub(super) fn own_file(path: &Path) -> Result<File, OpenError> {
     OpenOptions::new()
         .read(true)
@@ -185,7 +186,7 @@ fn lock(path: &Path) -> Result<File, OpenError> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
-            // Bounded: whatever lies there, a pid is short.
+            // Bounded, as the file may contain anything and a pid is short.
             let pid = (&file).take(32).read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
             return Err(OpenError::Locked { pid, path: path.to_owned() });
         }
@@ -200,12 +201,12 @@ fn lock(path: &Path) -> Result<File, OpenError> {
 const MAGIC: &[u8; 8] = b"tidegate";
 const LEN: usize = 28;
 
-/// The number of the last durable commit, in a file apart from the data.
+/// The number of the last durable commit, in a file separate from the data.
 ///
-/// The storage engine ends the replay of its log at the first thing it cannot read, and takes the rest for
-/// the torn tail of a crash. If that rest had been synced, commits would be gone without a word; this number,
-/// written only after the sync, tells the two apart. It is itself not synced: after a power cut it may be
-/// old, never new.
+/// The storage engine ends the replay of its log at the first part that it cannot read, and takes the rest
+/// for the incomplete end of a crash. If that rest had been synced, commits would be lost silently. This
+/// number, which is written only after the sync, distinguishes the two cases. The number itself is not
+/// synced: after a power cut it may be too old, but never too new.
 #[derive(Debug)]
 pub(super) struct Committed {
     file: File,
@@ -214,11 +215,11 @@ pub(super) struct Committed {
 }
 
 impl Committed {
-    /// Opens (or makes) the file of this store. Returns it with the number in it, if there is one.
+    /// Opens or makes the file of this store. Returns it with the number it contains, if any.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Io`]; [`OpenError::Damaged`] when it belongs to another store.
+    /// [`OpenError::Io`]; [`OpenError::Damaged`] if it belongs to another store.
     pub(super) fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
         let path = directory.path().join("COMMITTED");
         let file = own_file(&path)?;
@@ -242,7 +243,7 @@ impl Committed {
         Ok((Committed { file, identity, warned: false }, number))
     }
 
-    /// The number in the file, whichever store it belongs to; `None`: there is none, or it cannot be read.
+    /// The number in the file, for whichever store; `None`: the file has none, or is unreadable.
     ///
     /// # Errors
     ///
@@ -256,24 +257,24 @@ impl Committed {
         }
     }
 
-    /// Notes that commit `number` is durable.
+    /// Records that commit `number` is durable.
     pub(super) fn record(&mut self, number: u64) {
         let mut bytes = [MAGIC.as_slice(), &self.identity.to_le_bytes(), &number.to_le_bytes()].concat();
         let crc = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
-        // Only a check is lost with it, never an item: no reason to stop.
+        // A failed write loses only a check, never an item, so the store goes on.
         if let Err(error) = self.file.write_all_at(&bytes, 0) {
             if !std::mem::replace(&mut self.warned, true) {
-                tracing::warn!(%error, "the number of durable commits cannot be noted");
+                tracing::warn!(%error, "cannot write the number of durable commits to COMMITTED");
             }
         }
     }
 
-    /// Makes the note itself durable.
+    /// Syncs the number itself.
     ///
     /// # Errors
     ///
-    /// The system's.
+    /// The system's error.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
@@ -344,7 +345,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, &link).unwrap();
         assert!(matches!(Directory::open(&link), Err(OpenError::Symlink { .. })));
         assert!(matches!(Directory::open(&link.join("")), Err(OpenError::Symlink { .. })));
-        // But for the one that systemd makes.
+        // The only exception is systemd's link.
         let private = dir.path().join("private");
         fs::create_dir_all(private.join("state")).unwrap();
         std::os::unix::fs::symlink("private/state", dir.path().join("state")).unwrap();

@@ -1,7 +1,7 @@
-//! The disk store: one fjall database, one batch and one sync for each call of commit.
+//! The disk store: one fjall database, with one batch and one sync for each call of commit.
 //!
-//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. What does
-//! not read as it was written is reported by name, and stays.
+//! Every commit has a number, written in the same batch as its rows. Deliberately absent: repair. A row that
+//! does not read as it was written is reported by name, and stays.
 
 use super::changes::Changes;
 use super::database::{unwritable, Keyspaces};
@@ -28,25 +28,25 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of memory that a row costs in a memtable beside key and value, about.
+/// Memory that a row costs in a memtable in addition to key and value, in bytes, approximate.
 const ROW_OVERHEAD: u64 = 128;
 
-/// Memtables of one keyspace on their way to the disk with which a commit is still made. With 4 the storage
-/// engine waits (`Keyspace::local_backpressure`, with no bound and no look at its own health), and a worker
-/// may add one meanwhile.
+/// A commit is made while at most this many memtables of one keyspace are being flushed. With 4 the storage
+/// engine waits (`Keyspace::local_backpressure`, without a bound and without a check of its own health), and
+/// a worker may add one in the same time.
 const SEALED_MAX: usize = 2;
-/// Tables of the first level of one keyspace with which a commit is still made. The storage engine slows down
-/// at 20 and waits at 30, in the same way.
+/// A commit is made while the first level of each keyspace has fewer tables than this. The storage engine
+/// slows down at 20 and waits at 30, in the same way.
 const L0_MAX: usize = 20;
-/// Longest wait for room in a memtable, below [`super::thread::STORE_CALL_LIMIT`], so that the sentence is
-/// the right one.
+/// Longest wait for room in a memtable. It is below [`super::thread::STORE_CALL_LIMIT`], so that the error
+/// names this wait and not a call without an answer.
 const ROOM_LIMIT: Duration = Duration::from_secs(45);
-/// Between two looks: the storage engine offers nothing that could be waited for.
+/// Interval between two checks: the storage engine offers no event to wait for.
 const ROOM_LOOK: Duration = Duration::from_millis(2);
-/// Time behind which a step of a scan ends: others wait for the same thread.
+/// A step of a scan ends after this time, because others wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(5);
 
-/// Opens the store in `path`, and makes it first where there is none.
+/// Opens the store in `path`, and makes it first if there is none.
 ///
 /// # Errors
 ///
@@ -63,16 +63,16 @@ pub(super) fn open(
     Ok(OpenStore { store: Box::new(store), opened, identity, takeover: None })
 }
 
-/// What becomes of a store that is not there.
+/// What to do if the store does not exist.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum IfAbsent {
-    /// It is refused.
+    /// Refuse to open it.
     Refuse,
-    /// It is made, with this identity, or a new one.
+    /// Make it, with this identity or a new one.
     Make(Option<u64>),
 }
 
-/// A disk store that has been opened, and what it knew.
+/// An opened disk store, with the state read from it.
 pub(super) struct OpenDisk {
     pub(super) store: DiskStore,
     pub(super) opened: Opened,
@@ -80,7 +80,7 @@ pub(super) struct OpenDisk {
     pub(super) identity: u64,
 }
 
-/// Opens the store in a directory that is locked.
+/// Opens the store in a directory that this process has locked.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ pub(super) fn open_in(
     wall: u64,
 ) -> Result<OpenDisk, OpenError> {
     let budget = DiskBudget::of(memory_limit);
-    // Before the storage engine sees them: it cuts off what it cannot read.
+    // Before the storage engine opens the logs: it cuts off what it cannot read.
     logs::check(&directory, accept_loss)?;
     if !directory.holds_store()? {
         match if_absent {
@@ -118,7 +118,7 @@ pub(super) fn open_in(
     match refuse_loss(&directory, number, noted) {
         Err(_) if accept_loss => {
             let last = noted.unwrap_or(number);
-            tracing::warn!(first = number + 1, last, "durable commits are gone, and this is accepted");
+            tracing::warn!(first = number + 1, last, "durable commits are missing: --accept-loss allows it");
         }
         verdict => verdict?,
     }
@@ -126,7 +126,7 @@ pub(super) fn open_in(
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
     let (opened, epochs) = load::opened(&keyspaces, marks, wall)?;
-    // What the log gave back counts as well; how much that was is not known, half is a fair guess.
+    // Rows restored from the log count as well. Their size is unknown; half of the budget is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
     let store = DiskStore { keyspaces, db, committed, number, marks, budget, unflushed, epochs, directory };
@@ -135,24 +135,24 @@ pub(super) fn open_in(
 
 /// See the module.
 pub(super) struct DiskStore {
-    // In this order they are dropped: the lock last.
+    // The fields are dropped in this order: the lock last.
     keyspaces: Keyspaces,
     db: Database,
     committed: Committed,
-    /// Of the last commit.
+    /// Number of the last commit.
     number: u64,
-    /// Of the last commit.
+    /// The marks of the last commit.
     marks: Marks,
     budget: DiskBudget,
-    /// Bytes written to each keyspace since its memtable was last rotated, about.
+    /// Bytes written to each keyspace since its last memtable rotation, approximate.
     unflushed: [u64; KEYSPACES],
-    /// In which epoch each bucket is.
+    /// The current epoch of each bucket.
     epochs: Epochs,
     directory: Arc<Directory>,
 }
 
 impl DiskStore {
-    /// A commit that says what the last one said.
+    /// Commits the marks of the last commit again.
     fn commit_marks(&mut self) -> Result<(), CommitError> {
         let marks = self.marks;
         self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks, hurried: false }])
@@ -163,7 +163,7 @@ impl DiskStore {
         self.keyspaces.of(id)
     }
 
-    /// What has been imported into it, by the key of the row.
+    /// The imports into this store, by the key of the row.
     ///
     /// # Errors
     ///
@@ -176,12 +176,12 @@ impl DiskStore {
         Ok(self.keyspaces.read_all(KeyspaceId::Meta, read)?.into_iter().flatten().collect())
     }
 
-    /// Nothing has ever been committed to it.
+    /// Whether nothing has been committed to it yet.
     pub(super) fn is_new(&self) -> bool {
         self.number == 0
     }
 
-    /// How an item ended, as the first of the buckets says that knows it.
+    /// How an item ended, by the first of the buckets that contains it.
     ///
     /// # Errors
     ///
@@ -190,7 +190,7 @@ impl DiskStore {
         find::ended(&self.keyspaces, &self.epochs, wanted)
     }
 
-    /// Whether an item lies under this key of this queue.
+    /// Whether this queue contains an item with this key.
     ///
     /// # Errors
     ///
@@ -201,7 +201,7 @@ impl DiskStore {
         view(&row, &bytes).map(|_| true)
     }
 
-    /// As [`Store::commit`], with rows of `meta` beside.
+    /// As [`Store::commit`], with additional rows of `meta`.
     ///
     /// # Errors
     ///
@@ -245,7 +245,7 @@ impl DiskStore {
         self.rotate()
     }
 
-    /// Hands everything in memory over to tables, and waits until it is there.
+    /// Flushes all memtables to tables, and waits until this is done.
     ///
     /// # Errors
     ///
@@ -269,8 +269,8 @@ impl DiskStore {
         Ok(())
     }
 
-    /// Hands the fullest memtable over to be flushed, once all of them together are beyond the budget; not
-    /// while two of its keyspace are on their way already.
+    /// Rotates the fullest memtable once all memtables together exceed the budget, unless two memtables of
+    /// its keyspace are already being flushed.
     fn rotate(&mut self) -> Result<(), CommitError> {
         let Some(id) = self.fullest().filter(|_| self.unflushed() > self.budget.memtables) else {
             return Ok(());
@@ -290,15 +290,15 @@ impl DiskStore {
     }
 
     fn rotate_one(&mut self, id: KeyspaceId) -> Result<(), CommitError> {
-        // A worker that has failed takes nothing over, and what is handed over would wait in vain.
+        // A failed worker flushes nothing, so a rotated memtable would wait without end.
         self.health()?;
         self.unflushed[id.index()] = 0;
-        // Not part of the documented interface, but the documented size is fixed for the life of a keyspace.
+        // Not part of the documented interface, but the documented size is fixed when a keyspace is made.
         let rotated = self.keyspaces.of(id).rotate_memtable();
         rotated.map(drop).map_err(|e| unwritable("rotated a memtable", self.directory.path(), &e))
     }
 
-    /// Waits until the storage engine takes a commit to these keyspaces without a wait of its own.
+    /// Waits until the storage engine accepts a commit to these keyspaces without waiting itself.
     fn await_room(&mut self, touched: &[KeyspaceId]) -> Result<(), CommitError> {
         let begun = Instant::now();
         loop {
@@ -321,18 +321,18 @@ impl DiskStore {
         }
     }
 
-    /// Removes what a bucket holds on the disk, before the first rows of its next epoch are written.
+    /// Removes the tables of a bucket before the first rows of its next epoch are written.
     ///
-    /// Not by `Keyspace::clear`: that takes the tables out of the keyspace, but leaves their files on the
-    /// disk until the next start. Dropping them writes nothing to the log, so a replay has nothing to repeat,
-    /// and rows written afterwards are as safe as any others. What the memtable holds stays, and what the log
-    /// holds comes back after a crash: those rows are of an earlier epoch, which [`super::find`] sees, and go
-    /// with the next drop. The row about the bucket, written next, keeps the keyspace from staying empty: the
-    /// storage engine frees a log only when each keyspace that had rows in it has a newer table.
+    /// This does not use `Keyspace::clear`, which removes the tables from the keyspace but leaves their files
+    /// on the disk until the next start. Dropping tables writes nothing to the log, so a replay repeats
+    /// nothing, and later rows are as safe as any others. Rows in the memtable stay, and rows in the log come
+    /// back after a crash: they are of an earlier epoch, which [`super::find`] checks, and go with the next
+    /// drop. The row about the bucket, which is written next, keeps the keyspace from staying empty: the
+    /// storage engine frees a log only when each keyspace with rows in that log has a newer table.
     ///
-    /// The files go when the last version of the keyspace that knows them does, which is at one of the next
-    /// rotations of any memtable. A compaction of this bucket that still runs is waited for; it was filled
-    /// too long ago for one to be likely.
+    /// The files are deleted when the last version of the keyspace that refers to them is dropped, which
+    /// happens at one of the next rotations of any memtable. The call waits for a running compaction of this
+    /// bucket; one is unlikely, as the bucket was filled long ago.
     fn empty(&self, bucket: KeyspaceId) -> Result<(), CommitError> {
         let tree = &self.keyspaces.of(bucket).tree;
         if tree.table_count() == 0 {
@@ -378,20 +378,20 @@ impl Store for DiskStore {
     }
 
     fn health(&self) -> Result<(), CommitError> {
-        // Writes what is buffered, which is nothing between commits; but first it says whether a worker has
-        // failed.
+        // This writes buffered rows, of which there are none between commits. But it first reports whether a
+        // worker has failed.
         let healthy = self.db.persist(PersistMode::Buffer);
         healthy.map_err(|e| unwritable("wrote what is in memory", self.directory.path(), &e))
     }
 
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
-        // Behind these commits would wait.
+        // Commits would wait behind these memtables.
         let crowded = |id: KeyspaceId| self.keyspaces.of(id).sealed_memtable_count() >= SEALED_MAX;
         if KeyspaceId::ALL.into_iter().any(crowded) {
             return Ok(None);
         }
-        // The storage engine drops what is older than its last commit: so that one must not be what was
-        // deleted.
+        // The storage engine drops versions older than its last commit. So the last commit must not be the
+        // one that deleted the rows.
         self.commit_marks()?;
         for id in KeyspaceId::ALL {
             self.rotate_one(id)?;
@@ -400,14 +400,13 @@ impl Store for DiskStore {
     }
 
     fn end_reclaim(&mut self) -> Result<(), CommitError> {
-        // Files that no version of a keyspace knows any more go when a memtable that holds something is
-        // rotated.
+        // Obsolete files are deleted when a memtable that is not empty is rotated.
         self.commit_marks()?;
         self.rotate_one(KeyspaceId::Meta)
     }
 
     fn group_limit(&self) -> (usize, u64) {
-        // A memtable grows by a whole group at a time.
+        // A memtable grows by whole groups.
         (65_536, self.budget.memtables)
     }
 
@@ -417,7 +416,7 @@ impl Store for DiskStore {
     }
 }
 
-/// Reads beside the thread that owns the store; keeps the directory locked while it does.
+/// Reads concurrently with the thread that owns the store; keeps the directory locked while it exists.
 struct DiskReader {
     keyspaces: Keyspaces,
     _directory: Arc<Directory>,
@@ -429,7 +428,7 @@ impl Reader for DiskReader {
     }
 }
 
-/// For tests of what a damaged or foreign store does: writes a row past all rules.
+/// Writes a row past all checks, for tests of damaged and foreign stores.
 #[cfg(test)]
 pub(super) fn write_raw(path: &Path, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
     let directory = Directory::open(path).unwrap();

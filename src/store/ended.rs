@@ -1,25 +1,26 @@
-//! Bytes to the memory of an ended item and back: the format of one row of a bucket. Pure.
+//! The format of one row of a bucket, which records how an item ended. Pure.
 //!
-//! Version 2, in this order; integers without a width, texts and the checksum as in an item's record:
+//! Version 2, in this order. Integers without a width, texts and the checksum are as in an item's record:
 //!
 //! ```text
 //! version u8 | end u8 | epoch | at | due | attempts | fingerprint u64 LE | customer? u8 | [customer]
 //!   | batch: 16 bytes (sent), nothing (cancelled), reason u8, error (dead) | crc32c u32 LE
 //! ```
 //!
-//! The checksum covers the identity, which is the row's key, and everything before itself. *Epoch* says since
-//! which beginning of its bucket the row lies there. A bucket that begins anew may still hold rows of an
-//! earlier epoch; they count for nothing from then on, so that none of them hides what another bucket knows.
+//! The checksum covers the identity, which is the row's key, and everything before itself. *Epoch* is the
+//! commit number of the bucket's beginning under which the row was written. A bucket that began anew may
+//! still contain rows of an earlier epoch. They do not count, so that none of them hides an entry of another
+//! bucket.
 
 use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, FieldReader, RecordError};
 use crate::engine::event::BUCKETS;
 use crate::engine::types::{BatchId, Dead, End, Ended, Identity};
 use std::sync::Arc;
 
-/// Number of the commit at which each bucket last began: its epoch.
+/// Number of the commit in which each bucket last began: its epoch.
 pub(super) type Epochs = [u64; BUCKETS as usize];
 
-/// The version byte this code writes.
+/// The version byte that this code writes.
 pub const VERSION: u8 = 2;
 
 const SENT: u8 = 1;
@@ -27,7 +28,7 @@ const CANCELLED: u8 = 2;
 const DEAD: u8 = 3;
 const CANCELLED_AGAIN: u8 = 4;
 
-/// The row of `identity` in a bucket in its epoch number `epoch`.
+/// The row of `identity` in a bucket that is in epoch `epoch`.
 pub fn encode(identity: Identity, epoch: u64, ended: &Ended) -> Vec<u8> {
     let texts = ended.customer.as_ref().map_or(0, |c| c.len());
     let mut out = Vec::with_capacity(64 + texts);
@@ -58,11 +59,11 @@ pub fn encode(identity: Identity, epoch: u64, ended: &Ended) -> Vec<u8> {
     out
 }
 
-/// Reads the row of `identity`: which epoch of its bucket it belongs to, and what it says.
+/// Reads the row of `identity`: the epoch of its bucket, and how the item ended.
 ///
 /// # Errors
 ///
-/// Any input that [`encode`] did not make for this identity: a [`RecordError`], never a panic.
+/// A [`RecordError`] for any input that [`encode`] did not make for this identity; never a panic.
 pub fn decode(identity: Identity, bytes: &[u8]) -> Result<(u64, Ended), RecordError> {
     let mut r = FieldReader(unseal(&identity.to_bytes(), bytes)?);
     let version = r.byte("version")?;
@@ -152,13 +153,13 @@ mod tests {
         fn any_bytes_are_read_or_refused(identity in identity(), bytes in vec(any::<u8>(), 0..100)) {
             prop_assert!(decode(identity, &bytes).is_err());
             if let Ok((epoch, ended)) = decode(identity, &sealed(identity, bytes)) {
-                // Readable by chance: then it means what it says.
+                // A row that is readable by chance must be a valid one.
                 let again = encode(identity, epoch, &ended);
                 prop_assert_eq!(decode(identity, &again).unwrap(), (epoch, ended));
             }
         }
 
-        /// Arbitrary bytes rarely get past the version; these always do.
+        /// Arbitrary bytes rarely pass the check of the version; these always do.
         #[test]
         fn any_fields_are_read_or_refused(
             identity in identity(),

@@ -1,4 +1,4 @@
-//! The memory of ended items.
+//! Tests of the remembered ends of items.
 
 use super::find_tests::{find, wanted};
 use super::ground::{on_each, GroundKind};
@@ -41,7 +41,7 @@ pub(super) fn begin(bucket: u8, from: u64) -> Op {
     Op::BeginBucket(BucketRow { bucket, from })
 }
 
-/// When the item ended, as the first of the buckets says that knows it.
+/// When the item ended, by the first of the buckets that contains it.
 fn at(store: &mut dyn Store, identity: Identity, buckets: &[u8]) -> Option<u64> {
     let found = find(store, vec![wanted(identity, buckets)]).remove(0);
     assert_eq!(found.item, None);
@@ -51,11 +51,11 @@ fn at(store: &mut dyn Store, identity: Identity, buckets: &[u8]) -> Option<u64> 
     })
 }
 
-/// Bytes in the table files of a store, all keyspaces together.
+/// Size of all table files of a store, in bytes.
 pub(super) fn in_tables(path: &Path) -> u64 {
     let keyspaces = fs::read_dir(path.join("db/keyspaces")).unwrap();
     let tables = keyspaces.filter_map(|keyspace| fs::read_dir(keyspace.unwrap().path().join("tables")).ok());
-    // A file may go while it is looked at.
+    // A file may be deleted during this.
     tables.flatten().filter_map(|file| file.unwrap().metadata().ok()).map(|file| file.len()).sum()
 }
 
@@ -110,7 +110,7 @@ fn a_bucket_that_begins_anew_knows_nothing_of_before(on: GroundKind) {
     store
         .commit(&[group(1, vec![begin(0, 1), remember(0, given(1), 10), remember(0, given(2), 11)])])
         .unwrap();
-    // Those before the beginning go with it, those after it stay, over groups of one call as well.
+    // Rows before the beginning are removed, later ones stay, also over the groups of one call.
     store
         .commit(&[
             group(2, vec![remember(0, given(3), 12)]),
@@ -135,8 +135,8 @@ fn what_is_left_in_a_bucket_hides_nothing_in_another(on: GroundKind) {
     assert_eq!(at(&mut *store, given(1), &[0, 1]), Some(20));
 }
 
-/// A small memory limit flushes often: tables and memtables of several epochs, and what comes back after a
-/// crash.
+/// A small memory limit flushes often, so that there are tables and memtables of several epochs, and rows
+/// restored after a crash.
 #[test]
 fn epochs_of_a_bucket_never_mix_and_their_files_go() {
     let (dir, mut store) = fresh();
@@ -165,7 +165,7 @@ fn epochs_of_a_bucket_never_mix_and_their_files_go() {
     last(&mut *open_at(dir.path()).store);
 }
 
-/// The moment between the emptying of a bucket on the disk and the commit that begins it.
+/// A crash between the removal of a bucket's tables and the commit that begins the bucket.
 #[test]
 fn a_crash_while_a_bucket_begins_loses_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
@@ -187,10 +187,10 @@ fn a_crash_while_a_bucket_begins_loses_nothing_else() {
     let mut store = open_at(dir.path()).store;
     store.commit(&[group(9, vec![begin(3, 99), remember(3, Identity::assigned(5), 12)])]).unwrap();
     drop(store);
-    // Files that nothing knows any more go as it is opened.
+    // The open deletes obsolete files.
     open_at(dir.path());
     assert!(in_tables(dir.path()) < full, "nothing was dropped, so nothing was tried");
-    // The log as it was before.
+    // The earlier state of the log.
     let logs = |path: &Path| {
         let files = fs::read_dir(path).unwrap().map(|file| file.unwrap().path());
         files.filter(|file| file.extension().is_some_and(|e| e == "jnl")).collect::<Vec<_>>()
@@ -207,14 +207,14 @@ fn a_crash_while_a_bucket_begins_loses_nothing_else() {
     let from = torn.opened.buckets.iter().map(|row| (row.bucket, row.from)).collect::<Vec<_>>();
     assert_eq!(everything(&mut *torn.store), vec![key(7, 7)]);
     for n in 0..ROWS {
-        // What had been flushed is gone, and the rest is what it was.
+        // The flushed rows are gone, and the others are unchanged.
         let known = at(&mut *torn.store, Identity::assigned(n), &[3]);
         assert!(known.is_none_or(|at| at == n), "{n}: {known:?}");
         let other = at(&mut *torn.store, Identity::assigned(n), &[4]);
         assert_eq!(other, (n % 4_000 < 2_000).then_some(n));
     }
     assert!(from.contains(&(4, 2)), "{from:?}");
-    // It is begun again, and lives.
+    // The bucket begins again, and works.
     let again = vec![begin(3, 99), remember(3, Identity::assigned(5), 12)];
     torn.store.commit(&[group(9, again)]).unwrap();
     drop(torn);
@@ -223,7 +223,7 @@ fn a_crash_while_a_bucket_begins_loses_nothing_else() {
     let known = (0..ROWS).filter(|n| at(&mut *again.store, Identity::assigned(*n), &[3]).is_some());
     assert_eq!(known.collect::<Vec<_>>(), vec![5]);
 
-    // And once the commit is durable: a killed process finds it all.
+    // After the durable commit a killed process finds everything.
     let mut store = open_at(dir.path());
     assert!(store.opened.buckets.contains(&BucketRow { bucket: 3, from: 99 }));
     assert_eq!(at(&mut *store.store, Identity::assigned(5), &[3]), Some(12));

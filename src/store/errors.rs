@@ -1,17 +1,17 @@
-//! What can go wrong: an enum for each kind of operation.
+//! Errors of the store: one enum for each kind of operation.
 
 use crate::engine::event::Place;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// The engine asked for what no store can do: a fault of the program, not of the disk. Checked in a release
-/// build as well, because going on would lose an item.
+/// The engine requested something that no store can do: a bug in the program, not a fault of the disk.
+/// Release builds check it as well, because going on would lose an item.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a fault of this program, please report it: {0}")]
 pub struct BrokenContract(String);
 
-/// Says which contract was broken. A debug build ends here.
+/// Makes the error. A debug build panics here.
 #[track_caller]
 pub(super) fn broken_contract(what: impl Into<String>) -> BrokenContract {
     let what = what.into();
@@ -19,86 +19,86 @@ pub(super) fn broken_contract(what: impl Into<String>) -> BrokenContract {
     BrokenContract(what)
 }
 
-/// Why something could not be read.
+/// Why a read failed.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// Something stored does not read as it was written.
+    /// A row does not read as it was written.
     #[error("the store is damaged: keyspace `{keyspace}`, key {key}: {error}")]
     Damaged {
-        /// Which part of the store.
+        /// Name of the keyspace.
         keyspace: &'static str,
-        /// The row's key, readable.
+        /// The row's key in readable form.
         key: String,
-        /// What is wrong with it.
+        /// What is wrong with the row.
         error: String,
     },
-    /// An item that should be there is not.
+    /// An item is missing that must exist.
     #[error(
         "the item due {}, number {}, is not in the store (queue `{}`)",
         place.key.due, place.key.seq, place.queue
     )]
     Missing {
-        /// Where it was looked for.
+        /// The place of the item.
         place: Place,
     },
-    /// The storage engine failed while it read, for another reason than damage.
+    /// The storage engine failed during a read, for a reason other than damage.
     #[error("the storage engine failed while it read: {0}")]
     Engine(String),
-    /// The database has not answered, or not in time: it may do so again.
-    #[error("the database was lost while rows were read: {0}")]
+    /// The database did not answer, or not in time; it may answer again later.
+    #[error("the database became unavailable during a read: {0}")]
     Lost(String),
-    /// As [`BrokenContract`] says.
+    /// The engine broke its contract; see [`BrokenContract`].
     #[error(transparent)]
     Contract(#[from] BrokenContract),
 }
 
-/// Why a group of commits failed. Nothing may be relied on then: they may have been written, or not.
+/// Why a call of commit failed. It is then unknown whether the groups were written.
 #[derive(Debug, Error)]
 pub enum CommitError {
-    /// No room left. Distinct from other faults: space may come back.
+    /// No space left. Distinct from other faults, because space may become free again.
     #[error("the disk is full ({free} bytes free): {error}")]
     DiskFull {
-        /// Bytes free when it was noticed.
+        /// Free bytes when the store noticed it.
         free: u64,
-        /// The storage engine's words.
+        /// The storage engine's error text.
         error: String,
     },
-    /// An item that was to be moved could not be read.
+    /// An item to be moved could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// What was written lately does not go to tables: writing more would wait without bound.
+    /// Memtables are not flushed: further writes would wait without bound.
     #[error("the disk has not kept up: keyspace `{keyspace}` has waited {waited_s} s for room in memory")]
     Backlog {
-        /// The part of the store that has written most.
+        /// The keyspace that has written most.
         keyspace: &'static str,
-        /// Time waited, seconds.
+        /// Time waited, in seconds.
         waited_s: u64,
     },
     /// Another process has claimed the store.
     #[error("another daemon has taken the store over: nothing was written")]
     Fenced,
-    /// The database has not answered, or not in time, or has refused: it may take the next one.
-    #[error("the database was lost while it committed: {0}")]
+    /// The database did not answer, or not in time, or refused the commit; it may accept the next one.
+    #[error("the database became unavailable during a commit: {0}")]
     Lost(String),
-    /// The storage engine failed, for another reason than room.
+    /// The storage engine failed, for a reason other than a full disk.
     #[error("the storage engine failed while it {action}: {error}")]
     Engine {
-        /// What it did.
+        /// What it was doing.
         action: &'static str,
         /// Text of the error.
         error: String,
     },
-    /// As [`BrokenContract`] says.
+    /// The engine broke its contract; see [`BrokenContract`].
     #[error(transparent)]
     Contract(#[from] BrokenContract),
 }
 
-/// Why room on the disk could not be measured.
+/// Why the disk usage could not be measured.
 #[derive(Debug, Error)]
-#[error("room on the disk cannot be measured: {0}")]
+#[error("the disk usage cannot be measured: {0}")]
 pub struct UsageError(pub(super) String);
 
-/// Why a store did not close. What was reported as committed is durable even so.
+/// Why a store did not close. All reported commits are durable nevertheless.
 #[derive(Debug, Error)]
 pub enum CloseError {
     /// The threads did not end in time.
@@ -114,7 +114,7 @@ pub enum CloseError {
 #[error("the store's thread cannot be started: {0}")]
 pub struct SpawnError(#[from] pub(super) io::Error);
 
-/// Why a running store does nothing any more. The process ends, and opens it again to learn what is there.
+/// Why a running store has stopped. The process opens the store again to learn its state.
 #[derive(Debug, Error)]
 pub enum StoreFailure {
     /// A commit failed.
@@ -123,38 +123,38 @@ pub enum StoreFailure {
     /// A read failed.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// More was queued than whoever queues it may, because the disk has stood still.
+    /// The queue of writes exceeded its limit, because the disk has stalled.
     #[error(
         "the disk has not kept up: {bytes} bytes wait to be written, the first of them for {waited_ms} ms"
     )]
     Stalled {
-        /// Number of bytes queued.
+        /// Number of queued bytes.
         bytes: u64,
-        /// Age of the oldest, ms.
+        /// Age of the oldest queued job, ms.
         waited_ms: u64,
     },
-    /// A call of the storage engine did not come back.
-    #[error("the disk does not answer: a {call} has not come back for {age_ms} ms")]
+    /// A call of the storage engine did not return.
+    #[error("the disk does not answer: a {call} has not returned for {age_ms} ms")]
     NoAnswer {
         /// `commit`, `read` and so on.
         call: &'static str,
         /// Age of the call, ms.
         age_ms: u64,
     },
-    /// Another process may have claimed the store meanwhile.
+    /// The lease has expired, so another process may have claimed the store.
     #[error("the store may be another daemon's by now: the lease was last renewed {age_ms} ms ago")]
     LeaseOver {
-        /// Time since the last renewal was asked for, ms.
+        /// Time since the last renewal was requested, ms.
         age_ms: u64,
     },
-    /// It was let go of, since it is of no use without a broker, and another daemon stands by.
-    #[error("there is no way to the broker: the store was left to {heir}, which stands by")]
+    /// The daemon released the store, since it cannot reach the broker and another daemon stands by.
+    #[error("the broker is unreachable: the store was left to {heir}, which stands by")]
     GivenAway {
         /// Name of the other daemon.
         heir: String,
     },
     /// One of the store's threads has panicked; the log says where.
-    #[error("the store has a fault of its own; see the log")]
+    #[error("a thread of the store has panicked; see the log")]
     Panicked,
 }
 
@@ -172,24 +172,24 @@ impl CommitError {
     }
 }
 
-/// How a store was lost.
+/// How a daemon lost its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// Another daemon has claimed it.
     Fenced,
-    /// The lease was over before it could be extended.
+    /// The lease expired before it could be extended.
     LeaseOver,
-    /// The database did not answer, or would not do.
+    /// The database did not answer, or refused.
     Database,
-    /// It was left to another daemon, for want of a way to the broker.
+    /// The daemon left it to another daemon, since it could not reach the broker.
     GivenAway,
 }
 
 impl Loss {
-    /// All of them.
+    /// All of its values.
     pub const ALL: [Loss; 4] = [Loss::Fenced, Loss::LeaseOver, Loss::Database, Loss::GivenAway];
 
-    /// As state and metrics tell it.
+    /// Its name in the state and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Loss::Fenced => "fenced",
@@ -201,8 +201,8 @@ impl Loss {
 }
 
 impl StoreFailure {
-    /// Set where the store is not broken, but out of reach or another daemon's: what is there is learned by
-    /// opening it anew, once that can be done.
+    /// Set if the store is intact, but unreachable or owned by another daemon. Opening it again, once that is
+    /// possible, shows its state.
     pub fn loss(&self) -> Option<Loss> {
         match self {
             StoreFailure::Commit(error) => error.loss(),
@@ -220,71 +220,72 @@ impl StoreFailure {
 /// Why a store cannot be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// Another process has it.
+    /// Another process has opened the store.
     #[error(
         "{} is in use by process {}", path.display(),
         pid.map_or_else(|| "unknown".to_owned(), |p| p.to_string())
     )]
     Locked {
-        /// The other's process id, as far as it has written it down.
+        /// The process id of the other, if that process has written it to the lock file.
         pid: Option<u32>,
         /// The lock file.
         path: PathBuf,
     },
-    /// Another daemon has it, on this machine or another one.
+    /// Another daemon owns the store, on this machine or another.
     #[error(
-        "the store is {owner}'s, for another {} s unless that goes on", left_ms.div_ceil(1_000)
+        "the store belongs to {owner}; its lease ends in {} s unless renewed", left_ms.div_ceil(1_000)
     )]
     Claimed {
-        /// Name of its machine, and its own.
+        /// Names of its machine and of the daemon.
         owner: String,
-        /// What is left of its lease, ms.
+        /// Remaining time of its lease, ms.
         left_ms: u64,
     },
-    /// The database cannot be reached, or will not do.
+    /// The database is unreachable, or refuses.
     #[error("database {place}: {error}")]
     Database {
-        /// Its name and addresses.
+        /// Name and addresses of the database.
         place: String,
-        /// Its answer, or what is in the way.
+        /// Its answer, or the obstacle.
         error: String,
     },
-    /// The tables are another program's, or of another version of this one.
+    /// The tables belong to another program, or to another version of this one.
     #[error("schema `{schema}` does not fit: {error}")]
     ForeignSchema {
         /// Name of the schema.
         schema: String,
-        /// What is otherwise.
+        /// What is different.
         error: String,
     },
-    /// The directory holds a store on the disk: what waits there would not leave.
+    /// The directory contains a store on the disk, whose items would not be delivered.
     #[error(
-        "{} holds a store on the disk, whose items would not leave: run it with `store.kind = \"disk\"` \
-         until nothing waits and move `db` away, or name another store.path", path.display()
+        "{} holds a store on the disk, whose items would not be delivered: run it with \
+         `store.kind = \"disk\"` until nothing waits and move `db` away, or name another store.path",
+        path.display()
     )]
     HoldsDisk {
         /// The configured path.
         path: PathBuf,
     },
-    /// The directory is a symbolic link: whoever made it might turn it elsewhere.
+    /// The directory is a symbolic link: its owner could redirect it.
     #[error("{} is a symbolic link; name the directory itself", path.display())]
     Symlink {
         /// The configured path.
         path: PathBuf,
     },
-    /// Something else than a directory has the name.
+    /// The path is not a directory.
     #[error("{} is not a directory", path.display())]
     NotADirectory {
         /// The configured path.
         path: PathBuf,
     },
-    /// Nothing is there, and nothing is to be made.
+    /// There is no store, and none shall be made.
     #[error("there is no store in {}", path.display())]
     Absent {
         /// The path that was named.
         path: PathBuf,
     },
-    /// Another user's: files that this process makes in it would be out of that one's reach.
+    /// Another user owns the directory: files made by this process would be inaccessible to that user.
     #[error(
         "{} belongs to user {owner}, and this process runs as user {user}: run it as user {owner}",
         path.display()
@@ -298,7 +299,7 @@ pub enum OpenError {
         user: u32,
     },
     /// Written by a newer version of this program.
-    #[error("the store has format {found}, and this program knows no newer one than {known}")]
+    #[error("the store has format {found}, and the newest format that this program reads is {known}")]
     Newer {
         /// The store's format.
         found: u32,
@@ -311,20 +312,20 @@ pub enum OpenError {
         /// The store's format.
         found: u32,
     },
-    /// It does not read as it was written. Nothing was repaired and nothing given up.
+    /// The store does not read as it was written. Nothing was repaired or discarded.
     #[error("the store is damaged: {place}: {error}")]
     Damaged {
         /// The file, or the keyspace and key.
         place: String,
-        /// What is wrong with it.
+        /// What is wrong with the store.
         error: String,
     },
     /// A file could not be made, opened or read.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// What the store tried to do.
         action: &'static str,
-        /// File or directory concerned.
+        /// The file or directory concerned.
         path: PathBuf,
         /// The system's answer.
         source: io::Error,
@@ -332,17 +333,17 @@ pub enum OpenError {
     /// The first commit of a new store failed.
     #[error(transparent)]
     Commit(#[from] CommitError),
-    /// The storage engine could not read, for another reason than damage.
+    /// The storage engine could not read, for a reason other than damage.
     #[error(transparent)]
     Read(ReadError),
     /// No random number for the store's identity.
-    #[error("the system gives no random numbers: {0}")]
+    #[error("the system provides no random numbers: {0}")]
     Random(String),
 }
 
 impl OpenError {
-    /// It may be opened later, without anything being mended here: another daemon has it, or the database is
-    /// out of reach.
+    /// Whether a later attempt may succeed without a repair here: another daemon owns the store, or the
+    /// database is unreachable.
     pub fn is_passing(&self) -> bool {
         match self {
             OpenError::Claimed { .. } | OpenError::Database { .. } | OpenError::Read(ReadError::Lost(_)) => {
@@ -365,7 +366,7 @@ impl OpenError {
         }
     }
 
-    /// For `map_err`: what was tried on which path.
+    /// For `map_err`: the action and its path.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| OpenError::Io { action, path, source }
@@ -386,7 +387,7 @@ impl From<ReadError> for OpenError {
     }
 }
 
-/// How to bring a store of an older format over.
+/// How to migrate a store of an older format.
 fn way_over(found: u32) -> &'static str {
     // Older programs have no export.
     if found < 3 {

@@ -1,8 +1,8 @@
-//! A disk store as lines of text, as it was at one moment: see [`super::lines`].
+//! Exports a disk store as lines of text, as of one moment: see [`super::lines`].
 //!
-//! The same for a store that no daemon has open and for one that a daemon writes to meanwhile: what is read
-//! is a snapshot. A row that does not read as it was written ends the export, and is named; so does a number
-//! of items that is not what the store counts. Nothing is left out unseen.
+//! This works for a store that no daemon has open, and for one that a daemon writes to: the export reads a
+//! snapshot. A row that does not read as it was written ends the export with an error that names the row. A
+//! number of items other than the store's count ends it too. No row is omitted silently.
 
 use super::closings::{self, Closed};
 use super::database::Keyspaces;
@@ -24,13 +24,14 @@ use fjall::{Database, Slice};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The id of an item from its properties; without one the one that the store with this identity assigns.
+/// Returns the id of an item from its properties; for an item without one, the id that the store with this
+/// identity assigns.
 pub type IdOf = fn(&Content, u64, AssignedId) -> String;
 
-/// Makes exports of one open store. Cheap to clone; keeps the store's directory locked.
+/// Exports one open store. Cheap to clone; keeps the store's directory locked.
 #[derive(Clone)]
 pub struct Exporter {
-    // In this order they are dropped: the lock last.
+    // The fields are dropped in this order: the lock last.
     keyspaces: Keyspaces,
     db: Database,
     _directory: Arc<Directory>,
@@ -41,11 +42,11 @@ impl Exporter {
         Exporter { keyspaces: keyspaces.clone(), db: db.clone(), _directory: Arc::clone(directory) }
     }
 
-    /// Of the store in `path`, which no daemon may have open.
+    /// Opens the store in `path`, which no daemon may have open.
     ///
     /// # Errors
     ///
-    /// As [`super::open`], also where commits that had been made durable are gone; [`OpenError::Absent`],
+    /// As [`super::open`], also if durable commits are missing; [`OpenError::Absent`],
     /// [`OpenError::Foreign`].
     pub fn open(path: &Path, memory_limit: u64) -> Result<Self, OpenError> {
         let PresentStore { keyspaces, db, directory } = open_present(path, memory_limit)?;
@@ -53,11 +54,12 @@ impl Exporter {
         Ok(Exporter { keyspaces, db, _directory: Arc::new(directory) })
     }
 
-    /// Begins one, of what is durable at this moment. What it sees is kept on the disk until it is dropped.
+    /// Begins an export of the present durable state. The disk keeps that state until the export is dropped.
     ///
     /// # Errors
     ///
-    /// A row that does not read as it was written; no random number for its name.
+    /// A row that does not read as it was written; the system provides no random number for the export's
+    /// name.
     pub fn begin(&self, id_of: IdOf) -> Result<Export, ReadError> {
         let frozen = Frozen::new(&self.db, &self.keyspaces);
         let name = |part: Result<u64, getrandom::Error>| part.map_err(|e| ReadError::Engine(e.to_string()));
@@ -97,46 +99,46 @@ impl Exporter {
     }
 }
 
-/// What a line is made with.
+/// The state for making lines.
 struct ExportState {
     identity: u64,
     id_of: IdOf,
     epochs: Epochs,
-    /// Lines and items so far.
+    /// Numbers of lines and items so far.
     told: EndLine,
 }
 
-/// One export under way.
+/// An export in progress.
 pub struct Export {
     frozen: Frozen,
     _exporter: Exporter,
     state: ExportState,
-    /// Not written yet.
+    /// The first line, until it is written.
     first: Option<StoreLine>,
     items: u64,
-    /// Those that have not been read to their end, the next one last.
+    /// The keyspaces not yet read to their end, the next one last.
     parts: Vec<KeyspaceId>,
-    /// The last key read of it.
+    /// The last key read from the current keyspace.
     behind: Option<Slice>,
 }
 
 impl Export {
-    /// Items that there are, as the store counts them.
+    /// Number of items, by the store's count.
     pub fn items(&self) -> u64 {
         self.items
     }
 
-    /// What has been written so far.
+    /// Numbers of lines and items written so far.
     pub fn told(&self) -> EndLine {
         self.state.told
     }
 
-    /// Appends the next lines: some hundred KiB, or one row where that is larger. False: the last one is
-    /// among them.
+    /// Appends the next lines: some hundred KiB, or one row if it is larger. False: these include the last
+    /// line.
     ///
     /// # Errors
     ///
-    /// The storage engine's; a row that does not read as it was written.
+    /// Errors of the storage engine; a row that does not read as it was written.
     pub fn next(&mut self, out: &mut Vec<u8>) -> Result<bool, ReadError> {
         if let Some(first) = self.first.take() {
             self.state.put(&ExportLine::Store(first), out);
@@ -164,7 +166,7 @@ impl Export {
 
 impl ExportState {
     fn put(&mut self, line: &ExportLine, out: &mut Vec<u8>) {
-        // Texts and numbers alone: there is nothing that could not be written.
+        // Lines contain only texts and numbers, so writing cannot fail.
         if serde_json::to_writer(&mut *out, line).is_ok() {
             out.push(b'\n');
             self.told.lines += 1;
@@ -197,10 +199,10 @@ impl ExportState {
                 Some(ExportLine::Item(Box::new(self.item(&view))))
             }
             KeyspaceId::Ended(bucket) if key != rows::BUCKET => {
-                let key = <[u8; 16]>::try_from(key).map_err(|_| broken(&"the key is none of an identity"))?;
+                let key = <[u8; 16]>::try_from(key).map_err(|_| broken(&"the key is not an identity"))?;
                 let identity = Identity::from_bytes(key);
                 let (epoch, ended) = ended::decode(identity, value).map_err(|e| broken(&e))?;
-                // What is left of an earlier epoch of the bucket says nothing any more.
+                // Rows of an earlier epoch of the bucket do not count.
                 let counts = self.epochs.get(usize::from(bucket)) == Some(&epoch);
                 counts.then(|| ExportLine::Ended(EndedLine::of(identity, &ended)))
             }

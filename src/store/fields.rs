@@ -1,21 +1,20 @@
-//! The fields that stored values are made of: numbers, texts, byte strings, and the checksum behind them.
-//! Pure.
+//! The fields of stored values: numbers, texts, byte strings, and the checksum after them. Pure.
 
 use crate::engine::types::{ClosedBy, Reason};
 use thiserror::Error;
 
-/// What is wrong with a record.
+/// The fault of a record.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum RecordError {
     /// Fewer bytes than a record can have.
     #[error("the record has {0} bytes, fewer than any record can have")]
     Short(usize),
-    /// Content, key or checksum were changed since it was written.
+    /// Content, key or checksum have changed since the record was written.
     #[error("checksum mismatch: found {found:08x}, computed {computed:08x}")]
     Checksum {
-        /// The one in the record.
+        /// The checksum in the record.
         found: u32,
-        /// The one its bytes give.
+        /// The checksum of its bytes.
         computed: u32,
     },
     /// Written by a newer version of this program.
@@ -26,10 +25,10 @@ pub enum RecordError {
         /// Version of this program.
         known: u8,
     },
-    /// Flags that no version has given a meaning.
+    /// Flags that no version defines.
     #[error("unknown flags {0:#04x}")]
     Flags(u8),
-    /// A field ends behind the end of the record.
+    /// A field exceeds the end of the record.
     #[error("field `{0}` does not fit in the record")]
     Truncated(&'static str),
     /// A number too large for its field.
@@ -38,24 +37,24 @@ pub enum RecordError {
     /// A text that is not UTF-8.
     #[error("field `{0}` is not UTF-8")]
     Utf8(&'static str),
-    /// A reason code without a meaning.
+    /// An undefined reason code.
     #[error("unknown reason code {0}")]
     Reason(u8),
-    /// The code of what closed a window without a meaning.
+    /// An undefined code of what closed a window.
     #[error("unknown cause code {0}")]
     ClosedBy(u8),
-    /// A key that no item has.
-    #[error("the key is none of an item")]
+    /// A key that cannot be an item's.
+    #[error("the key is not an item key")]
     Key,
-    /// The code of an end without a meaning.
+    /// An undefined code of an end.
     #[error("unknown end code {0}")]
     End(u8),
-    /// Bytes left over behind the last field.
+    /// Bytes left after the last field.
     #[error("{0} bytes too many")]
     Trailing(usize),
 }
 
-/// Codes on disk; never given a second meaning.
+/// The code on disk; a code is never given a second meaning.
 pub fn reason_code(reason: Reason) -> u8 {
     match reason {
         Reason::Invalid => 1,
@@ -69,11 +68,11 @@ pub fn reason_code(reason: Reason) -> u8 {
     }
 }
 
-/// All of them, in the order of their codes.
+/// All causes, in the order of their codes.
 pub(super) const CAUSES: [ClosedBy; 6] =
     [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
-/// Codes on disk; never given a second meaning.
+/// The code on disk; a code is never given a second meaning.
 pub fn closed_by_code(cause: ClosedBy) -> u8 {
     match cause {
         ClosedBy::Time => 0,
@@ -94,7 +93,7 @@ pub fn read_closed_by(code: u8) -> Result<ClosedBy, RecordError> {
     CAUSES.into_iter().find(|cause| closed_by_code(*cause) == code).ok_or(RecordError::ClosedBy(code))
 }
 
-/// Appends a number: seven bits a byte, the lowest first.
+/// Appends a number: seven bits in each byte, the lowest first.
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -103,28 +102,28 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Appends a byte string, its length before it.
+/// Appends a byte string after its length.
 pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// What is left to read.
+/// Reads fields from the remaining bytes.
 pub struct FieldReader<'a>(pub &'a [u8]);
 
 impl<'a> FieldReader<'a> {
-    /// One byte.
+    /// Reads one byte.
     ///
     /// # Errors
     ///
-    /// [`RecordError::Truncated`], with the name given.
+    /// [`RecordError::Truncated`] with the given name.
     pub fn byte(&mut self, field: &'static str) -> Result<u8, RecordError> {
         let (first, rest) = self.0.split_first().ok_or(RecordError::Truncated(field))?;
         self.0 = rest;
         Ok(*first)
     }
 
-    /// A number of up to 64 bits.
+    /// Reads a number of up to 64 bits.
     ///
     /// # Errors
     ///
@@ -133,7 +132,7 @@ impl<'a> FieldReader<'a> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
             let byte = self.byte(field)?;
-            // The tenth byte has room for the topmost bit alone.
+            // Only the lowest bit of the tenth byte fits.
             if shift == 63 && byte > 1 {
                 return Err(RecordError::Range(field));
             }
@@ -145,7 +144,7 @@ impl<'a> FieldReader<'a> {
         Err(RecordError::Range(field))
     }
 
-    /// A number of up to 32 bits.
+    /// Reads a number of up to 32 bits.
     ///
     /// # Errors
     ///
@@ -154,7 +153,7 @@ impl<'a> FieldReader<'a> {
         u32::try_from(self.varint(field)?).map_err(|_| RecordError::Range(field))
     }
 
-    /// As many bytes as the number before them says.
+    /// Reads a byte string after its length.
     ///
     /// # Errors
     ///
@@ -166,7 +165,7 @@ impl<'a> FieldReader<'a> {
         Ok(bytes)
     }
 
-    /// Exactly `N` bytes.
+    /// Reads exactly `N` bytes.
     ///
     /// # Errors
     ///
@@ -177,7 +176,7 @@ impl<'a> FieldReader<'a> {
         Ok(*first)
     }
 
-    /// A text.
+    /// Reads a text.
     ///
     /// # Errors
     ///
@@ -186,7 +185,7 @@ impl<'a> FieldReader<'a> {
         std::str::from_utf8(self.bytes(field)?).map_err(|_| RecordError::Utf8(field))
     }
 
-    /// A reason's code.
+    /// Reads a reason's code.
     ///
     /// # Errors
     ///
@@ -196,12 +195,12 @@ impl<'a> FieldReader<'a> {
         Reason::ALL.into_iter().find(|r| reason_code(*r) == code).ok_or(RecordError::Reason(code))
     }
 
-    /// Nothing is left.
+    /// Whether no bytes are left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// That nothing is left.
+    /// Checks that no bytes are left.
     ///
     /// # Errors
     ///
@@ -220,7 +219,7 @@ pub fn seal(key: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&crc.to_le_bytes());
 }
 
-/// What [`seal`] was given for `out`.
+/// Checks the checksum of [`seal`], and returns the fields.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Where items are, or how they ended, by their identity.
+//! Finds items, or how they ended, by identity.
 
 use super::closings;
 use super::ended::{self, Epochs};
@@ -10,15 +10,15 @@ use super::{rows, ReadError};
 use crate::engine::event::{Found, Stored, Wanted};
 use crate::engine::types::{Ended, Key};
 
-/// What the store knows of these items, in their order. Of so many together ([`Rows::TOGETHER`]) first all
-/// rows by identity are asked for, then all items: an engine that is far away is asked twice.
+/// Finds these items, in their order. For each group of [`Rows::TOGETHER`] items it first requests all rows
+/// by identity and then all items, so that a remote engine gets two requests.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written; the identity row of a producer's id
-/// that leads nowhere, or one that leads to another item. None of them is skipped: an item that is there and
-/// not found would be taken for a new one. What somebody asks is never among them: an id that this store
-/// assigned, and that belongs to another application's item, is not found.
+/// Errors of the storage engine; a row that does not read as it was written; an identity row of a producer's
+/// id that leads to no item or to another item. No such row is skipped: an item that exists and is not found
+/// would be taken for a new one. A request alone never causes an error: an id that this store assigned to an
+/// item of another application is not found.
 pub(super) fn find<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Result<Vec<Found>, ReadError> {
     let mut found = Vec::with_capacity(wanted.len());
     for wanted in wanted.chunks(R::TOGETHER) {
@@ -50,13 +50,13 @@ fn find_together<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Resul
     Ok(found)
 }
 
-/// The items that wait, where their identity rows lead.
+/// The waiting items to which the identity rows lead.
 fn waiting<R: Rows>(
     rows: &R,
     wanted: &[Wanted],
     leads: &[Option<Key>],
 ) -> Result<Vec<Option<Stored>>, ReadError> {
-    // Without a row the key comes from whoever asks, and may be another item's.
+    // Without an identity row the key comes from the request, and may belong to another item.
     let asked: Vec<_> = wanted
         .iter()
         .zip(leads)
@@ -75,7 +75,7 @@ fn waiting<R: Rows>(
             items.push(None);
             continue;
         };
-        // Without their contents: of all together there may be much.
+        // Without contents: all of them together may be large.
         let stored = |bytes: RowBytes| head(key, &bytes).map(|view| view.stored(&wanted.application));
         let item = row()?.map(stored).transpose()?;
         items.push(if is_led { led_to(wanted, item)? } else { item.filter(|item| is_it(wanted, item)) });
@@ -88,13 +88,13 @@ fn is_it(wanted: &Wanted, item: &Stored) -> bool {
     item.identity() == wanted.identity
 }
 
-/// What an identity row leads to must be what it says.
+/// An identity row must lead to the item that it names.
 fn led_to(wanted: &Wanted, item: Option<Stored>) -> Result<Option<Stored>, ReadError> {
     match item {
         Some(item) if is_it(wanted, &item) => Ok(Some(item)),
-        Some(_) => Err(broken_lead(wanted, "the item that this row leads to is another one")),
-        // An assigned id says nothing of an application, and whoever asks names any. Under a producer's id
-        // the application stands too: it is in the hash.
+        Some(_) => Err(broken_lead(wanted, "this row leads to another item")),
+        // An assigned id contains no application, and a request may name any. A producer's id implies the
+        // application, which is part of its hash.
         None if !wanted.identity.is_given() => Ok(None),
         None => Err(broken_lead(wanted, "no item of the application's queue belongs to this row")),
     }
@@ -108,18 +108,18 @@ fn broken_lead(wanted: &Wanted, error: &str) -> ReadError {
     damaged(KeyspaceId::Identities, &wanted.identity.to_bytes(), &error)
 }
 
-/// How it ended, as the first of the buckets says that knows it.
+/// How the item ended, by the first of the buckets that contains it.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn ended<R: Rows>(rows: &R, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
     let keys = bucket_rows(wanted).collect::<Result<Vec<_>, _>>()?;
     first_that_knows(wanted, epochs, rows.get_many(&keys, NO_BODIES))
 }
 
-/// `rows`: of the buckets that are to be asked, in their order. All of them are taken, and no more looked at
-/// than needed.
+/// `rows`: those of the requested buckets, in order. The function takes all of them, and evaluates only as
+/// many as necessary.
 fn first_that_knows(
     wanted: &Wanted,
     epochs: &Epochs,
@@ -134,7 +134,7 @@ fn first_that_knows(
     Ok(ended)
 }
 
-/// Where the buckets have it that are to be asked.
+/// The keys under which the requested buckets would contain the item.
 fn bucket_rows(wanted: &Wanted) -> impl Iterator<Item = Result<(KeyspaceId, RowBytes), ReadError>> + '_ {
     wanted.buckets.iter().map(|bucket| {
         let id = KeyspaceId::ended(*bucket)
@@ -143,7 +143,7 @@ fn bucket_rows(wanted: &Wanted) -> impl Iterator<Item = Result<(KeyspaceId, RowB
     })
 }
 
-/// `None` where the bucket does not know it: what is left of an earlier epoch says nothing any more.
+/// `None` if the bucket does not contain the item; rows of an earlier epoch do not count.
 fn read_ended(
     wanted: &Wanted,
     epochs: &Epochs,

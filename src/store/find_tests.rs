@@ -1,4 +1,4 @@
-//! Finding items by identity.
+//! Tests of finding items by identity.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
@@ -30,7 +30,7 @@ pub(super) fn find(store: &mut dyn Store, wanted: Vec<Wanted>) -> Vec<Found> {
     }
 }
 
-/// Where an item is, as far as a row says so, or else under this key.
+/// The key of an item, by its identity row, or else under this key.
 fn found(store: &mut dyn Store, identity: Identity, at: Option<Key>) -> Option<Key> {
     let found = find(store, vec![Wanted { key: at, ..wanted(identity, &[]) }]).remove(0);
     assert_eq!(found.ended, None);
@@ -60,7 +60,7 @@ fn an_item_that_was_named_is_found_from_its_first_commit(on: GroundKind) {
         let without = |n: u8| Stored { content: None, ..named(n.into(), n) };
         let other = Stored { application: "b".into(), ..without(6) };
         assert_eq!(seen, vec![Some(without(7)), None, Some(without(4)), Some(other)]);
-        // A dead one is no longer known under its id.
+        // A dead item is no longer found by its id.
         assert_eq!(found(&mut *store, given(5), Some(key(5, 5))), None);
         drop(store);
         store = dir.open().store;
@@ -73,11 +73,12 @@ fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one(on: GroundKind)
     let sixty = Identity::assigned(60);
     assert_eq!(found(&mut *store, sixty, Some(key(6, 60))), Some(key(6, 60)));
     assert_eq!(found(&mut *store, sixty, None), None);
-    // Keys come from whoever asks: of no item, of an item that has an id of its own, of another number.
+    // The key comes from the request: here that of no item, of an item with its own id, and of another
+    // number.
     assert_eq!(found(&mut *store, sixty, Some(key(7, 60))), None);
     assert_eq!(found(&mut *store, Identity::assigned(80), Some(key(8, 80))), None);
     assert_eq!(found(&mut *store, Identity::assigned(61), Some(key(6, 60))), None);
-    // Once it lies elsewhere, a row says where.
+    // Once the item has moved, a row contains its place.
     let op = Op::Move {
         from: place(APP, 6, 60),
         to: place(APP, 5, 60),
@@ -101,7 +102,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one(on: Groun
         put_item(Stored { application: "other".into(), ..item(9, 90) }, false),
     ];
     store.commit(&[group(1, ops)]).unwrap();
-    // Rescheduled, to which a row leads from now on, and flushed, which lies where it lay.
+    // One item was rescheduled, and a row leads to it; the other was flushed, and keeps its place.
     let op = Op::Move {
         from: place(APP, 6, 60),
         to: place(APP, 8, 60),
@@ -113,7 +114,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one(on: Groun
     for _ in 0..2 {
         for (seq, accepted, due) in [(60, 6, 8), (70, 7, 3)] {
             let own = Wanted { key: Some(key(accepted, seq)), ..wanted(Identity::assigned(seq), &[0]) };
-            // The queue of another application has items, has none, and is that of the dead letters.
+            // The other queues: one has items, one has none, and one is the dead-letter queue.
             let foreign = ["other", "nobody", DEAD_LETTERS]
                 .map(|name| Wanted { application: name.into(), ..own.clone() });
             assert_eq!(find(&mut *store, foreign.to_vec()), vec![Found::default(); 3]);
@@ -128,7 +129,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one(on: Groun
 fn identity_rows_go_and_come_with_their_items(on: GroundKind) {
     let (_dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![put_named(1, 1), put_named(2, 2), put_named(3, 3)])]).unwrap();
-    // Moved with its row written anew; dead, without any; gone.
+    // One item is moved, with its row rewritten; one is dead, without a row; one is deleted.
     let again = Op::Move {
         from: place(APP, 1, 1),
         to: place(APP, 9, 1),
@@ -147,7 +148,7 @@ fn identity_rows_go_and_come_with_their_items(on: GroundKind) {
     assert_eq!(found(&mut *store, given(1), None), Some(key(9, 1)));
     assert_eq!((found(&mut *store, given(2), None), found(&mut *store, given(3), None)), (None, None));
     assert_eq!(scan_tests::of_customer(&mut *store, "c"), vec![]);
-    // What is not there is removed without a fault, row by row.
+    // Removing missing rows is no error, for each kind of row.
     store.commit(&[group(3, vec![delete(9, 1), delete(3, 3), delete(50, 5)])]).unwrap();
     assert_eq!(found(&mut *store, given(1), None), None);
     assert_eq!((items(&mut *store, APP).len(), items(&mut *store, "").len()), (0, 1));
@@ -155,13 +156,13 @@ fn identity_rows_go_and_come_with_their_items(on: GroundKind) {
 
 fn the_last_word_on_an_identity_counts(on: GroundKind) {
     let (_dir, mut store) = on.fresh();
-    // One that takes the place of another under the same identity, in one call.
+    // An item replaces another with the same identity, in one call.
     let second = put_item(Stored { key: key(8, 80), ..named(8, 1) }, true);
     let ops = vec![put_named(1, 1), delete(1, 1), second];
     store.commit(&[group(1, ops), group(2, vec![put_named(2, 2), delete(2, 2)])]).unwrap();
     assert_eq!(found(&mut *store, given(1), None), Some(key(8, 80)));
     assert_eq!(found(&mut *store, given(2), None), None);
-    // Written where a row is lacking.
+    // A missing row is written.
     store.commit(&[group(3, vec![put_item(item(3, 3), false)])]).unwrap();
     let op = Op::Index { key: key(3, 3), rows: index(Some(Identity::assigned(3)), "c") };
     store.commit(&[group(4, vec![op])]).unwrap();
@@ -172,7 +173,7 @@ fn the_last_word_on_an_identity_counts(on: GroundKind) {
 fn an_identity_row_that_leads_astray_is_damage(on: GroundKind) {
     let (dir, mut store) = on.fresh();
     store.commit(&[group(1, vec![put_named(1, 1), put_named(3, 3), put_named(7, 7)])]).unwrap();
-    // The item goes, its row stays; and another queue is not looked into.
+    // The item is deleted and its row stays; the look-up does not search another queue.
     let gone = Op::Delete { place: place(APP, 1, 1), rows: IndexRows::default() };
     let dead = Standing { dead: Some(verdict()), ..Standing::default() };
     store.commit(&[group(2, vec![gone, moved(place(APP, 7, 7), place("", 7, 7), dead)])]).unwrap();
@@ -190,8 +191,8 @@ fn an_identity_row_that_leads_astray_is_damage(on: GroundKind) {
     damage(&mut *store, 1, "no item of the application's queue");
     damage(&mut *store, 7, "no item of the application's queue");
     drop(store);
-    // A whole row that leads to another item, be the id given or assigned, a row under another identity, and
-    // a flipped bit.
+    // An intact row that leads to another item, with a given or an assigned id; a row under another identity;
+    // and a flipped bit.
     let (row, astray) = rows::identity_row(given(4), key(3, 3));
     dir.write_raw(KeyspaceId::Identities, &row, Some(&astray));
     dir.write_raw(KeyspaceId::Identities, &given(5).to_bytes(), Some(&astray));
@@ -202,9 +203,9 @@ fn an_identity_row_that_leads_astray_is_damage(on: GroundKind) {
     let (row, astray) = rows::identity_row(assigned, key(3, 3));
     dir.write_raw(KeyspaceId::Identities, &row, Some(&astray));
     let mut store = dir.open().store;
-    damage(&mut *store, 4, "another one");
+    damage(&mut *store, 4, "another item");
     damage(&mut *store, 5, "checksum mismatch");
     damage(&mut *store, 6, "checksum mismatch");
     let error = store.load(&Load::Find(vec![wanted(assigned, &[])])).unwrap_err();
-    assert!(error.to_string().contains("another one"), "{error}");
+    assert!(error.to_string().contains("another item"), "{error}");
 }

@@ -1,21 +1,21 @@
-//! Windows of an export of version 1, which does not name them: there items of one customer that wait for the
-//! end of a window, and are due at the same moment, are members of one.
+//! Windows of an export of version 1, which does not name them. In that version, items of one customer that
+//! wait for the end of a window and are due at the same moment are members of one window.
 
 use super::lines::{ExportLine, ItemLine, WindowLine};
 use std::collections::HashMap;
 
-/// Gives them the numbers of their first members. Items come by application, and behind the windows.
+/// Assigns to each window the number of its first member. Items arrive by application, and after the windows.
 #[derive(Default)]
 pub(super) struct FormerWindows {
     application: String,
-    /// Of its customers and moments: the number of the first item.
+    /// Number of the first item, by customer and due, for this application.
     first: HashMap<(String, u64), u64>,
-    /// Windows of which no member has come, by application, customer and end.
+    /// Windows without a member so far, by application, customer and end.
     open: HashMap<(String, String, u64), WindowLine>,
 }
 
 impl FormerWindows {
-    /// What stands for a line: of a window nothing, until its first member comes.
+    /// The lines that replace this line: none for a window, which follows with its first member.
     pub(super) fn name(&mut self, line: ExportLine) -> Vec<ExportLine> {
         match line {
             ExportLine::Window(row) => {
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(name(item("ann", 20, 7)), named(3, item("ann", 20, 7)));
         let own = ItemLine { own_time: true, ..item("ann", 20, 8) };
         assert_eq!(name(own.clone()), [ExportLine::Item(Box::new(own))]);
-        // It closed early, and its row lay amid the others.
+        // This window closed early, and its row was between the others.
         let closed = ItemLine { accepted_due: Some(20), ..item("cat", 5, 9) };
         assert_eq!(name(closed.clone()), named(9, closed.clone()));
         assert_eq!(name(item("ann", 20, 10)), named(3, item("ann", 20, 10)));

@@ -1,7 +1,7 @@
-//! The rows of a disk store at one moment, read page by page beside whoever writes.
+//! A snapshot of a disk store's rows, read page by page while others write.
 //!
-//! The storage engine keeps what a snapshot sees for as long as there is one: whoever holds it must come to
-//! an end. A page is a read of its own, so that no table and no memtable is held back between two of them.
+//! The storage engine keeps the rows of a snapshot as long as it exists, so its holder must finish. Each page
+//! is a separate read, so that no table and no memtable is held between two pages.
 
 use super::database::{unreadable, Keyspaces};
 use super::ended::Epochs;
@@ -12,34 +12,34 @@ use super::ReadError;
 use fjall::{Database, Slice};
 use std::ops::Bound;
 
-/// Most rows of a page, and bytes behind which it ends.
+/// Maximum rows of a page, and bytes after which a page ends.
 const PAGE_ROWS: usize = 1_000;
 const PAGE_BYTES: usize = 1 << 20;
 
 /// See the module.
 pub(super) struct Frozen {
-    /// As they were at that moment.
+    /// The keyspaces as of the snapshot.
     pub(super) keyspaces: Keyspaces,
 }
 
 /// Some rows of a keyspace, in order of key.
 pub(super) struct FrozenPage {
     pub(super) rows: Vec<Row>,
-    /// The key behind which the next page begins; `None`: the end.
+    /// The key after which the next page begins; `None`: the end.
     pub(super) next: Option<Slice>,
 }
 
 impl Frozen {
-    /// As of the last commit.
+    /// A snapshot as of the last commit.
     pub(super) fn new(db: &Database, keyspaces: &Keyspaces) -> Self {
         Frozen { keyspaces: keyspaces.frozen(db) }
     }
 
-    /// The rows behind this key, or from the first one on.
+    /// The next rows after this key, or the first ones.
     ///
     /// # Errors
     ///
-    /// The storage engine's.
+    /// Errors of the storage engine.
     pub(super) fn page(&self, id: KeyspaceId, behind: Option<&Slice>) -> Result<FrozenPage, ReadError> {
         let from = behind.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
         let (mut rows, mut bytes) = (Vec::new(), 0);
@@ -61,7 +61,7 @@ impl Frozen {
     ///
     /// # Errors
     ///
-    /// The storage engine's; those of `visit`.
+    /// Errors of the storage engine; those of `visit`.
     pub(super) fn each(
         &self,
         id: KeyspaceId,
@@ -76,17 +76,17 @@ impl Frozen {
         }
     }
 
-    /// In which epoch each bucket is (see [`super::ended`]), and those that have begun, the first one first.
+    /// The epoch of each bucket (see [`super::ended`]), and the buckets that have begun, oldest first.
     ///
     /// # Errors
     ///
-    /// The storage engine's; the row of a bucket that does not read as it was written.
+    /// Errors of the storage engine; the row of a bucket that does not read as it was written.
     pub(super) fn epochs(&self) -> Result<(Epochs, Vec<u8>), ReadError> {
         let (begun, epochs) = read_buckets(&self.keyspaces)?;
         Ok((epochs, begun.into_iter().map(|row| row.bucket).collect()))
     }
 
-    /// Rows of a keyspace, about.
+    /// Number of rows of a keyspace, approximate.
     pub(super) fn about(&self, id: KeyspaceId) -> u64 {
         self.keyspaces.of(id).approximate_len() as u64
     }

@@ -1,5 +1,5 @@
-//! What the tests of a store run on: a real directory, or ordered maps. The maps are no engine at all, so
-//! that what holds over both is the store's own.
+//! Grounds for tests of a store: a real directory, a database, or ordered maps. The maps are not a storage
+//! engine, so a property that holds over all of them is the store's own.
 
 use super::changes::Changes;
 use super::disk::write_raw;
@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
 use tidegate_harness::Database;
 
-/// What a test runs on.
+/// The kind of ground for a test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GroundKind {
     Disk,
@@ -26,14 +26,14 @@ pub(crate) enum GroundKind {
 }
 
 impl GroundKind {
-    /// One of its own, and a store in it.
+    /// A separate ground, with a store in it.
     pub(super) fn fresh(self) -> (Ground, Box<dyn Store>) {
         let ground = self.bare();
         let store = ground.open().store;
         (ground, store)
     }
 
-    /// Without a store as yet.
+    /// A ground without a store.
     pub(crate) fn bare(self) -> Ground {
         match self {
             GroundKind::Disk => Ground::Disk(tempfile::tempdir().unwrap()),
@@ -43,7 +43,7 @@ impl GroundKind {
     }
 }
 
-/// Outlives the stores that are opened in it, one after the other.
+/// Outlives the stores that are opened in it one after the other.
 pub(crate) enum Ground {
     Disk(TempDir),
     Maps(Arc<Mutex<MapRows>>),
@@ -51,12 +51,12 @@ pub(crate) enum Ground {
 }
 
 impl Ground {
-    /// Opens what is there.
+    /// Opens the store in it.
     pub(super) fn open(&self) -> OpenStore {
         self.open_when(crate::clock::wall_ms())
     }
 
-    /// The same, while the clock says `wall`.
+    /// The same at the wall clock `wall`.
     pub(crate) fn open_when(&self, wall: u64) -> OpenStore {
         match self {
             Ground::Disk(folder) => open_with(folder.path(), wall).unwrap(),
@@ -65,7 +65,7 @@ impl Ground {
         }
     }
 
-    /// Why what is there is not opened.
+    /// The error with which the store is refused.
     pub(super) fn refusal(&self) -> OpenError {
         let opened = match self {
             Ground::Disk(folder) => open_with(folder.path(), 0).map(drop),
@@ -75,7 +75,7 @@ impl Ground {
         opened.expect_err("opened")
     }
 
-    /// Writes a row past all rules.
+    /// Writes a row past all checks.
     pub(super) fn write_raw(&self, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
         match self {
             Ground::Disk(folder) => write_raw(folder.path(), id, key, value),
@@ -85,12 +85,12 @@ impl Ground {
     }
 }
 
-/// A schema of its own in the server that all tests share, and a directory.
+/// A separate schema in the server that all tests share, and a directory.
 pub(crate) struct PgGround {
     folder: TempDir,
     server: &'static Database,
     schema: String,
-    /// Behind the schema, the name of the role; empty: the one that owns everything.
+    /// The role's name after the schema's; empty: the role that owns everything.
     suffix: &'static str,
 }
 
@@ -99,12 +99,12 @@ impl PgGround {
         PgGround::of(Database::shared().expect("PostgreSQL, which `make setup` installs"))
     }
 
-    /// In another server.
+    /// A ground in another server.
     pub(super) fn of(server: &'static Database) -> Self {
         PgGround { folder: tempfile::tempdir().unwrap(), server, schema: server.schema(), suffix: "" }
     }
 
-    /// As a daemon is configured for it.
+    /// The configuration of a daemon for it.
     pub(super) fn config(&self) -> config::StoreConfig {
         let role = format!("{}{}", self.schema, self.suffix);
         let role = if self.suffix.is_empty() { "tidegate" } else { &role };
@@ -120,12 +120,12 @@ impl PgGround {
         Config::load(None, all.into_iter()).unwrap().config.store
     }
 
-    /// Another daemon's: the same schema, and another directory.
+    /// The ground of another daemon: the same schema, another directory.
     pub(super) fn elsewhere(&self) -> PgGround {
         PgGround { folder: tempfile::tempdir().unwrap(), schema: self.schema.clone(), ..*self }
     }
 
-    /// The same with the rights of a role, whose name is the schema's with this behind it.
+    /// The same with the rights of a role, whose name is the schema's plus this suffix.
     pub(super) fn as_role(&self, suffix: &'static str) -> PgGround {
         PgGround { suffix, ..self.elsewhere() }
     }
@@ -140,12 +140,12 @@ impl PgGround {
         unlocked(|| open(&config, 32 << 20, false, wall))
     }
 
-    /// What the database answers; `$` stands for the schema.
+    /// The answer of the database; `$` stands for the schema.
     pub(super) fn sql(&self, text: &str) -> String {
         self.server.sql(&self.named(text))
     }
 
-    /// The text with the schema's name for each `$`.
+    /// The text with the schema's name in place of each `$`.
     pub(super) fn named(&self, text: &str) -> String {
         text.replace('$', &self.schema)
     }
@@ -190,7 +190,7 @@ impl PgGround {
     }
 }
 
-/// Runs each of these on every ground, or on those that are named first.
+/// Runs each of these tests on every ground, or on the grounds that are named first.
 macro_rules! on_each {
     ([$($module:ident = $ground:ident),+] $tests:tt) => {
         $(on_each! { @ $module = $ground $tests })+
@@ -209,7 +209,7 @@ macro_rules! on_each {
 }
 pub(super) use on_each;
 
-/// Rows in ordered maps.
+/// The rows in ordered maps.
 #[derive(Clone, Default)]
 pub(crate) struct MapRows {
     /// In the order of [`KeyspaceId::ALL`].
@@ -229,12 +229,12 @@ impl MapRows {
     }
 }
 
-/// A record, or its head alone where its rest is more than what is left of `bodies`.
+/// A record, or its head alone if its rest exceeds what is left of `bodies`.
 fn within(id: KeyspaceId, key: &[u8], value: RowBytes, bodies: &mut u64) -> RowBytes {
     if id != KeyspaceId::Items {
         return value;
     }
-    // What cannot be read is told by who reads it.
+    // The reader reports an unreadable record.
     let Ok((head, rest)) = record::split(key, &value) else { return value };
     *bodies = bodies.saturating_sub(rest.len() as u64);
     if *bodies > 0 {
@@ -245,7 +245,7 @@ fn within(id: KeyspaceId, key: &[u8], value: RowBytes, bodies: &mut u64) -> RowB
     head.into()
 }
 
-/// As an engine that is far away: of items it brings heads alone, wherever it may.
+/// Behaves as a remote engine: it returns heads of items alone wherever it may.
 impl Rows for MapRows {
     const TOGETHER: usize = 3;
     const AHEAD: usize = 3;
@@ -280,7 +280,7 @@ impl Rows for MapRows {
         self.of(id).iter().map(|(key, value)| Ok((key.clone(), value.clone())))
     }
 
-    /// It looks each time: whoever knows that there are none is no test of what is done where there are.
+    /// Always looks up closings, so that every test covers the look-up.
     fn has_closings(&self) -> bool {
         true
     }
@@ -288,11 +288,11 @@ impl Rows for MapRows {
     fn note_closing(&self) {}
 }
 
-/// A store over maps. What it has written is there for the next one, as on a disk.
+/// A store over maps. The next one opened finds its rows, as on a disk.
 struct MapStore {
     rows: MapRows,
     held: Arc<Mutex<MapRows>>,
-    /// Of the last commit.
+    /// Number of the last commit.
     number: u64,
     epochs: Epochs,
 }

@@ -1,13 +1,14 @@
-//! Lines of an export into a store, new or present, that no daemon has open.
+//! Imports the lines of an export into a new or existing store that no daemon has open.
 //!
-//! A store that is made by an import is the exported one again: it has its identity, and items keep their
-//! arrival numbers, and with them the ids that were assigned. Into a store that was there before, items come
-//! as new arrivals, in the same order: all numbers grow by the same.
+//! A store that an import makes is a copy of the exported one: it has the same identity, and items keep their
+//! arrival numbers and so their assigned ids. A batch whose outcome was unknown is repeated under the id that
+//! its receiver may have seen. In a store that existed before, the items become new arrivals in the same
+//! order, and all numbers grow by the same offset.
 //!
-//! Nothing comes twice. Each commit notes with its rows how many lines of this export are in the store: an
-//! import that was cut short goes on behind them, and one that was whole adds nothing, also when what it
-//! brought has left meanwhile. An id that the store knows, because its item waits or because it has ended
-//! since, is left out and counted.
+//! No line is imported twice. Each commit records how many lines of this export are in the store. An
+//! interrupted import continues after them, and repeating a complete import adds nothing, also if its items
+//! have left since. An id is skipped and counted if the store knows it, because its item waits or has ended
+//! since.
 
 use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent, OpenDisk};
@@ -27,42 +28,41 @@ use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The identity of a producer's id within an application.
+/// Returns the identity of a producer's id within an application.
 pub type IdentityOf = fn(&str, &str) -> Identity;
 
-/// Lines of one commit at most, and bytes behind which it ends.
+/// Maximum number of lines of one commit, and bytes after which a commit ends.
 const COMMIT_LINES: usize = 1_000;
 const COMMIT_BYTES: usize = 4 << 20;
-/// Latest moment, UTC ms: AMQP's numbers have a sign.
+/// Latest moment, UTC ms: AMQP's numbers are signed.
 const LATEST: u64 = i64::MAX as u64;
 
-/// What came of an import.
+/// The result of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
-    /// The store was made by it: numbers and assigned ids are those of the exported one.
+    /// The import made the store: numbers and assigned ids are those of the exported store.
     pub founded: bool,
-    /// Lines that an earlier import of the same export had brought.
+    /// Lines that an earlier import of the same export had added.
     pub lines_before: u64,
-    /// Items that were added, dead letters apart.
+    /// Number of added items, without dead letters.
     pub items: u64,
-    /// Dead letters that were added.
+    /// Number of added dead letters.
     pub dead_letters: u64,
-    /// Items left out because an item of the same id waits.
+    /// Items skipped because an item with the same id waits.
     pub waiting: u64,
-    /// Items left out because one of the same id has ended since.
+    /// Items skipped because an item with the same id has ended since.
     pub ended: u64,
-    /// Items that came without an id, and have another assigned one in this store.
+    /// Items without an id, which have a different assigned id in this store.
     pub renumbered: u64,
-    /// Ids of ended items that are remembered now.
+    /// Added ids of ended items.
     pub ended_ids: u64,
-    /// Open windows that go on.
+    /// Added open windows.
     pub windows: u64,
-    /// Queues that are paused now.
+    /// Added pauses of queues and customers.
     pub paused: u64,
 }
 
-/// Why an import ended early. What had been committed stays, and an import of the same export goes on behind
-/// it.
+/// Why an import ended early. Its commits so far stay, and an import of the same export continues after them.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The store was not opened.
@@ -74,33 +74,33 @@ pub enum ImportError {
     /// The store was not read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The last sync.
+    /// The last sync failed.
     #[error(transparent)]
     Close(#[from] CloseError),
     /// The lines could not be read.
     #[error("the export cannot be read: {0}")]
     Input(io::Error),
-    /// A line is not what it should be.
+    /// A line is not valid.
     #[error("line {line}: {error}")]
     Line {
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         error: String,
     },
-    /// There is no last line.
+    /// The last line is missing.
     #[error(
-        "the export ends after line {lines}, without its last line: what came is in the store; import it \
-         again once it is whole"
+        "the export is incomplete: it ends after line {lines}. Its lines so far are in the store; import the \
+         complete export again"
     )]
     Cut {
-        /// Lines that came.
+        /// Number of lines read.
         lines: u64,
     },
-    /// The store is the exported one, or another export of that one is in it.
+    /// The store is the exported one, or already contains another export of it.
     #[error(
-        "{} is the store that the export was made of, or has taken in another export of that one: what has \
-         left it since would come twice; import into another directory", path.display()
+        "{} is the exported store, or contains another export of that store: items that have left it since \
+         would be delivered twice; import into another directory", path.display()
     )]
     SameStore {
         /// Directory of the store.
@@ -108,16 +108,17 @@ pub enum ImportError {
     },
 }
 
-/// How far an import is.
+/// Progress of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportStep {
-    /// Items that have been read.
+    /// Number of items read so far.
     pub items: u64,
-    /// As the first line says.
+    /// Number of items by the first line.
     pub total: u64,
 }
 
-/// Imports all lines of `input` into the store in `path`, which is made if it is not there. `now`: UTC ms.
+/// Imports all lines of `input` into the store in `path`, and makes the store first if there is none. `now`:
+/// UTC ms.
 ///
 /// # Errors
 ///
@@ -145,14 +146,14 @@ pub fn import(
         .map_err(|error| error.unwrap_or_else(|| ImportError::SameStore { path: path.to_owned() }))?;
     let done = import.run(&mut lines, first.items, tell);
     let Import { store, told, .. } = import;
-    // Also behind a fault: what was committed is durable either way.
+    // The store is closed also after an error: all commits are durable either way.
     let closed = Box::new(store).close();
     done?;
     closed?;
     Ok(told)
 }
 
-/// Lines of the input, counted.
+/// Reads and counts the lines of the input.
 struct ExportLines<'i> {
     input: &'i mut dyn BufRead,
     read: u64,
@@ -178,10 +179,10 @@ impl ExportLines<'_> {
         Ok(Some(text))
     }
 
-    /// The next line, and its length.
+    /// The next line, and its length in bytes.
     fn next(&mut self) -> Result<Option<(ExportLine, usize)>, ImportError> {
         let Some(text) = self.text()? else { return Ok(None) };
-        // A line that ends without its end was cut, whatever it says.
+        // A line without a line end is incomplete, whatever its content.
         if text.last() != Some(&b'\n') {
             self.read -= 1;
             return Ok(None);
@@ -191,7 +192,7 @@ impl ExportLines<'_> {
     }
 }
 
-/// What is to be committed next.
+/// The lines of the next commit.
 #[derive(Default)]
 struct Chunk {
     lines: Vec<(u64, ExportLine)>,
@@ -202,27 +203,27 @@ struct Import {
     store: DiskStore,
     identity_of: IdentityOf,
     now: u64,
-    /// Key of the row that says how far it is.
+    /// Key of the row with the progress of the import.
     key: Vec<u8>,
     row: ImportRow,
     marks: Marks,
-    /// Arrival numbers of the export are below this one.
+    /// All arrival numbers of the export are below this one.
     numbers: u64,
-    /// Of an export that does not name windows.
+    /// Set for an export of version 1, which does not name windows.
     former: Option<FormerWindows>,
     queues: HashMap<Arc<str>, QueueRow>,
-    /// Application and customer of the windows that the store had.
+    /// Application and customer of the windows in the store.
     windows: HashSet<(Arc<str>, Arc<str>)>,
-    /// Likewise of the customers that are held back.
+    /// Likewise of the held customers.
     held: HashSet<(Arc<str>, Arc<str>)>,
-    /// The buckets of ended items that have begun, the latest one last.
+    /// The buckets of ended items that have begun, the newest last.
     buckets: Vec<BucketRow>,
     told: Imported,
     items: u64,
 }
 
 impl Import {
-    /// `None` as an error: see [`ImportError::SameStore`].
+    /// `None` as an error stands for [`ImportError::SameStore`].
     fn begin(
         opened: OpenDisk,
         first: &StoreLine,
@@ -237,7 +238,7 @@ impl Import {
         let new = ImportRow { store: identity, ..ImportRow::default() };
         let row = match before.iter().find(|(known, _)| *known == key) {
             Some((_, row)) => *row,
-            // Made a moment ago, or by an import that did not get to its first commit.
+            // The store is new, or an import made it and ended before its first commit.
             None if own == identity && store.is_new() => {
                 marks.next_seq = first.next_number;
                 ImportRow { founding: true, ..new }
@@ -290,13 +291,13 @@ impl Import {
                 if (counted, items) != (lines.read - 1, self.items) {
                     let (before, found) = (lines.read - 1, self.items);
                     return Err(lines.fault(format!(
-                        "it counts {counted} lines and {items} items before it, and {before} and {found} came"
+                        "it counts {counted} lines and {items} items, but {before} and {found} precede it"
                     )));
                 }
                 self.commit(chunk, lines.read, true)?;
                 return match lines.text()? {
                     None => Ok(()),
-                    Some(_) => Err(lines.fault("it stands behind the last line of the export")),
+                    Some(_) => Err(lines.fault("it follows the last line of the export")),
                 };
             }
             self.items += u64::from(matches!(line, ExportLine::Item(_)));
@@ -304,7 +305,7 @@ impl Import {
                 Some(former) => former.name(line),
                 None => vec![line],
             };
-            // It is in the store already.
+            // The store contains this line already.
             if lines.read <= self.row.lines {
                 continue;
             }
@@ -317,7 +318,7 @@ impl Import {
         }
     }
 
-    /// One atomic commit, with how far it goes.
+    /// Makes one atomic commit, with the progress of the import.
     fn commit(&mut self, chunk: Chunk, lines: u64, whole: bool) -> Result<(), ImportError> {
         let mut ops = ImportOps::default();
         let mut entries = Vec::with_capacity(chunk.lines.len());
@@ -338,7 +339,7 @@ impl Import {
         Ok(self.store.commit_with(&[group], &[row])?)
     }
 
-    /// A line, read and checked.
+    /// Checks a line, and converts it.
     fn entry(&self, line: ExportLine) -> Result<ImportEntry, String> {
         match line {
             ExportLine::Item(line) => self.item(*line),
@@ -361,7 +362,7 @@ impl Import {
                     (None, _) => Ok(ImportEntry::Queue(line.row()?)),
                     (Some(_), Some(row)) => Ok(ImportEntry::Held(row)),
                     (Some(_), None) => {
-                        Err("a customer's line that says nothing: it is not paused".to_owned())
+                        Err("the line is for a customer, and its `paused` is false".to_owned())
                     }
                 }
             }
@@ -393,7 +394,7 @@ impl Import {
         Ok(ImportEntry::Item(Box::new(item)))
     }
 
-    /// What the store knows of each of them.
+    /// What the store knows of the item of each entry.
     fn known(&mut self, entries: &[ImportEntry]) -> Result<Vec<Option<Found>>, ImportError> {
         let buckets: Vec<u8> = self.buckets.iter().rev().map(|row| row.bucket).collect();
         let wanted = |entry: &ImportEntry| {
@@ -402,7 +403,7 @@ impl Import {
                     let kept = self.row.founding.then_some(item.key);
                     (Arc::clone(&item.application), item.identity(), kept)
                 }
-                // Nobody's queue: only how it ended is wanted.
+                // No queue has an empty name: the look-up returns only how the item ended.
                 ImportEntry::Ended(identity, _) => ("".into(), *identity, None),
                 ImportEntry::Item(_)
                 | ImportEntry::Window(_)
@@ -446,14 +447,14 @@ impl Import {
             }
             ImportEntry::Window(row) => {
                 let names = (Arc::clone(&row.application), Arc::clone(&row.customer));
-                // One that is open here goes on as it is; the items keep their own due.
+                // A window that is open in this store stays as it is; the items keep their own due.
                 if self.windows.insert(names) {
                     self.told.windows += 1;
                     ops.ops.push(Op::PutWindow(row));
                 }
             }
             ImportEntry::Held(row) => {
-                // One that is held back here goes on being so, to its own end.
+                // A customer held in this store stays held until that hold ends.
                 if self.held.insert((Arc::clone(&row.application), Arc::clone(&row.customer))) {
                     self.told.paused += 1;
                     ops.ops.push(Op::PutHeld(row));
@@ -479,7 +480,7 @@ impl Import {
                 self.told.waiting += 1;
                 return Ok(());
             }
-            // An end before it came is that of another item of the same id.
+            // An end before the receipt is that of another item with the same id.
             if known.ended.as_ref().is_some_and(|ended| ended.at >= item.received) {
                 self.told.ended += 1;
                 return Ok(());
@@ -506,8 +507,7 @@ impl Import {
         Ok(())
     }
 
-    /// The bucket that is filled now; begun, if there is none. A row of an end that lies further back is only
-    /// kept longer there.
+    /// The bucket that is being filled; begins one if there is none. An older end is only kept longer there.
     fn bucket(&mut self, ops: &mut ImportOps) -> u8 {
         if let Some(row) = self.buckets.last() {
             return row.bucket;
@@ -519,28 +519,28 @@ impl Import {
     }
 }
 
-/// A line that has been read.
+/// A checked line.
 enum ImportEntry {
     Item(Box<Stored>),
     Ended(Identity, crate::engine::types::Ended),
     Window(WindowRow),
-    /// Without its items.
+    /// A queue without its items.
     Queue(QueueRow),
-    /// A customer that is held back.
+    /// A held customer.
     Held(HeldRow),
 }
 
-/// Writes of one commit.
+/// The writes of one commit.
 #[derive(Default)]
 struct ImportOps {
     ops: Vec<Op>,
-    /// Queues whose rows have changed.
+    /// Queues with a changed row.
     touched: BTreeSet<Arc<str>>,
-    /// Of the items in it.
+    /// Identities of the items in the commit.
     identities: HashSet<Identity>,
 }
 
-/// Every item that is imported has its row under its customer.
+/// The row of a queue without items. Every imported item gets a customer row, so none is unindexed.
 fn empty_queue(queue: &Arc<str>) -> QueueRow {
     QueueRow {
         queue: Arc::clone(queue),
@@ -552,7 +552,7 @@ fn empty_queue(queue: &Arc<str>) -> QueueRow {
     }
 }
 
-/// Names of applications and customers.
+/// Checks the length of names of applications and customers.
 fn names(all: &[&str]) -> Result<(), String> {
     match all.iter().find(|name| !(1..=MAX_NAME).contains(&name.len())) {
         None => Ok(()),

@@ -1,5 +1,5 @@
-//! What waits for the store's thread: commits and reads, in the order in which they were asked for, and what
-//! they cost in memory.
+//! The queue of the store's thread: commits and reads in the order of their requests, and their cost in
+//! memory.
 
 use super::CommitGroup;
 use crate::engine::event::{Load, Op};
@@ -7,12 +7,12 @@ use crate::engine::types::{Dead, End};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of memory that any job costs in the queue, about.
+/// Memory that any job costs in the queue, in bytes, approximate.
 pub(super) const JOB_COST: u64 = 128;
-/// Operations that are company enough: commits with as many wait for no more.
+/// A commit with this many operations does not wait for others to share its sync.
 const COMPANY_OPS: usize = 64;
-/// Bytes, as [`Jobs::bytes`] counts them, that are company enough: where bodies are large few deliveries are
-/// out at a time, and with all of them here no more company can come.
+/// The same in bytes, as [`Jobs::bytes`] counts them. Where bodies are large, few deliveries are unacked at a
+/// time; once all of them are in the queue, no more can come.
 const COMPANY_BYTES: u64 = 32 << 10;
 
 pub(super) enum Job {
@@ -27,32 +27,32 @@ pub(super) struct Queued<T> {
     pub(super) job: T,
 }
 
-/// See the module's page.
+/// The queue of jobs, in order.
 #[derive(Default)]
 pub(super) struct Jobs {
-    line: VecDeque<Queued<Job>>,
-    /// Sums over the line: bytes, operations, and reads.
+    queue: VecDeque<Queued<Job>>,
+    /// Sums over the queue: bytes, operations, and reads.
     bytes: u64,
     ops: usize,
     loads: usize,
-    /// Commits that an answer waits for.
+    /// Number of commits for which an answer waits.
     hurried: usize,
 }
 
 impl Jobs {
     pub(super) fn push(&mut self, queued: Queued<Job>) {
         self.count(&queued);
-        self.line.push_back(queued);
+        self.queue.push_back(queued);
     }
 
-    /// It is the first again.
+    /// Puts a job back at the head of the queue.
     pub(super) fn put_back(&mut self, queued: Queued<Job>) {
         self.count(&queued);
-        self.line.push_front(queued);
+        self.queue.push_front(queued);
     }
 
     pub(super) fn pop(&mut self) -> Option<Queued<Job>> {
-        let queued = self.line.pop_front()?;
+        let queued = self.queue.pop_front()?;
         self.bytes = self.bytes.saturating_sub(queued.bytes);
         match &queued.job {
             Job::Commit(commit) => {
@@ -80,32 +80,33 @@ impl Jobs {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.line.len()
+        self.queue.len()
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// With one of this size, and without the largest of all: one may be as large as it must be. Costs time
-    /// in the number of jobs.
+    /// Bytes including a new job of `new` bytes, without the largest job: a single job may have any size.
+    /// Takes time in proportion to the number of jobs.
     pub(super) fn bytes_beside_the_largest(&self, new: u64) -> u64 {
-        let largest = self.line.iter().map(|queued| queued.bytes).fold(new, u64::max);
+        let largest = self.queue.iter().map(|queued| queued.bytes).fold(new, u64::max);
         self.bytes.saturating_add(new).saturating_sub(largest)
     }
 
-    /// When the first was queued, monotonic ms.
+    /// When the first job was queued, monotonic ms.
     pub(super) fn since(&self) -> Option<u64> {
-        self.line.front().map(|first| first.since)
+        self.queue.front().map(|first| first.since)
     }
 
-    /// A read or an answer waits, or there is enough for a sync: nothing waits for company.
+    /// Whether the next sync should begin at once: a read or an answer waits, or the operations or bytes
+    /// suffice.
     pub(super) fn is_pressing(&self) -> bool {
         self.loads > 0 || self.hurried > 0 || self.ops >= COMPANY_OPS || self.bytes >= COMPANY_BYTES
     }
 }
 
-/// Bytes of memory that a queued operation holds, about.
+/// Memory that a queued operation holds, in bytes, approximate.
 pub(super) fn size(op: &Op) -> u64 {
     let text = |dead: &Option<Arc<Dead>>| dead.as_ref().map_or(0, |dead| dead.error.len() as u64);
     match op {

@@ -1,4 +1,4 @@
-//! The keyspaces, and how their keys are named in messages.
+//! The keyspaces, and the display of their keys in messages.
 
 use super::rows;
 use crate::engine::event::BUCKETS;
@@ -10,7 +10,7 @@ pub(crate) enum KeyspaceId {
     Items,
     /// (application, customer, due, seq) -> nothing.
     Customers,
-    /// (identity) -> (due, seq); the queue is named by the reader.
+    /// (identity) -> (due, seq); the reader supplies the queue.
     Identities,
     /// (queue) -> queue row.
     Queues,
@@ -20,14 +20,14 @@ pub(crate) enum KeyspaceId {
     Closings,
     /// Format, identity, marks.
     Meta,
-    /// A bucket, by its number below [`BUCKETS`]: (identity) -> how the item ended, and one row about the
+    /// A bucket, by its number below [`BUCKETS`]: (identity) -> how the item ended, plus one row about the
     /// bucket itself.
     Ended(u8),
 }
 
-/// Keyspaces beside the buckets.
+/// Number of keyspaces other than buckets.
 const FIXED: usize = 7;
-/// Number of keyspaces.
+/// Number of all keyspaces.
 pub(crate) const KEYSPACES: usize = FIXED + BUCKETS as usize;
 
 const NAMES: [&str; KEYSPACES] = [
@@ -49,7 +49,7 @@ const NAMES: [&str; KEYSPACES] = [
 ];
 
 impl KeyspaceId {
-    /// All of them, in the order of [`KeyspaceId::index`].
+    /// All keyspaces, in the order of [`KeyspaceId::index`].
     pub(crate) const ALL: [KeyspaceId; KEYSPACES] = [
         KeyspaceId::Items,
         KeyspaceId::Customers,
@@ -68,12 +68,12 @@ impl KeyspaceId {
         KeyspaceId::Ended(7),
     ];
 
-    /// The one of a bucket; `None`: there is no such bucket.
+    /// The keyspace of a bucket; `None`: there is no such bucket.
     pub(crate) fn ended(bucket: u8) -> Option<Self> {
         (bucket < BUCKETS).then_some(KeyspaceId::Ended(bucket))
     }
 
-    /// Its place in [`KeyspaceId::ALL`].
+    /// Its index in [`KeyspaceId::ALL`].
     pub(crate) fn index(self) -> usize {
         match self {
             KeyspaceId::Items => 0,
@@ -93,8 +93,8 @@ impl KeyspaceId {
     }
 }
 
-/// A key as it is named in messages: items and identities in words and numbers, of all others the bytes, with
-/// printable names readable among them.
+/// A key as shown in messages: items and identities as words and numbers, all others as escaped bytes, in
+/// which printable names stay readable.
 pub(crate) fn show(id: KeyspaceId, key: &[u8]) -> String {
     match (id, rows::read_item_key(key), <[u8; 16]>::try_from(key)) {
         (KeyspaceId::Items, Some((queue, key)), _) => {

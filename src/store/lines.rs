@@ -1,8 +1,9 @@
-//! The lines of an export: one JSON document each, first what it is, last that it is whole. Pure.
+//! The lines of an export, one JSON document each: the first identifies it, the last confirms that it is
+//! complete. Pure.
 //!
-//! Version 2. What a line does not name has its default; an unknown key is refused, so that nothing is lost
-//! unseen. To change it: raise [`LINES_VERSION`], and keep reading the older ones. Version 1 does not name
-//! the windows of items: see [`super::former`].
+//! Version 2. An absent key has its default; an unknown key is refused, so that no data is lost silently. To
+//! change the format, raise [`LINES_VERSION`] and keep reading older versions. Version 1 does not name the
+//! windows of items: see [`super::former`].
 
 use super::fields::CAUSES;
 use super::queue_line::QueueLine;
@@ -15,56 +16,56 @@ use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What the first line names beside the version.
+/// The format's name in the first line.
 pub const LINES_FORMAT: &str = "tidegate-store";
-/// The version that this program writes, and the newest that it reads.
+/// The version that this program writes; it reads none newer.
 pub const LINES_VERSION: u32 = 2;
 
-/// Longest line, bytes: the largest body that a broker carries, in base64 or as text that is no longer;
-/// properties, which fit into a frame; names and sentences.
+/// Longest line in bytes: the largest body that a broker carries, as base64 or as text of at most that
+/// length, plus properties, which fit into one frame, names and error sentences.
 pub const LONGEST_LINE: u64 = BROKER_MAX.div_ceil(3) * 4 + (4 << 20);
-/// Longest first line, bytes: what is no export is refused before it fills the memory.
+/// Longest first line in bytes: a file that is no export is refused before it fills the memory.
 pub const LONGEST_FIRST: u64 = 4 << 10;
 
 /// One line of an export.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ExportLine {
-    /// The first one.
+    /// The first line.
     Store(StoreLine),
-    /// A queue that is paused.
+    /// State of a queue, such as a pause.
     Queue(QueueLine),
-    /// A window that is open and ends far ahead.
+    /// An open window that ends far ahead.
     Window(WindowLine),
-    /// An item that waits, or a dead letter on its way.
+    /// A waiting item, or a dead letter on its way.
     Item(Box<ItemLine>),
-    /// An id that is remembered of an item that has ended.
+    /// A remembered id of an ended item.
     Ended(EndedLine),
-    /// The last one: it is whole.
+    /// The last line: the export is complete.
     End(EndLine),
 }
 
-/// What it is an export of.
+/// Identifies the export and its store.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreLine {
-    /// Always [`LINES_FORMAT`] here.
+    /// Always [`LINES_FORMAT`] in an export.
     pub format: String,
-    /// Up to [`LINES_VERSION`] here.
+    /// At most [`LINES_VERSION`] for this program.
     pub version: u32,
-    /// Name of the export, 32 hexadecimal digits, random: by it an import knows what it has imported.
+    /// Name of the export, 32 random hexadecimal digits, by which an import recognises what it has imported.
     pub export: String,
     /// Identity of the store, 16 hexadecimal digits.
     pub store: String,
-    /// The first arrival number that has certainly not been given out.
+    /// The first arrival number that is certainly unused.
     pub next_number: u64,
-    /// The latest moment that the daemon's clock has shown, UTC ms.
+    /// The latest time of the daemon's clock, UTC ms.
     pub clock: u64,
-    /// Items that follow, about.
+    /// Number of items that follow, approximate.
     pub items: u64,
 }
 
-/// As the store keeps it.
+/// An open window, as the store keeps it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowLine {
@@ -74,33 +75,33 @@ pub struct WindowLine {
     pub customer: String,
     /// Planned end, UTC ms.
     pub end: u64,
-    /// Arrival number of its first member. Of version 1 it is absent.
+    /// Arrival number of its first member; absent in version 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
-    /// Members so far.
+    /// Number of members so far.
     pub count: u32,
-    /// Sum of their weights, bytes.
+    /// Sum of their weights, in bytes.
     pub weight: u64,
     /// Most urgent expiry among the members, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiry: Option<u64>,
 }
 
-/// Everything that a restart knows of an item, and what of it a person wants to read.
+/// All data of an item that a restart restores, and the parts of it that people want to read.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ItemLine {
-    /// `waiting`, or `dead`: it is on its way to the dead-letter exchange.
+    /// `waiting`, or `dead` for an item on its way to the dead-letter exchange.
     pub state: String,
-    /// Application name; of a dead one possibly empty.
+    /// Application name; possibly empty for a dead item.
     pub application: String,
     /// Name of the customer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub customer: Option<String>,
-    /// The producer's id, or the assigned one: to be read by people.
+    /// The producer's id, or the assigned one, for people to read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Of the producer's id, 32 hexadecimal digits; absent: it gave none.
+    /// Hash of the producer's id, 32 hexadecimal digits; absent: the producer gave no id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// See [`Stored::fingerprint`], 16 hexadecimal digits.
@@ -108,17 +109,17 @@ pub struct ItemLine {
     pub fingerprint: Option<String>,
     /// Its arrival number.
     pub number: u64,
-    /// Arrival number of the first member of its window; absent: its own.
+    /// Arrival number of the first member of its window; absent: the item's own number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
     /// When it is due, UTC ms.
     pub due: u64,
-    /// When it was due as accepted, UTC ms; absent: at `due`.
+    /// Its due when it was accepted, UTC ms; absent: same as `due`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accepted_due: Option<u64>,
     /// Receipt, UTC ms.
     pub received: u64,
-    /// It named a time of its own.
+    /// The item has its own time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub own_time: bool,
     /// When it expires, UTC ms.
@@ -126,7 +127,7 @@ pub struct ItemLine {
     pub expiry: Option<u64>,
     /// Same as [`Stored::weight`].
     pub weight: u32,
-    /// What closed its window; absent: time.
+    /// Cause of the closing of its window; absent: time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed_by: Option<String>,
     /// Failed attempts so far.
@@ -135,36 +136,36 @@ pub struct ItemLine {
     /// Text of the last failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// It may have been delivered already.
+    /// The item may already have been delivered.
     #[serde(default, skip_serializing_if = "is_false")]
     pub outcome_unknown: bool,
-    /// How often its consumer has sent it back.
+    /// Number of times that its consumer sent it back.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub retry: u32,
-    /// Of a dead one: why.
+    /// Reason, for a dead item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Of a dead one: the sentence.
+    /// Error sentence, for a dead item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Properties and headers as they are kept, in AMQP's own encoding, base64.
+    /// Properties and headers as stored, in AMQP's encoding, as base64.
     pub properties: String,
     /// The payload may be embedded as JSON.
     #[serde(default, skip_serializing_if = "is_false")]
     pub json: bool,
-    /// The payload, where it is UTF-8.
+    /// The payload, if it is UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
-    /// The payload in base64, where it is not.
+    /// The payload in base64, if it is not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body_base64: Option<String>,
 }
 
-/// How an item ended whose id is remembered.
+/// How an item with a remembered id ended.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndedLine {
-    /// 32 hexadecimal digits.
+    /// Identity as 32 hexadecimal digits.
     pub identity: String,
     /// `sent`, `cancelled`, `cancelled_again` or `dead`.
     pub end: String,
@@ -175,29 +176,29 @@ pub struct EndedLine {
     /// Failed attempts so far.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub attempts: u32,
-    /// 16 hexadecimal digits.
+    /// Fingerprint as 16 hexadecimal digits.
     pub fingerprint: String,
     /// Name of the customer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub customer: Option<String>,
-    /// The batch that it was sent in.
+    /// The batch in which it was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<String>,
-    /// Why it is dead.
+    /// Reason of a dead item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The sentence to it.
+    /// Error sentence of a dead item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// How much there was.
+/// The size of the export.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndLine {
-    /// Lines before this one.
+    /// Number of lines before this one.
     pub lines: u64,
-    /// Items among them.
+    /// Number of items among them.
     pub items: u64,
 }
 
@@ -213,7 +214,7 @@ fn hex(identity: Identity) -> String {
     format!("{:032x}", u128::from_be_bytes(identity.to_bytes()))
 }
 
-/// As many digits as are written, and no others.
+/// Accepts exactly the digits that an export writes, and no other length.
 fn number_of(text: &str, digits: usize, key: &str) -> Result<u128, String> {
     let fits = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let read = fits.then(|| u128::from_str_radix(text, 16).ok()).flatten();
@@ -229,7 +230,7 @@ fn identity_of(text: &str) -> Result<Identity, String> {
     if identity.is_given() {
         Ok(identity)
     } else {
-        Err("`identity` is none of a producer's id".to_owned())
+        Err("`identity` is not that of a producer's id".to_owned())
     }
 }
 
@@ -241,7 +242,7 @@ fn dead_of(reason: Option<&str>, error: Option<String>) -> Result<Dead, String> 
 }
 
 impl StoreLine {
-    /// Checks what it is, and reads the names of export and store.
+    /// Checks the format, and reads the names of export and store.
     ///
     /// # Errors
     ///
@@ -256,17 +257,17 @@ impl StoreLine {
         }
         let store = u64_of(&self.store, "store")?;
         if store == 0 {
-            return Err("`store` is 0, which no store has".to_owned());
+            return Err("`store` is 0, which is no store's identity".to_owned());
         }
         if self.next_number > u64::from(u32::MAX) << 30 {
-            return Err("`next_number` is larger than any that a store gives out".to_owned());
+            return Err("`next_number` is larger than any number that a store assigns".to_owned());
         }
         Ok((number_of(&self.export, 32, "export")?, store))
     }
 }
 
 impl WindowLine {
-    /// Of a window's row.
+    /// The line of a window's row.
     pub fn of(row: &WindowRow) -> Self {
         let WindowRow { application, customer, end, window, count, weight, expiry } = row;
         WindowLine {
@@ -280,11 +281,11 @@ impl WindowLine {
         }
     }
 
-    /// The window's row again.
+    /// The row of this line.
     ///
     /// # Errors
     ///
-    /// It has no number.
+    /// The line has no number.
     pub fn row(&self) -> Result<WindowRow, String> {
         Ok(WindowRow {
             window: self.window.ok_or("`window` is missing")?,
@@ -299,12 +300,12 @@ impl WindowLine {
 }
 
 impl ItemLine {
-    /// It waits for the end of a window.
+    /// Whether the item waits for the end of a window.
     pub fn is_windowed(&self) -> bool {
         self.state == "waiting" && self.customer.is_some() && !self.own_time
     }
 
-    /// Of a record, as it is due. `id`: to be read.
+    /// The line of a record, with its actual due. `id`: for people to read.
     pub fn of(view: &View<'_>, id: String) -> Self {
         let (due, cause) = (view.due, view.closed_by);
         let (body, body_base64) = match crate::engine::size::readable(view.body) {
@@ -340,11 +341,11 @@ impl ItemLine {
         }
     }
 
-    /// The item again, with its content.
+    /// The item of this line, with its content.
     ///
     /// # Errors
     ///
-    /// Names the key that is missing or is not what it should be.
+    /// A text that names the missing or invalid key.
     pub fn stored(self) -> Result<Stored, String> {
         let decoded = |text: &str, key: &str| {
             STANDARD.decode(text).map_err(|error| format!("`{key}` is not base64: {error}"))
@@ -352,7 +353,7 @@ impl ItemLine {
         let body = match (self.body, self.body_base64) {
             (Some(text), None) => text.into_bytes(),
             (None, Some(text)) => decoded(&text, "body_base64")?,
-            (Some(_), Some(_)) => return Err("`body` stands beside `body_base64`".to_owned()),
+            (Some(_), Some(_)) => return Err("`body` and `body_base64` are both present".to_owned()),
             (None, None) => return Err("`body` is missing, and so is `body_base64`".to_owned()),
         };
         let dead = match self.state.as_str() {
@@ -374,13 +375,13 @@ impl ItemLine {
         let fingerprint = match (&self.fingerprint, given) {
             (Some(text), Some(_)) => u64_of(text, "fingerprint")?,
             (None, _) => 0,
-            (Some(_), None) => return Err("`fingerprint` stands without `identity`".to_owned()),
+            (Some(_), None) => return Err("`fingerprint` is present without `identity`".to_owned()),
         };
         let content = Content { properties: decoded(&self.properties, "properties")?, body, json: self.json };
         let window = self.window.unwrap_or(self.number);
         let behind = self.number.checked_sub(window).filter(|_| window > 0);
         if behind.is_none_or(|behind| u32::try_from(behind).is_err()) {
-            return Err("`number` is 0, or `window` is no number shortly before it".to_owned());
+            return Err("`number` is 0, or `window` is not a number shortly before it".to_owned());
         }
         Ok(Stored {
             key: Key { due: self.due, window, seq: self.number },
@@ -406,7 +407,7 @@ impl ItemLine {
 }
 
 impl EndedLine {
-    /// Of the memory of an item that has ended.
+    /// The line of a remembered end.
     pub fn of(identity: Identity, ended: &Ended) -> Self {
         let (end, batch, dead) = match &ended.end {
             End::Sent(batch) => ("sent", Some(batch.to_string()), None),
@@ -428,11 +429,11 @@ impl EndedLine {
         }
     }
 
-    /// The memory again, and of whom.
+    /// The remembered end of this line, and the identity of its item.
     ///
     /// # Errors
     ///
-    /// Names the key that is missing or is not what it should be.
+    /// A text that names the missing or invalid key.
     pub fn ended(self) -> Result<(Identity, Ended), String> {
         let end = match self.end.as_str() {
             "sent" => {
@@ -555,15 +556,15 @@ mod tests {
         assert_eq!(wrong(|line| line.body = None), "`body` is missing, and so is `body_base64`");
         assert_eq!(
             wrong(|line| line.body_base64 = Some(String::new())),
-            "`body` stands beside `body_base64`"
+            "`body` and `body_base64` are both present"
         );
         assert!(wrong(|line| line.properties = "?".into()).starts_with("`properties` is not base64"));
         assert_eq!(wrong(|line| line.closed_by = Some("me".into())), "`closed_by` is unknown: \"me\"");
         let short = "`identity` is not 32 hexadecimal digits";
         assert_eq!(wrong(|line| line.identity = Some("12".into())), short);
-        assert_eq!(wrong(|line| line.identity = None), "`fingerprint` stands without `identity`");
+        assert_eq!(wrong(|line| line.identity = None), "`fingerprint` is present without `identity`");
         let assigned = wrong(|line| line.identity = Some("0".repeat(32)));
-        assert_eq!(assigned, "`identity` is none of a producer's id");
+        assert_eq!(assigned, "`identity` is not that of a producer's id");
         let unknown = r#"{"kind":"queue","application":"a","paused":true,"colour":1}"#;
         let error = serde_json::from_str::<ExportLine>(unknown).unwrap_err().to_string();
         assert!(error.contains("colour"), "{error}");

@@ -1,4 +1,4 @@
-//! What a store reads: everything that is asked of it, over the rows of whatever holds them.
+//! Reads of a store: answers all loads, over any engine's rows.
 
 use super::closings::{self, InOrder};
 use super::ended::Epochs;
@@ -11,17 +11,17 @@ use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, Place, Range,
 use crate::engine::types::Key;
 use std::fmt::Display;
 
-/// Bytes of rows that one read of ranges goes over, beside the first row of each: what is left is for the
-/// next one. Large bodies that are due together would keep it at work for minutes, and a call that takes so
-/// long is taken for dead.
+/// Bytes of rows that one read of ranges covers, apart from the first row of each range; the next read
+/// continues. Many large bodies due together would take minutes, and a call of that length would count as
+/// hung.
 const READ_BYTES: u64 = 32 << 20;
 
-/// What an engine of items is to know at the beginning of a life, and in which epoch each bucket is. `wall`:
-/// what the clock says, UTC ms.
+/// The state that the engine needs at the beginning of a life, and the epoch of each bucket. `wall`: the wall
+/// clock, UTC ms.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Opened, Epochs), ReadError> {
     let (buckets, epochs) = read_buckets(rows)?;
     let (mut queues, mut held) = (Vec::new(), Vec::new());
@@ -42,12 +42,12 @@ pub(super) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Open
     Ok((opened, epochs))
 }
 
-/// The rows about the buckets, first begun first, and in which epoch each of them is. One that never began is
-/// in none.
+/// The rows about the buckets, oldest first, and the epoch of each bucket. A bucket that never began has
+/// none.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
     let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
     for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
@@ -62,7 +62,7 @@ pub(super) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs)
     Ok((begun.into_iter().map(|(_, row)| row).collect(), epochs))
 }
 
-/// Answers a load. `epochs`: in which epoch each bucket is.
+/// Answers a load. `epochs`: the epoch of each bucket.
 ///
 /// # Errors
 ///
@@ -81,7 +81,7 @@ pub(super) fn load<R: Rows>(rows: &R, load: &Load, epochs: &Epochs) -> Result<Lo
     }
 }
 
-/// One step of a scan, which may end wherever `is_late` says so.
+/// One step of a scan, which may end once `is_late` returns true.
 ///
 /// # Errors
 ///
@@ -102,14 +102,14 @@ fn read_ranges<R: Rows>(
     max_bytes: u64,
 ) -> Result<Vec<RangeRows>, ReadError> {
     let bounds = ranges.iter().map(|range| item_bounds(&range.queue, range.from, range.until));
-    // One more tells where the next read begins.
+    // One additional row shows where the next read begins.
     let most = ranges.iter().map(|range| range.max_rows).max().unwrap_or_default().min(max_rows);
     let lying = rows.ranges(bounds.collect::<Result<_, _>>()?, most.saturating_add(1), max_bytes);
     let (mut room, mut looked_at, mut left) = (Some(max_bytes), 0, max_rows);
     let mut answers = Vec::with_capacity(ranges.len());
     for (range, lying) in ranges.iter().zip(lying) {
         let most = range.max_rows.min(left);
-        // Not reached: nothing is said of it, not even where its first row is.
+        // The read did not reach this range: the answer contains no row, not even the place of the first one.
         if most == 0 && range.max_rows > 0 {
             let queue = range.queue.clone();
             answers.push(RangeRows { queue, rows: Vec::new(), next: Some(range.from) });
@@ -124,8 +124,8 @@ fn read_ranges<R: Rows>(
     Ok(answers)
 }
 
-/// The rows of one range, `most` at most. `room`: bytes left for contents; `None` once one did not fit, so
-/// that those given are the foremost ones. `looked_at`: bytes that this read has gone over.
+/// At most `most` rows of one range. `room`: bytes left for contents; `None` once a content did not fit, so
+/// that only the first rows have contents. `looked_at`: bytes that this read has covered.
 fn read_range<R: Rows>(
     range: &Range,
     lying: InOrder<'_, R>,
@@ -152,16 +152,16 @@ fn read_range<R: Rows>(
     Ok(answer)
 }
 
-/// What there is of contents that are wanted.
+/// The result of a read of contents.
 pub(super) enum FoundContents {
-    /// All of them, in their order.
+    /// All contents, in the order of the request.
     All(Contents),
-    /// Nothing lies here.
+    /// There is no item at this place.
     Without(Place),
 }
 
 impl FoundContents {
-    /// `None`: one of them is not there.
+    /// The contents; `None`: one of them is missing.
     pub(super) fn all(self) -> Option<Contents> {
         match self {
             FoundContents::All(found) => Some(found),
@@ -170,11 +170,11 @@ impl FoundContents {
     }
 }
 
-/// Contents, as far as all are there.
+/// Reads contents, if none is missing.
 ///
 /// # Errors
 ///
-/// The storage engine's; a record that does not read as it was written.
+/// Errors of the storage engine; a record that does not read as it was written.
 pub(super) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<FoundContents, ReadError> {
     let key =
         |(_, place): &(u64, Place)| Ok((KeyspaceId::Items, rows::item_key(&place.queue, place.key)?.into()));
@@ -187,7 +187,7 @@ pub(super) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<Fou
     Ok(FoundContents::All(found))
 }
 
-/// Row keys of the items of a queue from `from` to before the due `until`.
+/// The row keys of a queue's items from `from` to before the due `until`.
 ///
 /// # Errors
 ///
@@ -205,7 +205,7 @@ pub(super) fn view<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadE
     record::decode(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
 }
 
-/// The same where no body is wanted: without one, unless it was read.
+/// The same for callers that need no body; it is empty unless it was read.
 ///
 /// # Errors
 ///
@@ -214,21 +214,21 @@ pub(super) fn head<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadE
     record::decode_head(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
 }
 
-/// The place in the order that the key of a row ends in.
+/// The place in the order at the end of a row's key.
 ///
 /// # Errors
 ///
-/// Damage, where it is too short.
+/// Damage, if the key is too short.
 pub(super) fn place(id: KeyspaceId, row: &[u8]) -> Result<Key, ReadError> {
     rows::place_of(row).ok_or_else(|| damaged(id, row, &"the key is too short"))
 }
 
-/// A row of the customers' index whose item is not there.
+/// The error for a row of the customers' index whose item is missing.
 pub(super) fn leads_nowhere(row: &[u8]) -> ReadError {
     damaged(KeyspaceId::Customers, row, &"no item of the queue belongs to this row")
 }
 
-/// A row that does not read as it was written.
+/// The error for a row that does not read as it was written.
 pub(super) fn damaged(id: KeyspaceId, key: &[u8], error: &dyn Display) -> ReadError {
     ReadError::Damaged { keyspace: id.name(), key: keyspace::show(id, key), error: error.to_string() }
 }

@@ -1,4 +1,4 @@
-//! One batch of the storage engine's log, read from its bytes. Pure.
+//! Parses one batch of the storage engine's log. Pure.
 //!
 //! ```text
 //! batch    1 u8, rows u32, sequence number u64; rows; 3 u8, xxh3-64 of the rows u64, "FJL\x03"
@@ -12,13 +12,13 @@ use std::io::{self, Read};
 use xxhash_rust::xxh3::Xxh3;
 
 const TRAILER: &[u8; 4] = b"FJL\x03";
-/// Bytes of a batch before its first row.
+/// Number of bytes of a batch before its first row.
 pub(super) const HEAD: u64 = 13;
 
-/// Why a batch cannot be read.
+/// Why a batch could not be read.
 pub(super) enum ParseError {
     Io(io::Error),
-    /// Where it ends is not known.
+    /// Its end cannot be determined.
     Shape(&'static str),
 }
 
@@ -36,9 +36,9 @@ impl From<io::Error> for ParseError {
 pub(super) struct LogBatch {
     pub(super) len: u64,
     pub(super) sequence: u64,
-    /// The commit in it.
+    /// Number of the commit in it.
     pub(super) number: Option<u64>,
-    /// Whether the checksum is right.
+    /// Whether the checksum matches.
     pub(super) whole: bool,
 }
 
@@ -46,7 +46,7 @@ struct LoggedRows<R> {
     inner: R,
     hasher: Xxh3,
     read: u64,
-    /// Bytes that there can be at the most.
+    /// Maximum number of bytes of the batch.
     room: u64,
 }
 
@@ -58,7 +58,7 @@ impl<R: Read> LoggedRows<R> {
         Ok(bytes)
     }
 
-    /// Of a row: it is part of the checksum.
+    /// Takes bytes of a row, which the checksum covers.
     fn part<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
         let bytes = self.take()?;
         self.hasher.update(&bytes);
@@ -67,7 +67,7 @@ impl<R: Read> LoggedRows<R> {
 
     fn skip(&mut self, len: u64) -> Result<(), ParseError> {
         if len > self.room.saturating_sub(self.read) {
-            return Err(ParseError::Shape("a length points behind its end"));
+            return Err(ParseError::Shape("a length exceeds the log"));
         }
         let (mut left, mut chunk) = (len, [0; 4096]);
         while let Some(part) = chunk.get_mut(..left.min(4096) as usize).filter(|part| !part.is_empty()) {
@@ -79,7 +79,7 @@ impl<R: Read> LoggedRows<R> {
         Ok(())
     }
 
-    /// A row behind its tag. Returns the commit's number, if it is the row of the marks.
+    /// Reads a row after its tag. Returns the commit's number, if it is the row of the marks.
     fn row(&mut self) -> Result<Option<u64>, ParseError> {
         let [_kind, compression] = self.part()?;
         self.part::<8>()?;
@@ -87,10 +87,10 @@ impl<R: Read> LoggedRows<R> {
         let value = u32::from_le_bytes(self.part()?);
         let here = u32::from_le_bytes(self.part()?);
         if compression > 1 || (compression == 0 && value != here) {
-            return Err(ParseError::Shape("a row is not of a known kind"));
+            return Err(ParseError::Shape("a row is of an unknown kind"));
         }
         // No other keyspace has a key of these bytes: it would begin with the length of a name that does not
-        // fit in it.
+        // fit into it.
         if usize::from(key) != META_MARKS.len() || here as usize != MARKS_LEN {
             self.skip(u64::from(key) + u64::from(here))?;
             return Ok(None);
@@ -101,7 +101,7 @@ impl<R: Read> LoggedRows<R> {
     }
 }
 
-/// Reads one batch of at most `room` bytes.
+/// Reads one batch of at most `room` bytes (the rest of the file).
 pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, ParseError> {
     let mut rows = LoggedRows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
@@ -112,7 +112,7 @@ pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, ParseE
         match rows.part()? {
             [2] => number = rows.row()?.or(number),
             [4] => rows.skip(8)?,
-            _ => return Err(ParseError::Shape("a row does not begin as one")),
+            _ => return Err(ParseError::Shape("a row has an unknown tag")),
         }
     }
     if rows.take()? != [3] {
@@ -179,7 +179,7 @@ mod tests {
             } else {
                 bad[at] ^= 1 << bit;
             }
-            // The sequence number is not part of the checksum; its order is looked at instead.
+            // The checksum does not cover the sequence number; its order is checked instead.
             if cut || !(5..13).contains(&at) {
                 let read = read_batch(&*bad, bad.len() as u64);
                 prop_assert!(!read.is_ok_and(|read| read.whole));

@@ -1,17 +1,17 @@
-//! The storage engine's logs, looked through before it opens them.
+//! Checks the storage engine's logs before the engine opens them.
 //!
-//! On its own it ends the replay of a log at the first thing it cannot read, cuts the file there, and goes on
-//! with the next log: commits in the middle can be gone without a word. So every log is read to its end
-//! first, with nothing changed: each batch must be whole (its checksum covers its rows), and the commit
-//! numbers in them must follow one another, within a log, over the logs, and up to the one in `COMMITTED`.
-//! What reads as the torn end of a crash, behind all of these, is cut off; anything else is refused, and with
-//! `accept_loss` set aside.
+//! The engine ends the replay of a log at the first part that it cannot read, cuts the file there, and
+//! continues with the next log: commits in the middle could be lost silently. So this module first reads
+//! every log to its end, and changes nothing. Each batch must be complete (its checksum covers its rows). The
+//! commit numbers of the batches must be consecutive within a log, over all logs, and up to the number in
+//! `COMMITTED`. An incomplete end of a crash, after all of these, is cut off. Anything else is refused, or
+//! set aside with `accept_loss`.
 //!
-//! Noticed: a changed, zeroed or missing stretch anywhere before the last commit noted, a log missing between
-//! two others or at the end. Not noticed: the oldest log missing as a whole, all logs emptied at once just
-//! after all rows went to tables with the last commit, and the loss of the very last commits together with an
-//! outdated `COMMITTED`, which a power cut can leave (it is not synced). Damage in tables is the storage
-//! engine's to notice: each of their blocks has a checksum.
+//! Detected: a changed, zeroed or missing stretch anywhere before the last noted commit; a log missing
+//! between two others or at the end. Not detected: the oldest log missing as a whole; all logs emptied at
+//! once just after all rows went to tables with the last commit; and the loss of the very last commits
+//! together with an outdated `COMMITTED`, which a power cut can leave (the file is not synced). The storage
+//! engine detects damage in tables, by a checksum for each block.
 
 use super::directory::{Committed, Directory};
 use super::log_batch::{read_batch, LogBatch, ParseError, HEAD};
@@ -24,18 +24,18 @@ use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// More sequence numbers than this are never used between two commits; a flush takes one or two.
+/// Upper limit of the sequence numbers used between two commits; a flush uses one or two.
 const MOST_SEQUENCE: u64 = 1 << 16;
 const CHUNK: usize = 64 << 10;
 
-/// One log, looked through.
+/// One checked log.
 struct Log {
     path: PathBuf,
-    /// Bytes of whole batches.
+    /// Byte ranges of complete batches.
     whole: Vec<Range<u64>>,
-    /// Whether anything but zeros lies behind the last of them.
+    /// Whether anything but zeros follows the last of them.
     torn: bool,
-    /// Whether anything is damaged that a whole batch follows.
+    /// Whether a complete batch follows a damaged part.
     damaged: bool,
 }
 
@@ -52,11 +52,11 @@ impl Log {
     }
 }
 
-/// Something that is not as it was left.
+/// A difference from the expected state.
 #[derive(Debug)]
 struct LogFinding {
     place: String,
-    /// First and last commit that are gone, where they are known.
+    /// First and last lost commit, if known.
     lost: Option<(u64, u64)>,
     error: String,
 }
@@ -73,25 +73,25 @@ impl LogFinding {
 
     fn refusal(&self) -> OpenError {
         let error = format!(
-            "{}; restore the files, or start with --accept-loss to go on without what they held",
+            "{}; restore the files, or start with --accept-loss to go on without their contents",
             self.text()
         );
         OpenError::Damaged { place: self.place.clone(), error }
     }
 }
 
-/// What has been seen of all logs so far.
+/// The state of the check over all logs so far.
 #[derive(Default)]
 struct ScanState {
     /// Number of the last commit.
     number: Option<u64>,
     sequence: Option<u64>,
-    /// What was wrong last, to be reported with the commits that it cost.
+    /// The last fault (place and error), to be reported with the commits that it cost.
     broken: Option<(String, String)>,
-    /// A commit that lies behind it, out of reach: it was not the torn end of a crash.
+    /// A commit that follows the fault and is unreachable: the fault is not the incomplete end of a crash.
     beyond: Option<u64>,
     findings: Vec<LogFinding>,
-    /// Gaps that were accepted before.
+    /// Gaps that an earlier start accepted.
     accepted: Vec<(u64, u64)>,
 }
 
@@ -106,7 +106,7 @@ impl ScanState {
 
     fn batch(&mut self, log: &Log, at: u64, batch: &LogBatch) {
         let place = || format!("{}, byte {at}", log.path.display());
-        // Over a gap it may have gone any way forward.
+        // After a gap the sequence number may have grown by any amount.
         let most = if batch.number == self.number.map(|last| last + 1) { MOST_SEQUENCE } else { u64::MAX };
         let step = self.sequence.map(|last| batch.sequence.checked_sub(last));
         if step.is_some_and(|step| !step.is_some_and(|step| (1..most).contains(&step))) {
@@ -116,7 +116,7 @@ impl ScanState {
         let Some(number) = batch.number else { return };
         match self.number.map(|last| (last + 1, number.checked_sub(last + 1))) {
             None | Some((_, Some(0))) => {
-                // Nothing is known to be lost with it, but what is whole follows: it was not the end.
+                // No loss is known, but a complete batch follows: the fault is not the end of the logs.
                 let here = log.path.display().to_string();
                 let here = self.broken.as_ref().is_some_and(|(at, _)| at.starts_with(&here));
                 if here || self.beyond.is_some() {
@@ -126,14 +126,14 @@ impl ScanState {
             }
             Some((next, Some(_))) => self.finding(place(), Some((next, number - 1)), "missing".to_owned()),
             Some((next, None)) => {
-                self.finding(place(), None, format!("commit {number} lies where {next} should"));
+                self.finding(place(), None, format!("found commit {number} in place of commit {next}"));
             }
         }
         self.number = Some(number);
         self.beyond = None;
     }
 
-    /// All logs have been seen, and this commit was noted as the last one made.
+    /// Ends the check. `noted`: the number of the last commit in `COMMITTED`.
     fn end(&mut self, data: &Path, noted: Option<u64>) {
         let place = format!("{}/*.jnl", data.display());
         let known = noted.max(self.beyond).unwrap_or(0);
@@ -142,25 +142,25 @@ impl ScanState {
                 self.finding(place, Some((last + 1, known)), "the logs end before them".to_owned());
             }
             Some(_) | None if self.beyond.is_some() => {
-                self.finding(place, None, "what can be read is not in order".to_owned());
+                self.finding(place, None, "the readable commits are out of order".to_owned());
             }
             Some(_) | None => {}
         }
     }
 
-    /// A place that cannot be read.
+    /// Records an unreadable place.
     fn broken(&mut self, log: &Log, at: u64, error: &dyn Display) {
         self.broken.get_or_insert_with(|| (format!("{}, byte {at}", log.path.display()), error.to_string()));
     }
 }
 
-/// Looks through all logs of a store, cuts off what a crash tore, and refuses what is damaged. With
-/// `accept_loss`, what is damaged is set aside in a file of its own (`.damaged` behind its name), and what
-/// was lost is noted, so that the next start knows.
+/// Checks all logs of a store, cuts off the incomplete end of a crash, and refuses damage. With
+/// `accept_loss`, a damaged log is set aside in a separate file (its name plus `.damaged`), and the losses
+/// are recorded for the next start.
 ///
 /// # Errors
 ///
-/// [`OpenError::Damaged`], which names file, place and lost commits; then nothing was changed.
+/// [`OpenError::Damaged`], which names file, place and lost commits; in that case nothing was changed.
 /// [`OpenError::Io`].
 pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
     let mut seen = ScanState { accepted: read_accepted(&accepted_file(directory))?, ..ScanState::default() };
@@ -178,7 +178,7 @@ pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), Open
         tracing::warn!(
             place = finding.place,
             loss = finding.text(),
-            "damage of the store, and this is accepted"
+            "the store is damaged: --accept-loss allows it"
         );
     }
     let lost: Vec<_> = seen.findings.iter().filter_map(|finding| finding.lost).collect();
@@ -191,14 +191,14 @@ pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), Open
         if set_aside {
             replace(log).map_err(OpenError::io("set aside", &log.path))?;
         } else if log.torn && noted.is_some() && seen.number.is_some() {
-            // The storage engine would, of most shapes of it; at the others it gives up.
+            // The storage engine would cut most shapes of such an end itself, but fails at others.
             cut(&log.path, log.end()).map_err(OpenError::io("cut", &log.path))?;
         }
     }
     Ok(())
 }
 
-/// The logs, oldest first.
+/// Lists the logs, oldest first.
 fn list(data: &Path) -> Result<Vec<PathBuf>, OpenError> {
     let entries = match fs::read_dir(data) {
         Ok(entries) => entries,
@@ -209,7 +209,7 @@ fn list(data: &Path) -> Result<Vec<PathBuf>, OpenError> {
     for entry in entries {
         let path = entry.map_err(OpenError::io("list", data))?.path();
         let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".jnl"));
-        // One with another name is for the storage engine to refuse.
+        // A log with another name is left to the storage engine, which refuses it.
         if let Some(number) = name.and_then(|name| name.parse::<u64>().ok()) {
             logs.push((number, path));
         }
@@ -255,13 +255,13 @@ fn look_through(path: &Path, seen: &mut ScanState) -> io::Result<Log> {
     Ok(log)
 }
 
-/// Whether nothing but zeros follows: a log is made large, and filled.
+/// Whether only zeros follow: a log is made at its full size and then filled.
 fn is_zero(file: &File, from: u64, size: u64) -> io::Result<bool> {
     let mut chunk = vec![0; CHUNK];
     let zeros = vec![0; CHUNK];
     let mut at = from;
     while at < size {
-        // Past holes; where a file system knows none, all is data.
+        // Skips holes; a file system without holes reports everything as data.
         match seek(file, SeekFrom::Data(at)) {
             Ok(data) => at = data,
             Err(rustix::io::Errno::NXIO) => return Ok(true),
@@ -279,13 +279,13 @@ fn is_zero(file: &File, from: u64, size: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The number of the next whole commit, anywhere behind `from`. Only for damage: the rest of the file is read
-/// into memory.
+/// The number of the next complete commit anywhere after `from`. Only for damage, as it reads the rest of the
+/// file into memory.
 fn find_batch(mut file: &File, from: u64, after: Option<u64>) -> io::Result<Option<u64>> {
     let mut rest = Vec::new();
     file.seek(io::SeekFrom::Start(from))?;
     file.read_to_end(&mut rest)?;
-    // Zeros at the end hold nothing.
+    // Zeros at the end contain no batch.
     rest.truncate(rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
     for start in 0..rest.len() {
         let Some(bytes @ [1, ..]) = rest.get(start..) else { continue };
@@ -309,7 +309,7 @@ fn cut(path: &Path, len: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Puts a log of the whole batches alone in place of this one, and keeps the old one beside it.
+/// Replaces a log by one with only its complete batches, and keeps the old one beside it.
 fn replace(log: &Log) -> io::Result<()> {
     let beside = |ending: &str| {
         let mut name = log.path.clone().into_os_string();
@@ -324,7 +324,7 @@ fn replace(log: &Log) -> io::Result<()> {
         io::copy(&mut (&from).take(run.end - run.start), &mut to)?;
     }
     to.sync_all()?;
-    // A crash in between leaves the damaged one in place, to be refused again.
+    // After a crash in between, the damaged log is still in place and is refused again.
     if !old.exists() {
         fs::hard_link(&log.path, &old)?;
     }
@@ -336,8 +336,8 @@ fn accepted_file(directory: &Directory) -> PathBuf {
     directory.path().join("ACCEPTED")
 }
 
-/// Losses that were accepted: a line of first and last commit for each. They stay visible as gaps in the logs
-/// until these are no longer needed.
+/// Accepted losses: one line with first and last commit for each. They remain gaps in the logs until the
+/// engine deletes those logs.
 fn read_accepted(path: &Path) -> Result<Vec<(u64, u64)>, OpenError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,

@@ -1,7 +1,7 @@
-//! What is done to a store's files, and what it says: logs cut, changed, zeroed and removed, tables changed.
+//! Tests of damaged store files: logs cut, changed, zeroed and removed, tables changed.
 //!
-//! The rule of all of them: a store opens with every commit, or refuses and names what is missing, or says at
-//! the read that a row is damaged. It is never silently short.
+//! In each case the store opens with every commit, or it refuses and names what is missing, or it reports at
+//! the read that a row is damaged. It never omits a row silently.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
@@ -16,7 +16,7 @@ use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
-/// Deterministic, so that a failure can be repeated.
+/// Deterministic, so that failures are reproducible.
 struct Dice(u64);
 
 impl Dice {
@@ -35,19 +35,19 @@ fn logs(dir: &Path) -> Vec<PathBuf> {
     logs
 }
 
-/// The bytes of a log, without the zeros it was made with.
+/// The bytes of a log, without the zeros at its end.
 fn content(log: &Path) -> Vec<u8> {
     let mut bytes = fs::read(log).unwrap();
     bytes.truncate(bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
     bytes
 }
 
-/// Where each batch of a log ends.
+/// The end of each batch of a log.
 fn ends(bytes: &[u8]) -> Vec<usize> {
     bytes.windows(4).enumerate().filter(|(_, w)| w == b"FJL\x03").map(|(at, _)| at + 4).collect()
 }
 
-/// A store of `commits` commits, each of one item of its number, closed; the tail is in one log.
+/// A closed store of `commits` commits, each with one item of the commit's number; its tail is in one log.
 fn store_of(commits: u64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open_at(dir.path()).store;
@@ -66,7 +66,7 @@ fn accept(path: &Path) -> OpenStore {
     open(&config(path), 32 << 20, true, crate::clock::wall_ms()).unwrap()
 }
 
-/// Numbers of lost commits as a refusal names them.
+/// First and last lost commit that a refusal names.
 fn named(error: &OpenError) -> (u64, u64) {
     let OpenError::Damaged { place, error } = error else { panic!("{error}") };
     assert!(place.contains(".jnl"), "{place}: {error}");
@@ -103,8 +103,8 @@ fn the_last_log_cut_at_every_byte() {
     fs::write(&log, &bytes).unwrap();
     let note = fs::read(dir.path().join("COMMITTED")).unwrap();
     let mut tried = 0;
-    // Each offset is tried without opening; where a commit begins or ends, and some in between, it is opened
-    // too.
+    // The test checks each offset without opening the store. Where a commit begins or ends, and at some
+    // offsets in between, it also opens the store.
     for len in bytes.len() - 4096..=bytes.len() {
         let known = ends.iter().filter(|end| **end <= len).count() as u64 - 1;
         fs::write(&log, &bytes[..len]).unwrap();
@@ -125,7 +125,7 @@ fn the_last_log_cut_at_every_byte() {
             }
             let mut store = accept(dir.path()).store;
             assert_eq!(everything(&mut *store), keys(1..=known), "cut to {len}");
-            // And it goes on from there.
+            // The store works on from there.
             store.commit(&[group(77, vec![put(77, 77)])]).unwrap();
             store.close().unwrap();
             let mut store = open_at(dir.path()).store;
@@ -139,7 +139,7 @@ fn the_last_log_cut_at_every_byte() {
 
 #[test]
 fn what_was_never_reported_is_no_loss() {
-    // The note is the one of before the last commit: what a crash within it leaves.
+    // `COMMITTED` is the one before the last commit, as after a crash within that commit.
     let dir = store_of(9);
     let note = fs::read(dir.path().join("COMMITTED")).unwrap();
     let mut store = open_at(dir.path()).store;
@@ -153,7 +153,7 @@ fn what_was_never_reported_is_no_loss() {
         let dir = copy(dir.path());
         let log = logs(dir.path()).pop().unwrap();
         fs::write(dir.path().join("COMMITTED"), &note).unwrap();
-        // Cut short, and with its pages written out of order.
+        // The batch is cut, or its pages were written out of order.
         let holed = [&bytes[..len], &vec![0; bytes.len() - len - 1], &bytes[bytes.len() - 1..]].concat();
         for torn in [&bytes[..len], &holed] {
             fs::write(&log, torn).unwrap();
@@ -164,7 +164,7 @@ fn what_was_never_reported_is_no_loss() {
     }
 }
 
-/// Opens a store whose files were changed. `Err`: refused, or damage was named at a read.
+/// Opens a store with changed files. `Err`: the open was refused, or a read reported damage.
 fn contents(path: &Path) -> Result<Vec<Key>, String> {
     let opened =
         open(&config(path), 32 << 20, false, crate::clock::wall_ms()).map_err(|error| error.to_string())?;
@@ -181,7 +181,7 @@ fn contents(path: &Path) -> Result<Vec<Key>, String> {
     }
 }
 
-/// An item large enough that some of them fill a table, and unlike the others.
+/// A large item that differs from all others; some of them fill a table.
 fn big(number: u64) -> Stored {
     let mut dice = Dice(number | 1 << 40);
     let body = (0..1_500).map(|_| dice.below(256) as u8).collect();
@@ -193,7 +193,7 @@ fn put_big(number: u64) -> Op {
     put_item(big(number), false)
 }
 
-/// A store with sealed logs and tables, and the keys of all its items. As a killed process leaves it.
+/// A store with sealed logs and tables, as a killed process leaves it, and the keys of all its items.
 fn large() -> &'static (tempfile::TempDir, Vec<Key>) {
     static STORE: std::sync::OnceLock<(tempfile::TempDir, Vec<Key>)> = std::sync::OnceLock::new();
     STORE.get_or_init(|| {
@@ -201,7 +201,7 @@ fn large() -> &'static (tempfile::TempDir, Vec<Key>) {
         let mut store = open(&config(dir.path()), 0, false, crate::clock::wall_ms()).unwrap().store;
         let mut number = 0;
         let tables = |path: &Path| fs::read_dir(path).map_or(0, Iterator::count);
-        // About a MiB a memtable; more commits until a table of items is there.
+        // Each memtable takes about a MiB; commits follow until there is a table of items.
         while number < 1_500 || tables(&dir.path().join("db/keyspaces/1/tables")) == 0 {
             number += 1;
             store.commit(&[group(number, vec![put_big(number)])]).unwrap();
@@ -225,7 +225,7 @@ fn a_large_store_opens_as_it_was_left() {
     assert!(!dir.path().join("ACCEPTED").exists());
 }
 
-/// Splits the only log in two at a batch's end: what a rotation leaves.
+/// Splits the only log in two at the end of a batch, as a rotation would.
 fn split(dir: &Path) -> (PathBuf, PathBuf) {
     let first = logs(dir).pop().unwrap();
     let bytes = content(&first);
@@ -249,7 +249,7 @@ fn damage_in_the_middle_of_a_sealed_log_is_noticed() {
     let directory = directory::Directory::open(dir.path()).unwrap();
     let mut unnoticed = BTreeSet::new();
     let mut tried = 0;
-    // A bit of every byte behind the first batch, and stretches of zeros.
+    // One bit of every byte after the first batch, and stretches of zeros.
     for at in ends[0]..good.len() {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
@@ -285,14 +285,14 @@ fn a_lost_log_is_noticed() {
     let dir = store_of(40);
     split(dir.path());
     let (second, third) = split(dir.path());
-    // Not the oldest: that one could have been let go of.
+    // Not the oldest log, which the engine may have deleted.
     fs::remove_file(&second).unwrap();
     let (from, to) = named(&refusal(dir.path()));
     assert!(from > 1 && to < 40, "{from} {to}");
     let mut store = accept(dir.path()).store;
     assert_eq!(everything(&mut *store), keys((1..from).chain(to + 1..=40)));
     drop(store);
-    // What was accepted is not told again, and later damage is.
+    // An accepted loss is not reported again, but later damage is.
     drop(open_at(dir.path()));
     let bytes = content(&third);
     fs::write(&third, &bytes[..bytes.len() - 10]).unwrap();
@@ -306,8 +306,8 @@ fn an_accepted_loss_costs_no_more_than_was_damaged() {
     let (sealed, _) = split(dir.path());
     let good = fs::read(&sealed).unwrap();
     let ends = ends(&good);
-    // In a row: the batch is found to be changed, and the one behind it is read. In a length: all behind it
-    // is lost.
+    // Damage in a row: the check finds the changed batch, and reads the next one. Damage in a length: all
+    // following batches are lost.
     let (changed, shape) = (ends[10] - 20, ends[9] + 13 + 12);
     for (at, expected) in [(changed, (10, 10)), (shape, (10, ends.len() as u64 - 1))] {
         let dir = copy(dir.path());
@@ -317,7 +317,7 @@ fn an_accepted_loss_costs_no_more_than_was_damaged() {
         fs::write(&log, &bad).unwrap();
         assert_eq!(named(&refusal(dir.path())), expected, "byte {at}");
         {
-            // What is accepted stays accepted, also where the log is still needed at the next start.
+            // An accepted loss stays accepted, also if the log is still needed at the next start.
             let directory = directory::Directory::open(dir.path()).unwrap();
             super::logs::check(&directory, true).unwrap();
             super::logs::check(&directory, false).unwrap();
@@ -353,7 +353,7 @@ fn changed_files_are_refused_or_read_right() {
     let mut dice = Dice(seed);
     let (mut right, mut refused, mut panicked, mut short) = (0, 0, 0, Vec::new());
     for round in 0..rounds {
-        // The large files of the items as often as all the small ones together.
+        // The large files of the items are chosen as often as all small ones together.
         let heavy: Vec<_> = files.iter().filter(|f| f.starts_with("db/keyspaces/1/tables")).collect();
         let file = match dice.below(3) {
             0 => files[dice.below(files.len() as u64) as usize].clone(),

@@ -1,4 +1,4 @@
-//! Figures of the store alone: `make measure`.
+//! Measurements of the store alone: `make measure`.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the measurement")]
 
@@ -9,7 +9,7 @@ use crate::engine::event::{BucketRow, IndexRows, QueueRow, Stored, Wanted};
 use crate::engine::types::{BatchId, End, Ended, Identity, Key};
 
 fn put(seq: u64, body: usize) -> Op {
-    // Incompressible enough, and different in each row.
+    // Hardly compressible, and different in each row.
     let mut state = seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let byte = |_| {
         state ^= state << 13;
@@ -21,13 +21,13 @@ fn put(seq: u64, body: usize) -> Op {
     put_item(Stored { content: Some(Arc::new(content)), ..item(seq, seq) }, false)
 }
 
-/// An id that a producer gave, in no order.
+/// A producer's id, in no order.
 fn given(seq: u64) -> Identity {
     let spread = u128::from(seq).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     Identity::given(spread.to_be_bytes())
 }
 
-/// Resident memory of this process, MiB: now, and at its peak.
+/// Resident memory of this process, now and at its peak.
 fn memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = |name| status.lines().find(|l| l.starts_with(name)).unwrap_or_default().to_owned();
@@ -52,7 +52,7 @@ fn timed(what: &str, rows: u64, run: impl FnOnce()) {
     );
 }
 
-/// How long commits took, without the making of what is committed.
+/// Duration of the commits, without the preparation of their content.
 #[derive(Default)]
 struct Commits {
     ms: u64,
@@ -68,19 +68,19 @@ impl Commits {
         self.longest = self.longest.max(took);
     }
 
-    fn tell(&self, rows: u64) {
+    fn print(&self, rows: u64) {
         let Commits { ms, longest } = self;
         println!("commits alone: {ms} ms, {} rows/s; the longest {longest} ms", rows * 1_000 / ms.max(&1));
     }
 }
 
-/// Fills the store.
+/// Fills the store with rows.
 fn fill(store: &mut dyn Store, rows: u64, body: usize) {
     let mut commits = Commits::default();
     for start in (0..rows).step_by(1_000) {
         commits.make(store, group(start, (start..start + 1_000).map(|seq| put(seq, body)).collect()));
     }
-    commits.tell(rows);
+    commits.print(rows);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_million_waiting_in_little_memory() {
     timed("open", 1, || drop(open_at(dir.path())));
 }
 
-/// Half of the million wait in the store alone, the other half has ended, spread over all buckets.
+/// Half of the million items wait in the store only, the other half has ended, spread over all buckets.
 #[test]
 #[ignore = "minutes: make measure runs it"]
 fn a_million_identities() {
@@ -182,7 +182,8 @@ fn a_million_identities() {
     println!("{:?}", store.usage().unwrap());
 }
 
-/// Items with ids of 10,000 customers, from their arrival far ahead to the commit that says how they ended.
+/// Items with ids, of 10,000 customers, from their arrival far ahead of their due to the commit of their
+/// ends.
 fn far_items(limit: u64) {
     const ROWS: u64 = 1_000_000;
     const CUSTOMERS: u64 = 10_000;
@@ -190,7 +191,7 @@ fn far_items(limit: u64) {
     let customer = |seq: u64| -> Arc<str> { format!("customer-{}", seq % CUSTOMERS).into() };
     let rows =
         |seq: u64| IndexRows { identity: Some(given(seq)), customer: Some((APP.into(), customer(seq))) };
-    // Due a millisecond apart for each thousand of customers, the last come first.
+    // Each thousand of items is due one millisecond after the next; the last to arrive are due first.
     let key = |seq: u64| Key::own(1_000 + (ROWS - seq) / 1_000, seq);
     let dir = tempfile::tempdir().unwrap();
     let mut store = open(&config(dir.path()), limit, false, crate::clock::wall_ms()).unwrap().store;
@@ -237,7 +238,7 @@ fn a_million_far_items() {
     far_items(256 << 20);
 }
 
-/// The name of a queue, about as long as they are.
+/// The name of a queue, of typical length.
 fn queue_name(number: u64) -> Arc<str> {
     format!("application-{number:06}").into()
 }
@@ -253,7 +254,7 @@ fn queue_row(number: u64, count: u64, low: Key) -> Op {
     })
 }
 
-/// What a queue for each application costs: ten items in each, in order of due over all of them.
+/// The cost of one queue per application: ten items in each, in order of due over all of them.
 fn many_queues(queues: u64, given_ids: bool) {
     const EACH: u64 = 10;
     const LIMIT: u64 = 256 << 20;
@@ -274,7 +275,7 @@ fn many_queues(queues: u64, given_ids: bool) {
             );
             commits.make(&mut *store, group(start, ops));
         }
-        commits.tell(queues * EACH);
+        commits.print(queues * EACH);
     });
     println!("{:?}", store.usage().unwrap());
     store.close().unwrap();
@@ -298,7 +299,7 @@ fn many_queues(queues: u64, given_ids: bool) {
             }
         });
     }
-    // What an application that delivers does: its head goes, its row says so, and the rest is looked at.
+    // As for an application that delivers: its head is deleted, its row follows, and the rest is read.
     timed(&format!("{what}: delete the head and move the low mark, 1,000 a commit"), queues, || {
         for start in (0..queues).step_by(1_000) {
             let ops = (start..start + 1_000).flat_map(|seq| {

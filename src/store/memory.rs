@@ -1,6 +1,6 @@
-//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, told so
-//! by its settings, writes none here. What it does keep, as long as the process lives and within bounds, is
-//! how items ended, so that repeats are recognised.
+//! The memory store: keeps no items. The broker's unacked message is the only copy, and the engine, as its
+//! settings require, writes no items here. The store does remember how items ended, so that repeats are
+//! recognised: within bounds, and until the process ends.
 
 use super::errors::{broken_contract, BrokenContract};
 use super::{
@@ -11,17 +11,17 @@ use crate::engine::event::{Found, Load, Loaded, Op, Opened, RangeRows, Wanted, B
 use crate::engine::types::{Ended, Identity};
 use std::collections::HashMap;
 
-/// Bytes of memory that one ended item costs, about.
+/// Memory that one ended item costs, in bytes, approximate.
 const ENTRY: u64 = 200;
-/// Fewest ended items that are kept, however little memory there is.
+/// The store keeps at least this many ended items, however little memory there is.
 const LEAST: usize = 1_000;
 
-/// Opens an empty store with a fresh identity. What it remembers takes a sixteenth of `memory_limit` (bytes)
-/// at most.
+/// Opens an empty store with a fresh identity. Its ended items take at most a sixteenth of `memory_limit`
+/// (bytes).
 ///
 /// # Errors
 ///
-/// The system has no random numbers.
+/// The system provides no random numbers.
 pub(super) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
     let entries = usize::try_from(memory_limit / 16 / ENTRY).unwrap_or(usize::MAX);
     let store = MemoryStore::new(entries.max(LEAST));
@@ -29,10 +29,10 @@ pub(super) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
     Ok(OpenStore { store, opened: Opened::default(), identity, takeover: None })
 }
 
-/// What ended within one span of time.
+/// The items that ended within one span of time.
 #[derive(Debug, Default)]
 struct EndedBucket {
-    /// Counts the buckets as they begin: the lowest began longest ago.
+    /// Number of this beginning: the lowest number marks the oldest bucket.
     begun: u64,
     ended: HashMap<Identity, Ended>,
 }
@@ -41,16 +41,16 @@ struct EndedBucket {
 #[derive(Debug)]
 struct MemoryStore {
     buckets: [EndedBucket; BUCKETS as usize],
-    /// How many times a bucket has begun.
+    /// Number of bucket beginnings so far.
     begun: u64,
-    /// Most ended items, at least 1.
+    /// Maximum number of ended items, at least 1.
     most: usize,
-    /// That it was full has been said.
+    /// The warning about a full table has been logged.
     warned: bool,
 }
 
 impl MemoryStore {
-    /// An empty one, for that number of ended items.
+    /// An empty store for at most `most` ended items.
     fn new(most: usize) -> Self {
         MemoryStore { buckets: Default::default(), begun: 0, most, warned: false }
     }
@@ -66,7 +66,7 @@ impl MemoryStore {
             Op::BeginBucket(row) => {
                 self.begun += 1;
                 let begun = self.begun;
-                // A fresh table, so that the old one's memory is given back.
+                // A fresh table frees the memory of the old one.
                 *self.bucket(row.bucket)? = EndedBucket { begun, ended: HashMap::new() };
             }
             Op::Put { .. }
@@ -88,7 +88,7 @@ impl MemoryStore {
         self.buckets.get_mut(usize::from(bucket)).ok_or_else(|| no_bucket(bucket))
     }
 
-    /// Empties the oldest bucket that holds anything, if there is no room for one more.
+    /// Empties the oldest bucket that is not empty, if there is no room for one more item.
     fn make_room(&mut self) {
         let kept: usize = self.buckets.iter().map(|bucket| bucket.ended.len()).sum();
         if kept < self.most {
@@ -175,7 +175,7 @@ mod tests {
         Op::BeginBucket(BucketRow { bucket, from: 1 })
     }
 
-    /// When the item ended, as the first of the buckets says that knows it.
+    /// When the item ended, by the first of the buckets that contains it.
     fn at(store: &mut MemoryStore, seq: u64, buckets: &[u8]) -> Option<u64> {
         let identity = Identity::assigned(seq);
         let wanted = Wanted { identity, application: "app".into(), key: None, buckets: buckets.to_vec() };
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(at(&mut store, 1, &[1, 0]), Some(20));
         assert_eq!(at(&mut store, 1, &[0, 1]), Some(11));
         assert_eq!((at(&mut store, 2, &[1]), at(&mut store, 3, &[1, 0])), (None, None));
-        // In order: what was remembered before the beginning goes, what comes after it stays.
+        // In order: entries from before the beginning go, later ones stay.
         commit(&mut store, vec![remember(0, 3, 30), begin(0), remember(0, 4, 40)]);
         assert_eq!((at(&mut store, 2, &[0]), at(&mut store, 3, &[0])), (None, None));
         assert_eq!(at(&mut store, 4, &[1, 0]), Some(40));
@@ -204,7 +204,7 @@ mod tests {
         let mut store = MemoryStore::new(4);
         commit(&mut store, vec![begin(5), remember(5, 1, 1), remember(5, 2, 2), begin(0), remember(0, 3, 3)]);
         commit(&mut store, vec![remember(0, 4, 4)]);
-        // One that is known already takes no more room.
+        // A known item takes no additional room.
         commit(&mut store, vec![remember(0, 4, 4)]);
         assert!(!store.warned);
         commit(&mut store, vec![remember(0, 5, 5)]);
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!((at(&mut store, 1, &[5]), at(&mut store, 2, &[5])), (None, None));
         let left: Vec<_> = (3..6).filter_map(|seq| at(&mut store, seq, &[0, 5])).collect();
         assert_eq!(left, vec![3, 4, 5]);
-        // One bucket alone is bounded as well.
+        // A single bucket is bounded as well.
         commit(&mut store, vec![remember(0, 6, 6), remember(0, 7, 7)]);
         assert_eq!((at(&mut store, 6, &[0]), at(&mut store, 7, &[0])), (None, Some(7)));
     }

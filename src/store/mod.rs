@@ -1,9 +1,9 @@
-//! The durable store: what it must do, and what can go wrong with it.
+//! The durable store: its contract and its failures.
 //!
-//! Two kinds: [`disk`] keeps items over restarts and power cuts, [`memory`] keeps no items. [`thread`] runs
-//! either of them apart from the loop, so that a slow disk never delays a publish. Deliberately absent: any
-//! decision. The engine says what is written, moved, removed and read; the store does that, durably and in
-//! order.
+//! [`disk`] keeps items over restarts and power cuts, [`postgres`] keeps them in a database, and [`memory`]
+//! keeps no items. [`thread`] runs a store on its own thread, so that a slow disk never delays a publish.
+//! Deliberately absent: any decision. The engine decides what to write, move, remove and read; the store does
+//! it, durably and in order.
 
 mod ahead;
 mod changes;
@@ -82,78 +82,78 @@ use crate::lease::Lease;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// One group of writes: atomic, over all that it touches.
+/// One group of writes; it is atomic over all keyspaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CommitGroup {
-    /// In order; a later one sees what an earlier one did.
+    /// In order; each operation sees the effects of earlier ones.
     pub ops: Vec<Op>,
-    /// Named by [`thread::StoreEvent::Committed`] once it is durable.
+    /// [`thread::StoreEvent::Committed`] names it once the group is durable.
     pub token: Token,
-    /// Recorded with it.
+    /// Recorded with the group.
     pub marks: Marks,
-    /// An answer waits for it: it waits for no others to share a sync with.
+    /// An answer waits for this group: the commit does not wait for others to share its sync.
     pub hurried: bool,
 }
 
-/// Room on the disk, bytes.
+/// Space on the disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// Taken by the store.
+    /// Used by the store.
     pub used: u64,
-    /// Free on its file system, for an unprivileged user; `u64::MAX` where that is not known.
+    /// Free on its file system for an unprivileged user; `u64::MAX` where unknown.
     pub free: u64,
     /// Size of its file system.
     pub total: u64,
 }
 
-/// Contents asked for: an arrival number to be given back with the answer, and where the item lies.
+/// Requested contents: for each the arrival number, which the answer repeats, and the place of the item.
 pub type WantedContents = [(u64, Place)];
 
-/// Contents found, with the numbers they were asked for by, in the same order.
+/// Contents that were found, with their arrival numbers, in the order of the request.
 pub type Contents = Vec<(u64, Arc<Content>)>;
 
-/// The part of giving back room that takes its time; see [`Store::begin_reclaim`].
+/// The slow part of reclaiming space; see [`Store::begin_reclaim`].
 pub type ReclaimJob = Box<dyn FnOnce() -> Result<(), CommitError> + Send>;
 
-/// A step of a scan over the rows of one moment; see [`Store::look`].
+/// One step of a scan over a snapshot of the rows; see [`Store::look`].
 pub type LookJob = Box<dyn FnOnce() -> Result<Loaded, ReadError> + Send>;
 
-/// A store. One thread owns it.
+/// A store, owned by one thread.
 pub trait Store: Send {
-    /// Makes all groups durable, in order, with a single sync for all of them; each group is atomic.
+    /// Makes all groups durable in order, with a single sync for all of them; each group is atomic.
     ///
     /// # Errors
     ///
-    /// After an error nothing may be relied on: the groups may have been written, or not. The caller stops,
-    /// and opens the store again to learn what is there.
+    /// After an error it is unknown whether the groups were written. The caller stops, and opens the store
+    /// again to find out.
     fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError>;
 
-    /// Reads; sees every commit made before.
+    /// Reads; sees every earlier commit.
     ///
     /// # Errors
     ///
-    /// A record that cannot be read, or a content that is not there, is damage: it is never skipped.
+    /// An unreadable record or a missing content is damage; it is never skipped.
     fn load(&mut self, load: &Load) -> Result<Loaded, ReadError>;
 
-    /// A second reader for contents, to be used by another thread at the same time. `None`: this store has
-    /// none.
+    /// A second reader for contents, which another thread may use concurrently. `None`: this store has none.
     fn reader(&self) -> Option<Box<dyn Reader>> {
         None
     }
 
-    /// A step of a scan over what is there now, to be taken by another thread at any later time: it brings
-    /// what [`Store::load`] would bring at this moment, or less where it takes long. `None`: this store has
-    /// nothing to look at.
+    /// One step of a scan over the present rows, which another thread may run at any later time. It returns
+    /// what [`Store::load`] would return now, or less if the step takes long. `None`: this store scans by
+    /// [`Store::load`] alone.
     fn look(&self, _scan: &Scan) -> Option<LookJob> {
         None
     }
 
-    /// For how long it is this process's, where others could claim it. `None`: nobody can.
+    /// The lease, which says how long the store belongs to this process. `None`: no other process can claim
+    /// the store.
     fn lease(&self) -> Option<Arc<Lease>> {
         None
     }
 
-    /// Extends that. A commit does so too.
+    /// Extends the lease. A commit extends it too.
     ///
     /// # Errors
     ///
@@ -162,8 +162,8 @@ pub trait Store: Send {
         Ok(())
     }
 
-    /// Name of another daemon that stands by and would have it, if one was heard of lately: the caller closes
-    /// the store then.
+    /// Name of a daemon that stands by and would take the store over, if one was seen lately. The caller then
+    /// closes the store.
     ///
     /// # Errors
     ///
@@ -172,30 +172,31 @@ pub trait Store: Send {
         Ok(None)
     }
 
-    /// Makes exports beside the thread that owns the store. `None`: this store keeps no items.
+    /// An exporter that runs concurrently with the thread that owns the store. `None`: this store has no
+    /// exports.
     fn exporter(&self) -> Option<export::Exporter> {
         None
     }
 
-    /// Room taken and left.
+    /// Used and free space.
     ///
     /// # Errors
     ///
-    /// The file system does not answer.
+    /// The file system reports no figures.
     fn usage(&self) -> Result<Usage, UsageError>;
 
-    /// Whether it can still write: a part of it may have failed between two commits.
+    /// Checks that the store can still write: a background part of it may have failed between two commits.
     ///
     /// # Errors
     ///
-    /// What the next commit would fail with.
+    /// The error with which the next commit would fail.
     fn health(&self) -> Result<(), CommitError> {
         Ok(())
     }
 
-    /// Begins to give back the room of what was deleted. The job is for another thread, beside commits and
-    /// reads; behind it comes [`Store::end_reclaim`]. `None`: this store has no room to give back, or much on
-    /// its way to the disk: a later call may begin.
+    /// Begins to reclaim the space of deleted rows. Another thread runs the job, concurrently with commits
+    /// and reads; [`Store::end_reclaim`] follows it. `None`: this store has no space to reclaim, or many rows
+    /// are being flushed, and a later call may begin.
     ///
     /// # Errors
     ///
@@ -204,7 +205,7 @@ pub trait Store: Send {
         Ok(None)
     }
 
-    /// Lets go of the files that the job has made superfluous.
+    /// Releases the files that the job has made obsolete.
     ///
     /// # Errors
     ///
@@ -213,23 +214,23 @@ pub trait Store: Send {
         Ok(())
     }
 
-    /// Most operations, and about how many bytes, that one call of [`Store::commit`] should be given. A
-    /// single group beyond it is still taken.
+    /// The most operations, and about the most bytes, for one call of [`Store::commit`]. The store still
+    /// accepts a single larger group.
     fn group_limit(&self) -> (usize, u64) {
         (65_536, 32 << 20)
     }
 
-    /// Syncs and lets go of all files.
+    /// Syncs and closes all files.
     ///
     /// # Errors
     ///
-    /// The last sync failed. What was committed is durable even so.
+    /// The last sync failed. All commits are durable nevertheless.
     fn close(self: Box<Self>) -> Result<(), CloseError>;
 }
 
-/// Reads contents beside the thread that owns the store.
+/// Reads contents concurrently with the thread that owns the store.
 pub trait Reader: Send {
-    /// The contents of all that is wanted, or `None` if one is not there (yet, or any more): then the caller
+    /// All wanted contents, or `None` if one is missing (not written yet, or already gone). The caller then
     /// asks the store itself, whose answer is ordered with the writes.
     ///
     /// # Errors
@@ -238,35 +239,35 @@ pub trait Reader: Send {
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError>;
 }
 
-/// A store that has been opened, and what it knew.
+/// An opened store, with the state read from it.
 pub struct OpenStore {
-    /// To be given to [`thread::spawn`].
+    /// To pass to [`thread::spawn`].
     pub store: Box<dyn Store>,
     /// For the engine.
     pub opened: Opened,
-    /// Random, made once in the life of a store: with the arrival number it makes assigned ids unique for
-    /// ever.
+    /// Random, chosen when the store is made. With the arrival number it keeps assigned ids unique
+    /// permanently.
     pub identity: u64,
-    /// Whose it was before, where it could have been another daemon's.
+    /// Its previous owner, for a store that another daemon could have owned.
     pub takeover: Option<Takeover>,
 }
 
-/// How a store that several daemons reach came to be this one's.
+/// How this daemon came to own a store that several daemons can reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takeover {
-    /// Nobody had it: it is new, or its last owner has let go of it.
+    /// It had no owner: it is new, or its last owner released it.
     Free,
-    /// Its last owner has not extended the lease.
+    /// The lease of its last owner expired.
     Expired,
-    /// It was this daemon's already: an earlier process of it, or an earlier life.
+    /// This daemon owned it already, in an earlier process or an earlier life.
     Own,
 }
 
 impl Takeover {
-    /// All of them.
+    /// All of its values.
     pub const ALL: [Takeover; 3] = [Takeover::Free, Takeover::Expired, Takeover::Own];
 
-    /// As state and metrics tell it.
+    /// Its name in the state and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Takeover::Free => "free",
@@ -276,7 +277,7 @@ impl Takeover {
     }
 }
 
-/// Opens the configured store: once, or, where it can be another daemon's or out of reach, again and again.
+/// Opens the configured store: once, or repeatedly where another daemon may own it or it may be unreachable.
 pub struct Opener {
     kind: OpenerKind,
     memory_limit: u64,
@@ -290,13 +291,13 @@ enum OpenerKind {
 }
 
 impl Opener {
-    /// For the configured store. `memory_limit` (`limits.memory`, bytes): the disk store's buffers and caches
-    /// take about a quarter of it, what the memory store remembers a sixteenth. `accept_loss`: go on although
-    /// commits that had been made durable are gone.
+    /// Prepares to open the configured store. `memory_limit` (`limits.memory`, bytes): the disk store's
+    /// buffers and caches take about a quarter of it, the ended items of the memory store a sixteenth.
+    /// `accept_loss`: go on although durable commits are missing.
     ///
     /// # Errors
     ///
-    /// See [`OpenError`]: of the directory.
+    /// See [`OpenError`]: those of the directory.
     pub fn new(store: &config::StoreConfig, memory_limit: u64, accept_loss: bool) -> Result<Self, OpenError> {
         let kind = match (store.kind, &store.database) {
             (StoreKind::Disk, _) => OpenerKind::Disk(store.path.clone()),
@@ -312,11 +313,11 @@ impl Opener {
         Ok(Opener { kind, memory_limit, accept_loss })
     }
 
-    /// Opens it, and makes it first where there is none. `wall`: what the clock says, UTC ms.
+    /// Opens the store, and makes it first if there is none. `wall`: the wall clock, UTC ms.
     ///
     /// # Errors
     ///
-    /// See [`OpenError`]. Nothing is repaired silently: a damaged store stays as it is.
+    /// See [`OpenError`]. Nothing is repaired silently: a damaged store stays unchanged.
     pub fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
         match &mut self.kind {
             OpenerKind::Disk(path) => disk::open(path, self.memory_limit, self.accept_loss, wall),

@@ -1,5 +1,5 @@
-//! The whole store against a naive one of ordered maps, the one that the engine's tests use: random
-//! operations, in random groups, with restarts between them, and every kind of read after each commit.
+//! Compares the whole store with a simple model of ordered maps, the one of the engine's tests: random
+//! operations in random groups, with restarts between them, and every kind of read after each commit.
 
 use super::ground::GroundKind;
 use super::tests::{given, item, put_item, range};
@@ -14,13 +14,13 @@ use crate::engine::types::{ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Arrival numbers that each commit leases, more than one step gives out.
+/// Number of arrival numbers that each commit leases; one step uses fewer.
 const LEASE: u64 = 1 << 10;
 const QUEUES: [&str; 3] = ["a", "ab", "b"];
 const CUSTOMERS: [&str; 2] = ["x", "y"];
 
-/// Everything that can be read, and questions that lead astray, are answered alike, or refused alike.
-fn judge(store: &mut Twin, model: &mut FakeStore, from: Key, until: u64, most: (usize, usize)) {
+/// Store and model answer or refuse every read alike, including look-ups that lead astray.
+fn compare(store: &mut Twin, model: &mut FakeStore, from: Key, until: u64, most: (usize, usize)) {
     let names = || QUEUES.into_iter().chain([DEAD_LETTERS]);
     let ranges = names().map(|queue| range(queue, from, until, most.0)).collect();
     store.load(&Load::Ranges { ranges, max_rows: most.1, max_bytes: u64::MAX }, model);
@@ -44,12 +44,12 @@ fn judge(store: &mut Twin, model: &mut FakeStore, from: Key, until: u64, most: (
     for wanted in beside.take(3).chain([places.clone()]) {
         store.load(&Load::Contents(wanted), model);
     }
-    judge_finds(store, model);
+    compare_finds(store, model);
 }
 
-/// Each item by its identity, and each id that may have been given, under every application, with the key of
-/// its own item, of another, and without.
-fn judge_finds(store: &mut Twin, model: &mut FakeStore) {
+/// Looks up each item by its identity, and each id that may have been given, under every application: with
+/// the key of its own item, with that of another, and without.
+fn compare_finds(store: &mut Twin, model: &mut FakeStore) {
     let buckets: Vec<u8> = model.buckets.iter().map(|row| row.bucket).collect();
     let items = model.items.values().map(|item| (item.identity(), Some(item.key)));
     let mut asked: Vec<(Identity, Option<Key>)> = items.collect();
@@ -64,10 +64,10 @@ fn judge_finds(store: &mut Twin, model: &mut FakeStore) {
     }
 }
 
-/// One step, as numbers: what they mean depends on what is there.
+/// One operation as numbers, whose meaning depends on the state.
 type Dice = (u8, u8, u8, u8, bool);
 
-/// The operation that these numbers mean in this state: always one that the engine may ask for.
+/// The operation that these numbers mean in this state: always one that the engine may request.
 fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
     let due = u64::from(c % 8);
     let (queue, customer) = (QUEUES[usize::from(a) % 3].into(), CUSTOMERS[usize::from(b) % 2].into());
@@ -113,7 +113,7 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
                 fingerprint: c.into(),
                 customer: None,
             };
-            // Only a bucket that has begun.
+            // Only in a bucket that has begun.
             match model.buckets.get(usize::from(a) % 2) {
                 Some(row) => {
                     Op::Remember { bucket: row.bucket, identity: given(b % 40), ended: Box::new(ended) }
@@ -131,7 +131,7 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
                 own_time: c % 3 == 0,
                 ..item(due, seq)
             };
-            // A member of a window that is there, or the first of one.
+            // The item joins an existing window, or is the first of a new one.
             let joins = |other: &&Stored| {
                 let same = other.application == item.application && other.customer == item.customer;
                 same && other.is_windowed() && other.key.due == due && b % 8 > 0
@@ -145,7 +145,7 @@ fn op(model: &FakeStore, seq: u64, (kind, a, b, c, flag): Dice) -> Op {
     }
 }
 
-/// To another moment, with a failed attempt, or to the dead letters.
+/// Moves an item to another due, with a failed attempt, or to the dead-letter queue.
 fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
     let from = Place { queue: item.queue().into(), key: item.key };
     let key = Key { due: due + 10, ..item.key };
@@ -191,8 +191,8 @@ fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (
     }
 }
 
-/// Groups of one call of commit, and what is read behind it: first key, end, most rows; and whether the store
-/// is opened anew.
+/// The groups of one call of commit; the read after it (first key, end, maximum rows); and whether the store
+/// is opened again.
 type Step = (Vec<Vec<Dice>>, (u8, u8, u8), bool);
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -226,7 +226,7 @@ proptest! {
 
 fn live(on: GroundKind, steps: Vec<Step>) {
     let (mut store, mut model, mut seq) = (Twin::on(on), FakeStore::default(), 0);
-    // As the journal does: numbers are given out once their lease is written.
+    // As in the journal, numbers are used only once their lease is written.
     model.marks.next_seq = LEASE;
     for (groups, (from, until, max_rows), reopen) in steps {
         let mut commits = Vec::new();
@@ -247,9 +247,9 @@ fn live(on: GroundKind, steps: Vec<Step>) {
             store.reopen(&model, u64::MAX);
         }
         let (from, until) = (Key::at((from % 12).into()), u64::from(until % 64));
-        judge(&mut store, &mut model, Key::default(), u64::MAX, (usize::MAX, usize::MAX));
+        compare(&mut store, &mut model, Key::default(), u64::MAX, (usize::MAX, usize::MAX));
         let most = (usize::from(max_rows % 5), 1 + usize::from(max_rows % 7));
-        judge(&mut store, &mut model, from, until, most);
+        compare(&mut store, &mut model, from, until, most);
     }
     store.reopen(&model, u64::MAX);
 }

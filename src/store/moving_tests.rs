@@ -1,4 +1,4 @@
-//! A store written out and brought back: whole, once, and again.
+//! Tests of export and import: complete, once, and repeated.
 
 use super::export::Exporter;
 use super::import::{import, ImportError, Imported};
@@ -18,7 +18,7 @@ fn id_of(_: &Content, _: u64, id: AssignedId) -> String {
     id.seq.to_string()
 }
 
-/// Tests write the numbers of identities as ids.
+/// In these tests an id is the number of its identity.
 fn identity_of(_: &str, id: &str) -> Identity {
     id.parse().map_or(Identity::assigned(0), |n: u8| given(n))
 }
@@ -39,7 +39,7 @@ fn sent(at: u64) -> Ended {
     Ended { end, at, due: 2, attempts: 0, fingerprint: 3, customer: None }
 }
 
-/// Items of every kind, in the store at `path`.
+/// Fills the store at `path` with items of every kind.
 fn fill(path: &Path) {
     let mut store = open_at(path).store;
     let dead = Stored {
@@ -102,7 +102,7 @@ impl Watcher for Sound {
     }
 }
 
-/// Without the first line, which names the export, and what it depends on.
+/// The lines after the first, which contains the name of the export.
 fn behind_first(text: &str) -> Vec<&str> {
     text.lines().skip(1).collect()
 }
@@ -170,7 +170,7 @@ fn an_import_that_was_cut_goes_on_where_it_was() {
     let want = exported(whole.path());
     for (at, end) in ends.iter().enumerate().take(ends.len() - 1) {
         let to = tempfile::tempdir().unwrap();
-        // Cut at the end of a line, and within the next one.
+        // The export is cut at the end of a line, and within the next line.
         for cut in [*end, end + 5] {
             match imported(to.path(), &text[..cut]) {
                 Err(ImportError::Cut { lines }) => assert_eq!(lines, at as u64 + 1),
@@ -188,7 +188,7 @@ fn into_a_store_that_is_there_items_come_as_new_arrivals() {
     let (_from, text) = source();
     let to = tempfile::tempdir().unwrap();
     let mut store = open_at(to.path()).store;
-    // The same id waits here, and has an own time of its own.
+    // An item with the same id waits in this store, with its own time.
     let ops = vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)];
     store.commit(&[group(30, ops)]).unwrap();
     store.close().unwrap();
@@ -227,7 +227,7 @@ fn what_has_ended_here_does_not_come_back() {
     let (_from, text) = source();
     let to = tempfile::tempdir().unwrap();
     let mut store = open_at(to.path()).store;
-    // Received at 5.
+    // The item was received at 5.
     for (bucket, at, left_out) in [(1, 4, 0), (2, 6, 1)] {
         let ended = Box::new(sent(at));
         let begin = Op::BeginBucket(BucketRow { bucket, from: 1 });
@@ -281,7 +281,7 @@ fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
     let (line, error) = fault("{}\n");
     assert!(line == 1 && error.contains("kind"), "{error}");
     let behind_end = format!("{text}x\n");
-    assert_eq!(fault(&behind_end).1, "it stands behind the last line of the export");
+    assert_eq!(fault(&behind_end).1, "it follows the last line of the export");
     let lacking: String = text
         .lines()
         .filter(|line| !line.contains("\"number\":4"))
@@ -296,7 +296,7 @@ fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
     assert_eq!(error, "a name has 201 bytes; 1 to 200 are allowed");
 }
 
-/// An export that ends with an error: what it had written, and why.
+/// The lines and the error of an export that ends with an error.
 fn broken_off(path: &Path) -> (String, String) {
     let mut export = Exporter::open(path, MEMORY).unwrap().begin(id_of).unwrap();
     let mut out = Vec::new();
@@ -309,7 +309,7 @@ fn broken_off(path: &Path) -> (String, String) {
     }
 }
 
-/// What cannot be read is not left out.
+/// An unreadable row is not omitted.
 #[test]
 fn an_export_ends_at_a_damaged_row() {
     let (from, _) = source();
@@ -319,7 +319,7 @@ fn an_export_ends_at_a_damaged_row() {
     assert!(error.contains("queue `app` due 55 number 4"), "{error}");
 }
 
-/// The rows are sound, and fewer than were counted when they were written.
+/// The rows are intact, but fewer than the store's count.
 #[test]
 fn an_export_that_lacks_items_is_not_whole() {
     let (from, text) = source();
@@ -338,7 +338,7 @@ fn an_export_that_lacks_items_is_not_whole() {
     assert_eq!(out.lines().count(), text.lines().count() - 1, "all but the line that says that it is whole");
 }
 
-/// What `run` refuses, `export` does not pass over.
+/// `export` refuses what `run` refuses.
 #[test]
 fn a_store_that_lost_commits_is_not_exported() {
     let (from, _) = source();
@@ -372,7 +372,8 @@ fn nothing_is_made_where_no_store_is() {
     }
 }
 
-/// Escapes make six bytes of one: where base64 is shorter, a body is written so, whatever it holds.
+/// An escape turns one byte into six: if base64 is shorter, the body is exported as base64, whatever it
+/// contains.
 #[test]
 fn no_line_is_longer_than_an_import_takes() {
     let bodies: [fn(usize) -> u8; 5] = [|_| 0, |_| b'"', |n| (n % 128) as u8, |_| b'x', |n| (n % 251) as u8];
@@ -394,8 +395,8 @@ fn no_line_is_longer_than_an_import_takes() {
     }
 }
 
-/// Written by the build before windows were named: with two open windows, one of them with a row, an item
-/// that has a time of its own when they end, and a window that closed early.
+/// The export was written before exports named windows. It contains two open windows, one of them with a row,
+/// an own-time item due when they end, and a window that closed early.
 #[test]
 fn windows_of_an_export_of_version_1_stay_whole() {
     let text = include_str!("export_v1.ndjson");
@@ -409,7 +410,7 @@ fn windows_of_an_export_of_version_1_stay_whole() {
             store.commit(&[group(30, vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)])]).unwrap();
             Box::new(store).close().unwrap();
         }
-        // Cut amid a window, and brought to its end.
+        // The import is cut within a window, and then completed.
         let cut = text.find("\"number\":13").unwrap();
         assert!(matches!(imported(to.path(), &text[..cut]), Err(ImportError::Cut { lines: 4 })));
         let told = imported(to.path(), text).unwrap();
@@ -437,7 +438,7 @@ fn windows_of_an_export_of_version_1_stay_whole() {
     }
 }
 
-/// Tables are made all the while, by threads of the storage engine: what a snapshot sees is whole commits.
+/// Threads of the storage engine make tables during the test; a snapshot must contain whole commits.
 #[test]
 fn what_is_exported_beside_commits_is_whole() {
     const ITEMS: u64 = 3_000;

@@ -1,5 +1,5 @@
-//! What a store finds when it is opened: what was committed, and what was done to its files meanwhile. A
-//! crash is tried on a copy of the files of a store in use: that is what `kill -9` leaves behind.
+//! Tests of opening a store: it finds the committed rows, and detects damage to its files. A crash is
+//! simulated by a copy of the files of a store in use, as `kill -9` would leave them.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
@@ -15,6 +15,7 @@ use crate::engine::event::FOR_EVER;
 use crate::engine::event::{BucketRow, QueueRow, WindowRow};
 use std::fs;
 
+/// Judges promise 9.
 #[test]
 fn marks_and_small_rows_survive() {
     let (dir, mut store) = fresh();
@@ -93,6 +94,7 @@ fn each_store_has_an_identity_of_its_own() {
     assert_ne!(open_at(one.path()).identity, open_at(other.path()).identity);
 }
 
+/// Judges promise 3.
 #[test]
 fn a_killed_process_loses_nothing_committed() {
     let (dir, mut store) = fresh();
@@ -110,7 +112,7 @@ fn a_killed_process_loses_nothing_committed() {
     let rows = everything(&mut *survivor.store);
     assert_eq!(rows, everything(&mut *store));
     assert_eq!(rows.len(), 20 + 15);
-    // And without a close, in the same directory.
+    // The same without a close, in the same directory.
     drop(store);
     assert_eq!(everything(&mut *open_at(dir.path()).store).len(), 35);
 }
@@ -159,7 +161,7 @@ fn a_newer_format_is_refused() {
 
 #[test]
 fn an_older_format_is_refused_with_what_to_do() {
-    // With all keyspaces, and without those that they did not have.
+    // With all keyspaces, and without those that older formats did not have.
     let drain = "let the version that wrote it run";
     for (format, removed, way) in [
         (1, vec!["items", "identities", "queues"], drain),
@@ -228,7 +230,7 @@ fn damaged_rows_are_named_and_never_skipped() {
         CommitError::Read(error) => named(error),
         other => panic!("{other}"),
     }
-    // What lies beside it can still be read.
+    // Other rows are still readable.
     assert_eq!(part(&mut *store, key(2, 3), 9, 9).0, vec![key(3, 3)]);
     drop(store);
     write_raw(dir.path(), KeyspaceId::Windows, &rows::prefix(&["app", "c"]).unwrap(), Some(b"short"));
@@ -248,7 +250,7 @@ fn a_lost_keyspace_or_log_is_noticed() {
         .map(|e| e.unwrap().path())
         .find(|p| p.extension().is_some_and(|e| e == "jnl"))
         .unwrap();
-    // A hole in the middle of synced commits looks to the storage engine like the torn end of a crash.
+    // To the storage engine a hole in the middle of synced commits looks like the incomplete end of a crash.
     let good = fs::read(&log).unwrap();
     let mut holed = good.clone();
     let middle = good.iter().rposition(|b| *b != 0).unwrap() / 2;
@@ -264,7 +266,7 @@ fn a_lost_keyspace_or_log_is_noticed() {
     fs::write(&log, &good).unwrap();
     assert_eq!(everything(&mut *open_at(dir.path()).store).len(), 3);
 
-    // Without its mark the storage engine takes the directory for a new one.
+    // Without its `version` file the storage engine takes the directory for a new one.
     let mark = dir.path().join("db/version");
     let kept = fs::read(&mark).unwrap();
     fs::remove_file(&mark).unwrap();
@@ -281,11 +283,12 @@ fn a_lost_keyspace_or_log_is_noticed() {
     assert!(matches!(&error, OpenError::Damaged { place, .. } if place.contains("keyspace `")), "{error}");
 }
 
+/// Judges promise 3.
 #[test]
 fn a_torn_end_is_no_damage() {
     let (dir, mut store) = fresh();
     store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
-    // The state of the note before the next commit: what a power cut during that commit leaves.
+    // The state of `COMMITTED` before the next commit, as a power cut during that commit leaves it.
     let noted = fs::read(dir.path().join("COMMITTED")).unwrap();
     store.commit(&[group(2, vec![put(2, 2)])]).unwrap();
     drop(store);

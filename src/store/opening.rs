@@ -1,5 +1,5 @@
-//! How the disk store's files are opened and made: the database, its keyspaces, and the rows that say what
-//! they are. Deliberately absent: what the rows of items mean.
+//! How the disk store's files are opened and made: the database, its keyspaces, and the rows that identify
+//! them. Deliberately absent: the meaning of item rows.
 
 use super::database::{io_error, unwritable, Keyspaces, DAMAGE};
 use super::directory::Directory;
@@ -15,28 +15,29 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-/// All logs of the storage engine together, bytes: the least it can do with, and what a start reads at most
-/// twice.
+/// Size of all logs of the storage engine together, in bytes. This is the engine's minimum; a start reads at
+/// most twice as much.
 const JOURNALS: u64 = 64 << 20;
-/// Threads that flush and compact. The first never compacts, and hands on what it is given without a pause
-/// while all others are busy with it: with two it would take a core for as long as any compaction runs. With
-/// one alone a flush waits behind a compaction, and commits behind that (see `docs/DECISIONS.md`).
+/// Threads that flush and compact. The first thread never compacts, and passes on its jobs without a pause
+/// while all other threads compact: with two threads it would use a whole core for as long as any compaction
+/// runs. With one thread a flush waits behind a compaction, and commits wait behind the flush (see
+/// `docs/DECISIONS.md`).
 const WORKERS: usize = 3;
 /// Files kept open, far below the usual limit of 1,024 for a process.
 const OPEN_FILES: usize = 200;
-/// What the storage engine may use of `limits.memory`, bytes.
+/// The share of `limits.memory` for the storage engine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskBudget {
-    /// Cache of blocks read.
+    /// Cache of blocks that were read.
     pub(super) cache: u64,
-    /// Rows not flushed to a table yet, in all keyspaces together. As much again is on its way to the disk
-    /// where rows come fast; at twice as much that is not, commits wait.
+    /// Rows of all keyspaces that no table contains yet. When rows arrive fast, as much again is being
+    /// flushed. At twice this size without a flush, commits wait.
     pub(super) memtables: u64,
 }
 
 impl DiskBudget {
-    /// A quarter of the limit: one part cache, three parts memtables, half of them on their way. The larger a
-    /// memtable, the fewer tables there are to be compacted.
+    /// A quarter of the limit: one part for the cache, three parts for memtables, half of which are being
+    /// flushed. Larger memtables make fewer tables to compact.
     pub(super) fn of(memory_limit: u64) -> Self {
         let part = memory_limit / 16;
         let memtables = part / 2 * 3;
@@ -44,7 +45,7 @@ impl DiskBudget {
     }
 }
 
-/// Commits that had been made durable must be there.
+/// Refuses a store in which durable commits are missing.
 pub(super) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>) -> Result<(), OpenError> {
     let Some(noted) = noted.filter(|noted| *noted > number) else { return Ok(()) };
     Err(OpenError::Damaged {
@@ -57,20 +58,20 @@ pub(super) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>
     })
 }
 
-/// The rows of a store that is there, whatever they hold: for looking at them.
+/// An existing store, opened for reading, whatever its rows contain.
 pub(super) struct PresentStore {
-    // In this order they are dropped: the lock last.
+    // The fields are dropped in this order: the lock last.
     pub(super) keyspaces: Keyspaces,
     pub(super) db: Database,
     pub(super) directory: Directory,
 }
 
-/// Opens a store that is there, and writes no row. What a crash tore off the end of its log is cut off, as at
-/// any start.
+/// Opens an existing store, and writes no row. As at every start, an incomplete end of the log is cut off.
 ///
 /// # Errors
 ///
-/// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`]. Rows beside the format are not read.
+/// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`]. Except for the format, no rows are
+/// read.
 pub(super) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStore, OpenError> {
     let directory = Directory::existing(path)?;
     logs::check(&directory, false)?;
@@ -81,16 +82,17 @@ pub(super) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStor
     Ok(PresentStore { keyspaces, db, directory })
 }
 
-/// What the keyspace `meta` holds.
+/// The rows of the keyspace `meta`.
 pub(super) struct StoreMeta {
     pub(super) identity: u64,
-    /// Of the last commit.
+    /// Number of the last commit.
     pub(super) number: u64,
     pub(super) marks: Marks,
 }
 
-/// Makes a new store beside its place, and moves it there once it is whole: what the storage engine has half
-/// made, it cannot open again. Nothing was ever stored in what an earlier start left there.
+/// Makes a new store in a temporary directory and renames it when it is complete: the storage engine cannot
+/// open a database that it has made only in part. A leftover of an earlier start contains no data and is
+/// removed.
 pub(super) fn establish(
     directory: &Directory,
     budget: DiskBudget,
@@ -98,7 +100,7 @@ pub(super) fn establish(
 ) -> Result<(), OpenError> {
     let (path, new) = (directory.data(), directory.path().join("db.new"));
     match fs::remove_dir_all(&new) {
-        Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was cut short"),
+        Ok(()) => tracing::info!(path = %new.display(), "removed; an earlier first start was interrupted"),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(OpenError::io("remove", &new)(error)),
     }
@@ -140,11 +142,11 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
     }
 }
 
-/// What lies in an opened database.
+/// The content of an opened database.
 pub(super) enum FoundFormat {
-    /// A store that this program knows.
+    /// A store in the current format.
     Current,
-    /// No store is there.
+    /// There is no store.
     None,
 }
 
@@ -157,7 +159,7 @@ pub(super) fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
         None
     };
     let Some(row) = row else {
-        // A first start may have been cut short. But where there are items, there was a format.
+        // A first start may have been interrupted. But where there are items, a format was written.
         for name in db.list_keyspace_names() {
             let keyspace = db.keyspace(&name, KeyspaceCreateOptions::default);
             if !keyspace.and_then(|k| k.is_empty()).map_err(|e| not_read(KeyspaceId::Meta, &e))? {
@@ -176,7 +178,7 @@ pub(super) fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
     if found < FORMAT {
         return Err(OpenError::Older { found });
     }
-    // Every keyspace is made before the format is written: one that is missing has been lost.
+    // All keyspaces are made before the format is written: a missing one was lost.
     for id in KeyspaceId::ALL {
         if !db.keyspace_exists(id.name()) {
             let place = format!("keyspace `{}`", id.name());
@@ -193,22 +195,20 @@ pub(super) fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, Op
     Ok(Keyspaces::new([a?, b?, c?, d?, e?, f?, g?, h?, i?, j?, k?, l?, m?, n?, o?])?)
 }
 
-/// How a keyspace is laid out. The storage engine keeps this with the keyspace; a change takes effect on new
-/// ones.
+/// Layout of a keyspace. The storage engine stores it with the keyspace; a change affects new keyspaces only.
 fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
-    // The size of a memtable is seen to by `DiskStore::rotate`, since it follows the configuration.
+    // `DiskStore::rotate` limits the size of a memtable, since it follows the configuration.
     let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
     match id {
-        // Single reads look for what is there.
+        // Single reads usually find their row.
         KeyspaceId::Items => {
             options.expect_point_read_hits(true).data_block_size_policy(BlockSizePolicy::all(8 << 10))
         }
-        // Only ever scanned.
+        // These keyspaces are only scanned.
         KeyspaceId::Customers | KeyspaceId::Queues | KeyspaceId::Windows => {
             options.filter_policy(FilterPolicy::disabled())
         }
-        // Single reads mostly look for what is not there: a filter for every table, of the last level as
-        // well.
+        // Single reads usually find nothing: each table gets a filter, also on the last level.
         KeyspaceId::Identities | KeyspaceId::Closings | KeyspaceId::Ended(_) => {
             options.expect_point_read_hits(false)
         }

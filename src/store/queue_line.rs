@@ -1,37 +1,36 @@
-//! The line of an export for a queue that is paused, or leaves at a rate for a while, or of which a customer
-//! is paused.
+//! The line of an export for a queue that is paused or has a temporary rate, or for a paused customer.
 
 use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
 use crate::engine::types::Key;
 use serde::{Deserialize, Serialize};
 
-/// No moment before is one at which something ends: rows have other meanings for these numbers.
+/// The smallest valid end, because rows use smaller numbers with other meanings.
 const FIRST_END: u64 = 2;
 
-/// What is known of a queue beside its items.
+/// The state of a queue other than its items.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct QueueLine {
     /// Name of the application.
     pub application: String,
-    /// Held back until a command lets it go on.
+    /// The application or customer is held back until a command resumes it.
     pub paused: bool,
-    /// Or until then, UTC ms.
+    /// End of the pause, UTC ms, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
-    /// This customer of it alone is paused.
+    /// Name of the paused customer, if only one customer of the application is paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub customer: Option<String>,
-    /// How fast its items leave for a while, such as `10/s`.
+    /// Temporary rate at which its items leave, such as `10/s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
-    /// Until then, UTC ms.
+    /// End of the rate, UTC ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_until: Option<u64>,
 }
 
 impl QueueLine {
-    /// `None`: nothing is known of it beside its items.
+    /// The line for a queue; `None`: the queue has no state other than its items.
     pub fn of(row: &QueueRow) -> Option<Self> {
         let ends = |until: u64| Some(until).filter(|until| *until < FOR_EVER);
         (row.paused.is_some() || row.slowed.is_some()).then(|| QueueLine {
@@ -44,7 +43,7 @@ impl QueueLine {
         })
     }
 
-    /// Of a customer that is held back.
+    /// The line for a customer that is held back.
     pub fn of_customer(row: &HeldRow) -> Self {
         QueueLine {
             application: row.application.to_string(),
@@ -56,17 +55,17 @@ impl QueueLine {
         }
     }
 
-    /// The row of a customer that is held back, where it is one's.
+    /// The row of a held customer, if the line is for a customer.
     pub fn held(&self) -> Option<HeldRow> {
         let customer = self.customer.as_deref().filter(|_| self.paused)?;
         let until = Some(self.until.unwrap_or(FOR_EVER).max(FIRST_END));
         Some(HeldRow { application: self.application.as_str().into(), customer: customer.into(), until })
     }
 
-    /// The row of a queue without items.
+    /// The queue's row, without items.
     ///
     /// # Errors
-    /// Its rate is none.
+    /// The rate is not valid.
     pub fn row(&self) -> Result<QueueRow, String> {
         let slowed = self.rate.as_deref().map(|text| {
             let rate = text.parse().map_err(|error| format!("rate: {error}"))?;

@@ -1,4 +1,4 @@
-//! The rows of the keyspace of queues: one of each queue, and one of each customer of it that is held back.
+//! The rows of keyspace `queues`: one for each queue, and one for each held customer.
 
 use super::errors::BrokenContract;
 use super::fields::{self, put_varint};
@@ -6,18 +6,18 @@ use super::rows::{names, names_alone, prefix, seal, SmallRow};
 use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
 use crate::engine::types::{Key, Rate};
 
-/// Of a pause that a command alone ends.
+/// The end of a pause that only a command ends.
 const NO_END: u64 = 1;
 
-/// Key and value of a queue's row. It is written with most commits: its numbers have no fixed width.
+/// Key and value of a queue's row. Most commits write one, so its numbers have no fixed width.
 ///
 /// ```text
 /// count | low.due | low.window | low.seq | paused | unindexed_until
 ///     [ | items | each_ms | until ] | crc32c u32 LE
 /// ```
 ///
-/// *Paused* is 0 where it is not, [`NO_END`], or when that ends; *until* likewise. The last three are the
-/// rate that holds for a while, where there is one.
+/// *Paused* is 0 if the queue is not paused, otherwise [`NO_END`] or the end of the pause; *until* has the
+/// same form. The last three fields are the temporary rate, and absent without one.
 ///
 /// # Errors
 ///
@@ -43,7 +43,7 @@ pub fn queue_row(row: &QueueRow) -> Result<SmallRow, BrokenContract> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_queue(key: &[u8], bytes: &[u8]) -> Result<QueueRow, String> {
     let [queue] = names_alone(key)?;
     let text = |error: fields::RecordError| error.to_string();
@@ -67,12 +67,12 @@ fn slowed(r: &mut fields::FieldReader<'_>) -> Result<Slowed, String> {
     let mut number = |name| r.varint(name).map_err(|error| error.to_string());
     let (items, each_ms, until) = (number("items")?, number("each_ms")?, number("until")?);
     let rate = u32::try_from(items).ok().and_then(|items| Rate::new(items, each_ms));
-    let rate = rate.ok_or_else(|| format!("{items} items each {each_ms} ms are no rate"))?;
+    let rate = rate.ok_or_else(|| format!("{items} items each {each_ms} ms are not a rate"))?;
     Ok(Slowed { rate, until: if until == NO_END { FOR_EVER } else { until } })
 }
 
-/// Key and value of the row of a customer that is held back, in the keyspace of the queues; `None`: it has
-/// none. The value is when that ends, as in [`queue_row`].
+/// Key and value of the row of a held customer, in keyspace `queues`; `None`: the customer has no row. The
+/// value is the end of the hold, as in [`queue_row`].
 ///
 /// # Errors
 ///
@@ -91,7 +91,7 @@ pub fn held_row(row: &HeldRow) -> Result<(Vec<u8>, Option<Vec<u8>>), BrokenContr
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_held(key: &[u8], bytes: &[u8]) -> Result<HeldRow, String> {
     let [application, customer] = names_alone(key)?;
     let text = |error: fields::RecordError| error.to_string();
@@ -104,12 +104,12 @@ pub fn read_held(key: &[u8], bytes: &[u8]) -> Result<HeldRow, String> {
     Ok(HeldRow { application, customer, until: Some(until) })
 }
 
-/// What lies in the keyspace of the queues.
+/// A row of keyspace `queues`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfQueue {
-    /// Its own row.
+    /// The queue's own row.
     Queue(QueueRow),
-    /// That of a customer of it.
+    /// The row of a held customer.
     Held(HeldRow),
 }
 
@@ -117,7 +117,7 @@ pub enum OfQueue {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_of_queue(key: &[u8], bytes: &[u8]) -> Result<OfQueue, String> {
     match names::<1>(key) {
         Ok((_, [_, ..])) => read_held(key, bytes).map(OfQueue::Held),

@@ -1,8 +1,7 @@
-//! Room on the disk given back: what was deleted goes from the tables, without waiting for more to be
-//! written.
+//! Reclaims space on the disk: removes deleted rows from the tables, without waiting for more writes.
 //!
-//! The storage engine compacts when tables have been added. In a store that takes nothing, because it is
-//! full, none are, and what has been deleted since would stay where it is.
+//! The storage engine compacts after new tables are added. A full store accepts no items and adds no tables,
+//! so rows deleted since would keep their space.
 
 use super::database::{unwritable, Keyspaces};
 use super::directory::Directory;
@@ -12,15 +11,14 @@ use fjall::AbstractTree;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Longest wait for what is on its way from memory to tables.
+/// Longest wait for memtables to be flushed.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
-/// The storage engine offers nothing that could be waited for instead.
+/// Interval between two checks: the storage engine offers no event to wait for.
 const FLUSH_LOOK: Duration = Duration::from_millis(5);
-/// Free space that is left untouched, bytes.
+/// Free space that a compaction must leave, in bytes.
 const SPARE: u64 = 64 << 20;
 
-/// The part that runs beside commits, on a thread of its own, once what was in memory is on its way to
-/// tables.
+/// The part that runs on a separate thread, concurrently with commits, after all memtables were rotated.
 pub(super) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob {
     Box::new(move || {
         let begun = Instant::now();
@@ -42,11 +40,11 @@ pub(super) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob
     })
 }
 
-/// Bytes that a compaction would leave, about; `None`: less than a half would go, which is not worth the
-/// writing.
+/// Bytes that a compaction would leave, approximate; `None`: it would remove less than half of the rows,
+/// which is not worth the writes.
 fn kept_after(keyspaces: &Keyspaces, id: KeyspaceId) -> Option<u64> {
     let tree = &keyspaces.of(id).tree;
-    // Each deletion is a row itself, and takes one more with it.
+    // Each tombstone is a row itself, and removes one more.
     let (all, gone) = (tree.approximate_len() as u64, tree.tombstone_count().saturating_mul(2));
     if gone == 0 || gone.saturating_mul(2) < all {
         return None;

@@ -1,4 +1,4 @@
-//! Room given back, and a storage engine that has failed between two commits.
+//! Tests of reclaimed space, and of a storage engine that has failed between two commits.
 
 use super::ended_tests::in_tables;
 use super::keyspace::KeyspaceId;
@@ -11,12 +11,12 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// With the smallest memtables there are.
+/// Opens a store with the smallest possible memtables.
 fn open_small(path: &Path) -> Box<dyn Store> {
     open(&config(path), 0, false, crate::clock::wall_ms()).unwrap().store
 }
 
-/// An item of 3 kB that no compression makes smaller.
+/// An incompressible item of 3 kB.
 fn big(seq: u64) -> Op {
     let mut state = seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let byte = |_| {
@@ -38,7 +38,7 @@ fn room_comes_back_once_everything_was_deleted() {
         store.commit(&[group(start, (start..start + 100).map(big).collect())]).unwrap();
     }
     store.flush().unwrap();
-    // One that stays.
+    // One item stays.
     let gone = (1..ITEMS).map(|seq| delete(seq, seq)).collect();
     store.commit(&[group(ITEMS, gone)]).unwrap();
     let (handle, events) = start(Box::new(store), ThreadLimits::of(0));
@@ -49,16 +49,16 @@ fn room_comes_back_once_everything_was_deleted() {
     handle.reclaim();
     while in_tables(dir.path()) > before / 20 {
         assert!(Instant::now() < end, "{} bytes are left of {before}", in_tables(dir.path()));
-        // Nothing comes of it as long as much is on its way to the disk.
+        // The call has no effect while many rows are being flushed.
         handle.reclaim();
         std::thread::sleep(Duration::from_millis(10));
     }
-    // What is measured follows, within the age of a measurement.
+    // The measured usage follows, within the age of a measurement.
     while handle.stats().usage.unwrap().used > used - before / 2 {
         assert!(Instant::now() < end, "{:?}, and {used} before", handle.stats());
         std::thread::sleep(Duration::from_millis(10));
     }
-    // It goes on meanwhile, and a second attempt within the minute is none.
+    // The store continues during the job, and a second attempt within the minute has no effect.
     handle.reclaim();
     handle.commit(group(ITEMS + 1, vec![big(ITEMS)]));
     assert!(matches!(events.recv_timeout(SOON).unwrap(), StoreEvent::Committed(token) if token == ITEMS + 1));
@@ -66,13 +66,13 @@ fn room_comes_back_once_everything_was_deleted() {
     assert_eq!(everything(&mut *open_at(dir.path()).store), vec![key(0, 0), key(ITEMS, ITEMS)]);
 }
 
-/// Takes away where the storage engine's workers write the items, as a disk that fails does.
+/// Removes the directory to which the storage engine's workers write the items, as a failing disk would.
 fn break_flushes(path: &Path) {
     let keyspace = path.join(format!("db/keyspaces/{}", KeyspaceId::Items.index() + 1));
     std::fs::rename(keyspace.join("tables"), keyspace.join("gone")).unwrap();
 }
 
-/// What a store whose flushes fail says, at the latest in `SOON`.
+/// The error of a store whose flushes fail, within `SOON` at the latest.
 fn fails(mut store: Box<dyn Store>) -> CommitError {
     let (done, failed) = channel();
     std::thread::spawn(move || {
@@ -80,7 +80,7 @@ fn fails(mut store: Box<dyn Store>) -> CommitError {
         let again = store.commit(&[group(999, vec![big(1)])]);
         let _ = done.send((error, again.is_err()));
     });
-    let (error, again) = failed.recv_timeout(SOON).expect("a commit waits for ever");
+    let (error, again) = failed.recv_timeout(SOON).expect("a commit never returns");
     assert!(again, "nothing is taken after the failure");
     error.expect("60 MB of commits went through without a flush")
 }
@@ -99,12 +99,12 @@ fn a_flush_that_fails_is_noticed_without_a_commit() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open_small(dir.path());
     break_flushes(dir.path());
-    // As much as begins a flush, and no more.
+    // Just enough rows to begin a flush.
     store.commit(&[group(1, (0..400).map(big).collect())]).unwrap();
     let (handle, events) = start(store, ThreadLimits::of(0));
     let end = Instant::now() + SOON;
     let failed = loop {
-        // Whoever asks how the store is doing makes it look, once a second.
+        // A request for the figures makes the store check its health, once a second.
         handle.stats();
         match events.recv_timeout(Duration::from_millis(50)) {
             Ok(StoreEvent::Failed(failed)) => break failed,

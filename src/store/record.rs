@@ -1,7 +1,7 @@
-//! Bytes to items and back: the format of one stored item. Pure; knows nothing of keyspaces or files.
+//! The format of one stored item: decodes and encodes records. Pure; knows nothing of keyspaces or files.
 //!
-//! Version 2, in this order, integers without a width as LEB128 varints, texts and byte strings with their
-//! length before them:
+//! Version 2, in this order. Integers without a width are LEB128 varints; texts and byte strings follow their
+//! length:
 //!
 //! ```text
 //! version u8 | flags u8 | [standing u8] | received | [accepted due] | [expiry] | weight | [customer]
@@ -10,24 +10,24 @@
 //! ```
 //!
 //! Flags, from the lowest bit: customer, own time, expiry, JSON, given, accepted due, standing. *Given* is
-//! the identity of an item whose producer named it; every other item is known by its arrival number, which is
-//! in the key. *Accepted due* is there where it is not the due in the key. *Standing* says which of the
-//! fields are there that few items have; from the lowest bit: attempts, cause, last error, dead, outcome
-//! unknown, retry.
+//! the identity of an item with an id from its producer; every other item is identified by its arrival
+//! number, which the key contains. *Accepted due* is present if it differs from the due in the key.
+//! *Standing* marks which of the rare fields are present; from the lowest bit: attempts, cause, last error,
+//! dead, outcome unknown, retry.
 //!
-//! Application and place are in the row's key; only a dead item, whose queue is not its application's, has
-//! the application in the record.
+//! The row's key contains application and place. Only the record of a dead item contains the application,
+//! because its queue is not its application's.
 //!
-//! The checksum covers the key and everything before itself, so a record that turns up under another key is
-//! damage as well.
+//! The checksum covers the key and everything before itself, so a record under a wrong key counts as damaged
+//! too.
 //!
-//! A store may keep a record in two parts, its *head*, which ends before the body, and the rest, and read
-//! heads alone where no bodies are wanted. Of such a head the version byte has its highest bit set, so that
-//! nobody takes it for a whole record; it is never written. What is wrong with it shows once the rest is
-//! read.
+//! A store may keep a record in two parts: its *head*, which ends before the body, and the rest. It can then
+//! read heads alone if no bodies are wanted. The version byte of such a head has its highest bit set, so that
+//! no reader takes it for a whole record; the bit is never written. Damage in a head shows only when the rest
+//! is read.
 //!
-//! To change it: give the new layout a new version byte, and keep reading the old one until the store's own
-//! format ([`rows::FORMAT`]) says that no such record is left.
+//! To change the format, give the new layout a new version byte, and keep reading the old one until the
+//! store's own format ([`rows::FORMAT`]) excludes old records.
 
 use super::fields::{
     closed_by_code, put_bytes, put_varint, read_closed_by, reason_code, seal, unseal, FieldReader,
@@ -39,10 +39,10 @@ use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, Reason};
 use std::mem::size_of;
 use std::sync::Arc;
 
-/// The version byte this code writes. Version 1 was that of store formats 1 and 2.
+/// The version byte that this code writes. Store formats 1 and 2 used version 1.
 pub const VERSION: u8 = 2;
 
-/// Set in the version byte of a head that was read without its rest.
+/// Bit in the version byte of a head that was read without the rest.
 const CUT: u8 = 1 << 7;
 
 const CUSTOMER: u8 = 1;
@@ -62,7 +62,7 @@ const OUTCOME_UNKNOWN: u8 = 1 << 4;
 const RETRY: u8 = 1 << 5;
 const KNOWN_STANDING: u8 = ATTEMPTS | CLOSED_BY | LAST_ERROR | DEAD | OUTCOME_UNKNOWN | RETRY;
 
-/// A record without a copy: its fields point into the bytes they were read from, row key and value.
+/// A record as a borrowed view: its fields point into the row key and value they were read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View<'a> {
     /// Same as [`Stored::key`].
@@ -77,7 +77,7 @@ pub struct View<'a> {
     pub customer: Option<&'a str>,
     /// Same as [`Stored::given`].
     pub given: Option<Identity>,
-    /// See [`Stored::fingerprint`]; kept with a given identity alone.
+    /// See [`Stored::fingerprint`]; present only with a given identity.
     pub fingerprint: u64,
     /// Same as [`Stored::received`].
     pub received: u64,
@@ -108,7 +108,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// The fields of `item`, with `content` for its content: what goes into a record.
+    /// The view of `item`, with `content` as its content, ready for [`encode`].
     pub fn of(item: &'a Stored, content: &'a Content) -> Self {
         View {
             key: item.key,
@@ -134,7 +134,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Which item it is.
+    /// The item's identity.
     pub fn identity(&self) -> Identity {
         self.given.unwrap_or(Identity::assigned(self.key.seq))
     }
@@ -144,7 +144,7 @@ impl<'a> View<'a> {
         !self.own_time && self.customer.is_some() && self.dead.is_none()
     }
 
-    /// The queue that it lies in.
+    /// The queue that contains the item.
     pub fn queue(&self) -> &'a str {
         if self.dead.is_some() {
             DEAD_LETTERS
@@ -153,7 +153,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Bytes of memory that [`View::content`] will cost, as [`Content::size`] counts them.
+    /// Memory that [`View::content`] will take, in bytes, as [`Content::size`] counts them.
     pub fn content_size(&self) -> u64 {
         (self.properties.len() + self.body.len() + 128) as u64
     }
@@ -163,8 +163,8 @@ impl<'a> View<'a> {
         Arc::new(Content { properties: self.properties.to_vec(), body: self.body.to_vec(), json: self.json })
     }
 
-    /// A copy of everything else; the body is not touched. `queue` is shared where it names the application.
-    /// The caller adds the content if it is wanted.
+    /// A copy of everything else, without touching the body. `queue` is shared if it is the application. The
+    /// caller adds the content if needed.
     pub fn stored(&self, queue: &Arc<str>) -> Stored {
         let application = if **queue == *self.application { queue.clone() } else { self.application.into() };
         Stored {
@@ -190,7 +190,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// The record of `view` under the row key `row`, which must be that of its queue and key.
+/// The record of `view` under the row key `row`, which must match its queue and key.
 pub fn encode(row: &[u8], view: &View<'_>) -> Vec<u8> {
     debug_assert_eq!(rows::read_item_key(row), Some((view.queue(), view.key)), "a record under its own key");
     let texts = view.customer.map_or(0, str::len)
@@ -237,7 +237,7 @@ pub fn encode(row: &[u8], view: &View<'_>) -> Vec<u8> {
     out
 }
 
-/// The fields that `standing` names.
+/// Writes the fields that `standing` marks.
 fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
     if standing & ATTEMPTS != 0 {
         put_varint(out, view.attempts.into());
@@ -258,11 +258,11 @@ fn put_standing(out: &mut Vec<u8>, standing: u8, view: &View<'_>) {
     }
 }
 
-/// Reads the record that lies under the row key `row`.
+/// Reads the record under the row key `row`.
 ///
 /// # Errors
 ///
-/// Any input that [`encode`] did not make for this key: a [`RecordError`], never a panic.
+/// A [`RecordError`] for any input that [`encode`] did not make for this key; never a panic.
 pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
     let mut r = FieldReader(unseal(row, bytes)?);
     let head = read_head(row, &mut r, VERSION)?;
@@ -271,14 +271,14 @@ pub fn decode<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordErro
     Ok(View { body, ..head })
 }
 
-/// Where the rest of a record begins, which [`decode`] has read from `bytes`.
+/// Offset of the rest of a record, which [`decode`] has read from `bytes`.
 fn rest_at(bytes: &[u8], view: &View<'_>) -> usize {
     let mut len = Vec::new();
     put_varint(&mut len, view.body.len() as u64);
     bytes.len() - size_of::<u32>() - view.body.len() - len.len()
 }
 
-/// The two parts of a record: its head, and the rest.
+/// Splits a record into its head and the rest.
 ///
 /// # Errors
 ///
@@ -288,23 +288,23 @@ pub fn split<'a>(row: &[u8], bytes: &'a [u8]) -> Result<(&'a [u8], &'a [u8]), Re
     Ok(bytes.split_at(at))
 }
 
-/// Marks a head as one that was read without its rest.
+/// Marks a head as read without its rest.
 pub fn mark_cut(head: &mut [u8]) {
     if let Some(version) = head.first_mut() {
         *version |= CUT;
     }
 }
 
-/// Whether these are the bytes of a record, and not of a head alone.
+/// Whether these are the bytes of a whole record, not of a head alone.
 pub fn is_whole(bytes: &[u8]) -> bool {
     bytes.first().is_some_and(|version| version & CUT == 0)
 }
 
-/// Reads a record, or a head that was read without its rest: then there is no body.
+/// Reads a record, or a head that was read without its rest; a head has no body.
 ///
 /// # Errors
 ///
-/// As [`decode`]. Of a head alone there is no checksum: only what cannot be read is noticed.
+/// As [`decode`]. A head alone has no checksum, so only unreadable fields are detected.
 pub fn decode_head<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, RecordError> {
     if is_whole(bytes) {
         return decode(row, bytes);
@@ -315,7 +315,7 @@ pub fn decode_head<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, Recor
     Ok(head)
 }
 
-/// Everything before the body.
+/// Reads everything before the body.
 fn read_head<'a>(row: &'a [u8], r: &mut FieldReader<'a>, known: u8) -> Result<View<'a>, RecordError> {
     let (queue, key) = rows::read_item_key(row).ok_or(RecordError::Key)?;
     let behind = key.seq.checked_sub(key.window).and_then(|behind| u32::try_from(behind).ok());
@@ -451,13 +451,13 @@ mod tests {
         encode(&row_of(item), &View::of(item, item.content.as_ref().unwrap()))
     }
 
-    /// Gives arbitrary fields a right checksum, so that the decoder behind it is reached.
+    /// Adds a valid checksum to arbitrary fields, so that the decoder behind it is tested.
     fn sealed(row: &[u8], mut fields: Vec<u8>) -> Vec<u8> {
         seal(row, &mut fields);
         fields
     }
 
-    /// Readable by chance: then it means what it says, wherever it would be written.
+    /// A record that is readable by chance must be a valid one: its item, encoded again, reads the same.
     fn means_what_it_says(row: &[u8], bytes: &[u8]) {
         let Ok(view) = decode(row, bytes) else { return };
         let queue: Arc<str> = rows::read_item_key(row).unwrap().0.into();
@@ -517,7 +517,7 @@ mod tests {
             means_what_it_says(&row, &sealed(&row, bytes));
         }
 
-        /// Arbitrary bytes rarely get past version and flags; these always do.
+        /// Arbitrary bytes rarely pass the checks of version and flags; these always do.
         #[test]
         fn any_fields_are_read_or_refused(
             key in key(),
@@ -552,7 +552,7 @@ mod tests {
         }
     }
 
-    /// A plain item: 12 bytes beside its texts, names and content. What most items lack costs none.
+    /// A plain item costs 12 bytes in addition to its texts, names and content; absent fields cost nothing.
     #[test]
     fn a_plain_item_takes_little_room() {
         let content = Content { properties: vec![0; 20], body: vec![1; 100], json: true };

@@ -1,4 +1,4 @@
-//! What the store's threads report, and what a store that has stalled may cost.
+//! The reports of the store's threads, and the limits on a stalled store.
 
 use super::{StoreFailure, Usage};
 use crate::distribution::{Distribution, Recorder};
@@ -6,50 +6,49 @@ use crate::engine::event::{Loaded, Token};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Time within which each call of the storage engine must come back: longer than any sync of a disk that
-/// still works.
+/// Time within which each call of the storage engine must return: longer than any sync of a working disk.
 pub const STORE_CALL_LIMIT: Duration = Duration::from_secs(60);
-/// How long few small commits wait for company. Acks alone wait with them, which may wait ten times as long;
-/// at 200 requests a second two or three share a sync and what it wakes. Less than the pause between two
-/// requests gains nothing.
+/// How long a few small commits wait for others to share a sync. Only acks wait with them, and an ack may
+/// wait ten times as long. At 200 requests a second two or three share a sync and the wake-ups that it
+/// causes. A value below the interval between two requests gains nothing.
 const LINGER: Duration = Duration::from_millis(10);
-/// Least bound on what is queued, bytes; see [`ThreadLimits::of`].
+/// Smallest limit on the queue, in bytes; see [`ThreadLimits::of`].
 const LEAST_QUEUED: u64 = 64 << 20;
 
-/// What a store that has stalled may cost before it is given up.
+/// Limits after which a stalled store counts as failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLimits {
-    /// Upper bound on what is queued, bytes. Callers stay far below it.
+    /// Upper bound on the queue, in bytes. Callers stay far below it.
     pub queued: u64,
-    /// Upper bound on the time that one call takes.
+    /// Upper bound on the duration of one call.
     pub call: Duration,
-    /// How long few small commits wait for others, so that they share a sync; to the millisecond.
+    /// How long a few small commits wait for others to share a sync; to the millisecond.
     pub linger: Duration,
 }
 
 impl ThreadLimits {
-    /// As much as `limits.memory` (bytes) may be queued, of which the engine uses a part;
-    /// [`STORE_CALL_LIMIT`] a call, and 10 ms for company.
+    /// The queue may hold `limits.memory` bytes, of which the engine uses a part. A call may take
+    /// [`STORE_CALL_LIMIT`], and commits wait 10 ms for others.
     pub fn of(memory_limit: u64) -> Self {
         ThreadLimits { queued: memory_limit.max(LEAST_QUEUED), call: STORE_CALL_LIMIT, linger: LINGER }
     }
 }
 
-/// What the store reports.
+/// An event of the store.
 #[derive(Debug)]
 pub enum StoreEvent {
     /// Every commit up to and including this token is durable.
     Committed(Token),
-    /// A read has come back.
+    /// The answer to a read.
     Loaded(Loaded),
-    /// The store has failed: the last event of its kind, and nothing is committed or read any more.
+    /// The store has failed. This is the last event; the store makes no further commit or read.
     Failed(StoreFailure),
 }
 
-/// Where events go. Called from the store's threads; must not block.
+/// Receiver of events. Called from the store's threads; must not block.
 pub type OnEvent = Arc<dyn Fn(StoreEvent) + Send + Sync>;
 
-/// How long commits have taken: for the process, over all lives of the store.
+/// The durations of commits, over all lives of the store in this process.
 #[derive(Debug)]
 pub struct CommitFigures(Mutex<CommitRecord>);
 
@@ -60,14 +59,14 @@ struct CommitRecord {
     times: Recorder,
 }
 
-/// What [`CommitFigures`] tell at one moment.
+/// A snapshot of [`CommitFigures`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommitStats {
-    /// Commits made durable.
+    /// Number of durable commits.
     pub commits: u64,
     /// Duration of the last sync with its writes, ms.
     pub last_ms: u64,
-    /// How long each sync with its writes took, microseconds.
+    /// Durations of all syncs with their writes, microseconds.
     pub times: Distribution,
 }
 
@@ -78,7 +77,7 @@ impl Default for CommitFigures {
 }
 
 impl CommitFigures {
-    /// One sync, of so many commits, has taken this long.
+    /// Records one sync: its number of commits, and its duration.
     pub(super) fn committed(&self, commits: u64, took_us: u64) {
         let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         record.commits += commits;
@@ -86,7 +85,7 @@ impl CommitFigures {
         record.times.record(took_us);
     }
 
-    /// What has been counted so far.
+    /// The figures so far.
     pub fn stats(&self) -> CommitStats {
         let record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let CommitRecord { commits, last_ms, times } = &*record;
@@ -94,17 +93,17 @@ impl CommitFigures {
     }
 }
 
-/// How the store is doing.
+/// Current figures of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreStats {
-    /// Commits and loads that wait to be taken up.
+    /// Number of waiting commits and loads.
     pub queued: usize,
-    /// For how long a thread with work has come no further, ms: its call has not come back, or it takes up
-    /// nothing.
+    /// How long a thread with work has made no progress, ms: its call has not returned, or it takes up no
+    /// job.
     pub still_ms: Option<u64>,
-    /// Room taken and left, as of about a second before the last call of
+    /// Used and free space, as of about a second before the last call of
     /// [`super::thread::StoreHandle::stats`].
     pub usage: Option<Usage>,
-    /// [`StoreEvent::Failed`] has been reported.
+    /// Whether [`StoreEvent::Failed`] has been reported.
     pub failed: bool,
 }

@@ -1,7 +1,8 @@
-//! What a store asks of whatever holds its rows: keys and values in keyspaces, in order of key.
+//! The interface between a store and the engine that holds its rows: keys and values in keyspaces, in order
+//! of key.
 //!
-//! Below lies an engine, which knows nothing of what a row means ([`super::database`]); above it everything
-//! that does, once for all engines: what a commit writes ([`super::changes`]), and what a load reads
+//! The layer below is an engine, which does not know the meaning of a row ([`super::database`]). The layer
+//! above knows it, once for all engines: what a commit writes ([`super::changes`]) and what a load reads
 //! ([`super::load`]).
 
 use super::keyspace::KeyspaceId;
@@ -9,45 +10,45 @@ use super::load::damaged;
 use super::ReadError;
 use std::iter;
 
-/// Of a key or a value; cheap to clone.
+/// Bytes of a key or a value; cheap to clone.
 pub(super) type RowBytes = fjall::Slice;
 
-/// Row key and value.
+/// A row's key and value.
 pub(super) type Row = (RowBytes, RowBytes);
 
-/// Row keys from the first to before the second; none, where the second is not behind the first.
+/// Row keys from the first to before the second; empty unless the second is greater.
 pub(super) type RowBounds = (Vec<u8>, Vec<u8>);
 
-/// No body of an item is wanted.
+/// Read no bodies of items.
 pub(super) const NO_BODIES: u64 = 0;
-/// All bodies of items are wanted.
+/// Read all bodies of items.
 pub(super) const ALL_BODIES: u64 = u64::MAX;
 
-/// Reads of an engine. All of them see every commit that was made before they began.
+/// Reads of an engine. Each read sees every commit made before it began.
 ///
-/// What gives an iterator reads as far as it is asked for, and little more: rows may be large. An engine that
-/// is far away brings them in pages.
+/// A method that returns an iterator reads little more than the caller takes, because rows may be large. A
+/// remote engine fetches rows in pages.
 ///
-/// Of items such an engine may bring heads alone ([`super::record`]) where their bodies are not wanted, or
-/// come to more bytes than are. One that is near brings whole records.
+/// For items a remote engine may return only heads ([`super::record`]), if the caller wants no bodies, or if
+/// the bodies exceed the wanted bytes. A local engine returns whole records.
 pub(super) trait Rows {
-    /// How many things are looked for together: few where the rows are near, since what is kept of them
-    /// meanwhile pushes rows out of the processor's caches.
+    /// Number of look-ups that are made together. It is small for a local engine, since the results kept in
+    /// between displace rows from the processor's caches.
     const TOGETHER: usize = 16;
 
-    /// How many rows are read before something is looked up for all of them. Where the rows are near nothing
-    /// is gained by it, and rows may be large.
+    /// Number of rows that are read before a look-up for all of them. A local engine gains nothing from more,
+    /// and rows may be large.
     const AHEAD: usize = 1;
 
-    /// One row.
+    /// Reads one row.
     ///
     /// # Errors
     ///
-    /// The engine's.
+    /// Those of the engine.
     fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError>;
 
-    /// As many answers as keys, in their order. One that is not called for costs nothing where the rows are
-    /// near. `bodies`: all of them, or none.
+    /// Returns as many answers as keys, in their order. With a local engine an answer that is not called for
+    /// costs nothing. `bodies`: all of them, or none.
     fn get_many(
         &self,
         keys: &[(KeyspaceId, RowBytes)],
@@ -56,7 +57,7 @@ pub(super) trait Rows {
         keys.iter().map(move |(id, key)| move || self.get(*id, key))
     }
 
-    /// Rows in order of key.
+    /// The rows within the bounds, in order of key.
     fn range(
         &self,
         id: KeyspaceId,
@@ -64,15 +65,15 @@ pub(super) trait Rows {
         bodies: u64,
     ) -> impl Iterator<Item = Result<Row, ReadError>>;
 
-    /// Items by as many ranges as bounds, in their order. `most`: so many rows of each are wanted, as a rule.
-    /// `bodies`: of all together.
+    /// Items by as many ranges as bounds, in their order. `most`: the usual number of rows wanted from each
+    /// range. `bodies`: the wanted bytes of all ranges together.
     fn ranges(
         &self,
         bounds: Vec<RowBounds>,
         _most: usize,
         bodies: u64,
     ) -> impl Iterator<Item = impl Iterator<Item = Result<Row, ReadError>>> {
-        // Some may not be reached.
+        // The caller may not reach all ranges.
         let range = move |bounds| self.range(KeyspaceId::Items, bounds, bodies);
         bounds.into_iter().map(move |bounds| iter::once_with(move || range(bounds)).flatten())
     }
@@ -80,11 +81,11 @@ pub(super) trait Rows {
     /// All rows of a small keyspace, in order of key.
     fn all(&self, id: KeyspaceId) -> impl Iterator<Item = Result<Row, ReadError>>;
 
-    /// All rows of a small keyspace, read by `read`.
+    /// All rows of a small keyspace, each parsed by `read`.
     ///
     /// # Errors
     ///
-    /// The engine's, or what `read` finds wrong with a row.
+    /// Those of the engine, or the fault that `read` finds in a row.
     fn read_all<T>(
         &self,
         id: KeyspaceId,
@@ -97,9 +98,9 @@ pub(super) trait Rows {
         self.all(id).map(one).collect()
     }
 
-    /// Whether a window may have closed early, in this life of the process or before, and have members.
+    /// Whether a window may have closed early, in this life or an earlier one, and have members.
     fn has_closings(&self) -> bool;
 
-    /// One is about to be written.
+    /// Notes that a closing is about to be written.
     fn note_closing(&self);
 }

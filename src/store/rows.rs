@@ -1,7 +1,7 @@
-//! Keys of all keyspaces, and the small rows beside the items: queues, windows, closings, marks. Pure.
+//! Keys of all keyspaces, and the small rows other than items: queues, windows, closings, marks. Pure.
 //!
-//! Keys sort as the engine counts: numbers big endian, names with their length (one byte) before them, so
-//! that no name is a prefix of another. Every small row carries a crc32c over its key and its fields.
+//! Keys sort in the engine's order: numbers are big endian, and names follow their length (one byte), so that
+//! no name is a prefix of another. Every small row ends in a crc32c over its key and its fields.
 
 use super::errors::{broken_contract, BrokenContract};
 use super::fields::{self, closed_by_code};
@@ -10,12 +10,13 @@ use crate::engine::event::{BucketRow, ClosingRow, Marks, WindowRow};
 use crate::engine::types::{ClosedBy, Identity, Key};
 use std::sync::Arc;
 
-/// Format of the whole store: which keyspaces there are, and what lies in them.
+/// Format of the whole store: its keyspaces and their contents.
 ///
-/// To change it: raise it, and let `disk` bring a store of the previous format up to it in one commit that
-/// also writes the new number; a program that knows less refuses the store from then on.
+/// To change the format, raise this number, and let `disk` convert a store of the previous format in one
+/// commit that also writes the new number. Older programs refuse the store from then on.
 ///
-/// Formats 1 and 2, of no released program, had one index by time for all applications, and are refused.
+/// Formats 1 and 2, which no released program used, had one index by time for all applications, and are
+/// refused.
 pub const FORMAT: u32 = 5;
 
 /// Key in `meta` of the format number. Key and layout stay the same in every format.
@@ -24,19 +25,19 @@ pub const META_FORMAT: &[u8] = b"format";
 pub const META_IDENTITY: &[u8] = b"identity";
 /// Key in `meta` of the marks of the last commit.
 pub const META_MARKS: &[u8] = b"marks";
-/// Beginning of the keys in `meta` of imports, behind which the name of the export stands.
+/// Prefix of the keys in `meta` of imports, before the name of the export.
 pub const META_IMPORT: &[u8] = b"import:";
-/// Bytes of the row of the marks; see [`marks_row`].
+/// Length of the row of the marks, in bytes; see [`marks_row`].
 pub const MARKS_LEN: usize = 28;
 /// Key of the row about the bucket, in the bucket's own keyspace. It is shorter than an identity.
 pub const BUCKET: &[u8] = b"bucket";
 
-/// Bytes of an item's place in the order, at the end of every key that has one.
+/// Length of an item's place in the order, in bytes; a key with a place ends with it.
 pub const PLACE_LEN: usize = 24;
-/// Longest name in a key, bytes. Those of the engine have 200 at most.
+/// Longest name in a key, in bytes. The engine's names have at most 200.
 const NAME_MAX: usize = 255;
 
-/// An item's place in the order.
+/// The bytes of an item's place in the order.
 fn place_bytes(key: Key) -> [u8; PLACE_LEN] {
     let mut place = [0; PLACE_LEN];
     for (bytes, number) in place.chunks_exact_mut(8).zip([key.due, key.window, key.seq]) {
@@ -45,7 +46,7 @@ fn place_bytes(key: Key) -> [u8; PLACE_LEN] {
     place
 }
 
-/// The place in the order that a stored key ends in; `None`: the key is too short to be one.
+/// The place in the order at the end of a stored key; `None`: the key is too short.
 pub fn place_of(bytes: &[u8]) -> Option<Key> {
     let place = bytes.last_chunk::<PLACE_LEN>()?;
     let mut numbers =
@@ -53,7 +54,7 @@ pub fn place_of(bytes: &[u8]) -> Option<Key> {
     Some(Key { due: numbers.next()?, window: numbers.next()?, seq: numbers.next()? })
 }
 
-/// The beginning that all keys under these names share.
+/// The common prefix of all keys under these names.
 ///
 /// # Errors
 ///
@@ -86,10 +87,10 @@ pub fn place_key(names: &[&str], key: Key) -> Result<Vec<u8>, BrokenContract> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_customer_key(row: &[u8]) -> Result<([Arc<str>; 2], Key), String> {
     let (names, place) = names(row)?;
-    let key = place_of(place).filter(|_| place.len() == PLACE_LEN).ok_or("the key has another length")?;
+    let key = place_of(place).filter(|_| place.len() == PLACE_LEN).ok_or("the key has a wrong length")?;
     Ok((names, key))
 }
 
@@ -102,7 +103,7 @@ pub fn item_key(queue: &str, key: Key) -> Result<Vec<u8>, BrokenContract> {
     place_key(&[queue], key)
 }
 
-/// Reads [`item_key`]; `None`: it is none.
+/// Reads [`item_key`]; `None`: it is not the key of an item.
 pub fn read_item_key(row: &[u8]) -> Option<(&str, Key)> {
     let (len, rest) = row.split_first()?;
     let (name, place) = rest.split_at_checked(usize::from(*len))?;
@@ -110,7 +111,7 @@ pub fn read_item_key(row: &[u8]) -> Option<(&str, Key)> {
     (place.len() == PLACE_LEN).then(|| place_of(place)).flatten().map(|key| (queue, key))
 }
 
-/// The names at the beginning of a key, and what lies behind them.
+/// The names at the beginning of a key, and the bytes after them.
 pub(super) fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], &[u8]), String> {
     let mut out: [Arc<str>; N] = std::array::from_fn(|_| Arc::from(""));
     for name in &mut out {
@@ -122,7 +123,7 @@ pub(super) fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], 
     Ok((out, bytes))
 }
 
-/// Nothing may lie behind the names of a key.
+/// The names of a key that may contain nothing else.
 pub(super) fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N], String> {
     match names(bytes)? {
         (names, []) => Ok(names),
@@ -156,7 +157,7 @@ fn seal_numbers(key: &[u8], numbers: &[u64]) -> Vec<u8> {
     seal(key, numbers.iter().flat_map(|n| n.to_le_bytes()).collect())
 }
 
-/// A row of one number: format and identity.
+/// A row of one number, for the format and the identity.
 pub fn number_row(key: &[u8], number: u64) -> Vec<u8> {
     seal_numbers(key, &[number])
 }
@@ -165,28 +166,28 @@ pub fn number_row(key: &[u8], number: u64) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_number(key: &[u8], bytes: &[u8]) -> Result<u64, String> {
     unseal(key, bytes).map(|[number]| number)
 }
 
-/// The key in `meta` of what has been imported of the export with this name.
+/// The key in `meta` of an import of the export with this name.
 pub fn import_key(export: u128) -> Vec<u8> {
     [META_IMPORT, &export.to_be_bytes()].concat()
 }
 
-/// How much of an export has been imported.
+/// Progress of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImportRow {
-    /// Lines, the first one included.
+    /// Number of imported lines, including the first.
     pub lines: u64,
-    /// All of it.
+    /// The import is complete.
     pub whole: bool,
-    /// The store was made by it: what it holds keeps its arrival numbers.
+    /// The import made the store: its items keep their arrival numbers.
     pub founding: bool,
-    /// What is added to the arrival numbers in it.
+    /// Offset added to the arrival numbers of the export.
     pub offset: u64,
-    /// Identity of the store that it is an export of.
+    /// Identity of the exported store.
     pub store: u64,
 }
 
@@ -199,13 +200,13 @@ pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_import(key: &[u8], bytes: &[u8]) -> Result<ImportRow, String> {
     let [lines, whole, founding, offset, store] = unseal(key, bytes)?;
     Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0, offset, store })
 }
 
-/// The marks of commit number `commit`.
+/// The row of the marks of commit number `commit`.
 pub fn marks_row(commit: u64, marks: &Marks) -> Vec<u8> {
     seal_numbers(META_MARKS, &[commit, marks.next_seq, marks.wall])
 }
@@ -214,7 +215,7 @@ pub fn marks_row(commit: u64, marks: &Marks) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_marks(bytes: &[u8]) -> Result<(u64, Marks), String> {
     let [commit, next_seq, wall] = unseal(META_MARKS, bytes)?;
     Ok((commit, Marks { next_seq, wall }))
@@ -246,7 +247,7 @@ pub fn window_row(row: &WindowRow) -> Result<SmallRow, BrokenContract> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_window(key: &[u8], bytes: &[u8]) -> Result<WindowRow, String> {
     let [application, customer] = names_alone(key)?;
     let [end, window, count, weight, expires, expiry] = unseal(key, bytes)?;
@@ -259,14 +260,14 @@ pub fn read_window(key: &[u8], bytes: &[u8]) -> Result<WindowRow, String> {
     Ok(WindowRow { application, customer, end, window, count, weight, expiry })
 }
 
-/// Key and value.
+/// A small row's key and value.
 pub type SmallRow = (Vec<u8>, Vec<u8>);
 
-/// First byte of the key of a closing's row: by planned end, by the moment at which it closed.
+/// First byte of the key of a closing's row: by planned end, or by the moment of closing.
 const BY_END: u8 = 0;
 const BY_DUE: u8 = 1;
 
-/// The key of a closing's row by the planned end, which stands with the window in the keys of its members.
+/// The key of a closing's row by planned end. The keys of the members contain that end and the window.
 ///
 /// # Errors
 ///
@@ -275,8 +276,8 @@ pub fn closed_by_end(queue: &str, member: Key) -> Result<Vec<u8>, BrokenContract
     closing_key(BY_END, queue, member)
 }
 
-/// The key of a closing's row by the moment at which it closed, which stands with the window in the places of
-/// its members.
+/// The key of a closing's row by the moment of closing. The places of the members contain that moment and the
+/// window.
 ///
 /// # Errors
 ///
@@ -291,7 +292,7 @@ fn closing_key(by: u8, queue: &str, member: Key) -> Result<Vec<u8>, BrokenContra
     Ok(key)
 }
 
-/// Keys and values of the two rows of a closing: the one by the planned end first.
+/// Keys and values of the two rows of a closing, the one by planned end first.
 ///
 /// # Errors
 ///
@@ -313,35 +314,35 @@ fn read_closing(key: &[u8], bytes: &[u8]) -> Result<(u64, ClosedBy), String> {
     Ok((moment, fields::read_closed_by(cause).map_err(|e| e.to_string())?))
 }
 
-/// Reads a closing's row by planned end: when it closed, and what closed it.
+/// Reads a closing's row by planned end: the moment of closing and its cause.
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_closed_by_end(key: &[u8], bytes: &[u8]) -> Result<(u64, ClosedBy), String> {
     read_closing(key, bytes)
 }
 
-/// Reads a closing's row by the moment at which it closed.
+/// Reads a closing's row by the moment of closing.
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_closed_by_due(key: &[u8], bytes: &[u8]) -> Result<ClosingRow, String> {
     let (by_due, application, place) = read_closing_key(key)?;
     if !by_due {
-        return Err("it is one by planned end".to_owned());
+        return Err("the row is one by planned end".to_owned());
     }
     let (end, cause) = read_closing(key, bytes)?;
     Ok(ClosingRow { application, end, window: place.window, due: place.due, cause })
 }
 
-/// Reads the key of a closing's row: whether it is one by the moment at which it closed; the queue, and that
-/// moment or the planned end, with the window.
+/// Reads the key of a closing's row: whether it is by the moment of closing; the queue; and that moment or
+/// the planned end, with the window.
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_closing_key(key: &[u8]) -> Result<(bool, Arc<str>, Key), String> {
     let (by, rest) = key.split_first().ok_or("the key is too short")?;
     let by_due = match *by {
@@ -350,7 +351,7 @@ pub fn read_closing_key(key: &[u8]) -> Result<(bool, Arc<str>, Key), String> {
         other => return Err(format!("unknown kind {other} of closing")),
     };
     let ([queue], place) = names(rest)?;
-    let place = place_of(place).filter(|_| place.len() == PLACE_LEN).ok_or("the key has another length")?;
+    let place = place_of(place).filter(|_| place.len() == PLACE_LEN).ok_or("the key has a wrong length")?;
     Ok((by_due, queue, place))
 }
 
@@ -364,12 +365,12 @@ pub fn identity_row(identity: Identity, key: Key) -> ([u8; 16], Vec<u8>) {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_identity(identity: Identity, bytes: &[u8]) -> Result<Key, String> {
     unseal(&identity.to_bytes(), bytes).map(|[due, window, seq]| Key { due, window, seq })
 }
 
-/// The row about a bucket in its epoch number `epoch`.
+/// The row about a bucket in epoch `epoch`.
 pub fn bucket_row(row: BucketRow, epoch: u64) -> Vec<u8> {
     seal_numbers(BUCKET, &[row.bucket.into(), row.from, epoch])
 }
@@ -378,7 +379,7 @@ pub fn bucket_row(row: BucketRow, epoch: u64) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// Says what is wrong with it.
+/// A text that says what is wrong with the row.
 pub fn read_bucket(bucket: u8, bytes: &[u8]) -> Result<(BucketRow, u64), String> {
     let [found, from, epoch] = unseal(BUCKET, bytes)?;
     if found == u64::from(bucket) {
@@ -476,7 +477,7 @@ mod tests {
             prop_assert!(read_marks(&v).is_err());
             prop_assert!(read_bucket(0, &v).is_err());
             prop_assert!(read_identity(Identity::assigned(1), &v).is_err());
-            // A right checksum over wrong fields.
+            // A valid checksum over invalid fields.
             let sealed = seal(&k, v);
             let _ = (read_window(&k, &sealed), read_closed_by_due(&k, &sealed), read_number(&k, &sealed));
             let _ = (read_closed_by_end(&k, &sealed), read_closing_key(&k));

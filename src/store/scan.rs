@@ -1,4 +1,4 @@
-//! Scans along stored items in bounded steps.
+//! Scans over stored items in bounded steps.
 
 use super::closings::{as_due, in_order};
 use super::keyspace::KeyspaceId;
@@ -10,18 +10,18 @@ use crate::engine::event::{Along, Scan, Stored};
 use crate::engine::types::{Content, Key};
 use std::sync::Arc;
 
-/// Bytes of rows that one step looks at, beside the first row: where rows are large as many as a step may
-/// look at would take minutes, and other steps wait meanwhile.
+/// Bytes of rows that one step reads, apart from the first row. Without this bound a step over large rows
+/// could take minutes, while other steps wait.
 const STEP_BYTES: u64 = 4 << 20;
 
-/// Rows, and the first key not looked at; `None`: the end.
+/// The rows, and the first key not read; `None`: the end.
 type Step = (Vec<Stored>, Option<Key>);
 
-/// One step of a scan, which may end behind any row once `is_late` says so.
+/// One step of a scan, which may end after any row once `is_late` returns true.
 ///
 /// # Errors
 ///
-/// The storage engine's; a row that does not read as it was written.
+/// Errors of the storage engine; a row that does not read as it was written.
 pub(super) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -> Result<Step, ReadError> {
     let extent = Extent { scan, is_late, together: R::AHEAD, rows: 0, looked_at: 0, bytes: 0 };
     match &scan.along {
@@ -30,11 +30,11 @@ pub(super) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -
     }
 }
 
-/// How far a step has gone.
+/// Progress of a step.
 struct Extent<'a> {
     scan: &'a Scan,
     is_late: &'a dyn Fn() -> bool,
-    /// Rows that are read together: what has been read is looked at, however late it is.
+    /// Number of rows that are read together; all rows read are examined, however late it is.
     together: usize,
     rows: usize,
     looked_at: usize,
@@ -42,7 +42,8 @@ struct Extent<'a> {
 }
 
 impl Extent<'_> {
-    /// It ends here. The first row is always looked at: a step that brought nothing on would never end.
+    /// Whether the step ends here. It always examines the first row: a step without progress would repeat
+    /// without end.
     fn is_enough(&self) -> bool {
         let Scan { max_rows, max_looked_at, .. } = *self.scan;
         let full = self.rows >= max_rows || self.looked_at >= max_looked_at || self.bytes >= STEP_BYTES;
@@ -111,7 +112,7 @@ fn along_customer<R: Rows>(
     }
 }
 
-/// The item, if the scan wants it.
+/// The item, if it matches the scan.
 fn wanted(scan: &Scan, queue: &Arc<str>, view: &View<'_>) -> Option<Stored> {
     if scan.customer.is_some() && scan.customer.as_deref() != view.customer {
         return None;

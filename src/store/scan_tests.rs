@@ -1,4 +1,4 @@
-//! Scans along stored items.
+//! Tests of scans over stored items.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
@@ -56,7 +56,7 @@ fn seqs(store: &mut dyn Store, scan: &Scan) -> (Vec<u64>, Option<u64>) {
     (rows.iter().map(|row| row.key.seq).collect(), next.map(|key| key.seq))
 }
 
-/// Odd ones of customer `x`, even ones of `y`; 20 is dead, and 3 is another application's.
+/// Odd items are of customer `x`, even ones of `y`; 20 is dead, and 3 is of another application.
 fn filled(on: GroundKind) -> (Ground, Box<dyn Store>) {
     let (dir, mut store) = on.fresh();
     let of = |due: u64| {
@@ -76,7 +76,7 @@ fn a_queue_is_scanned_in_order(on: GroundKind) {
     assert_eq!(seqs(&mut *store, &queue("other")), (vec![3], None));
     assert_eq!(seqs(&mut *store, &queue("")), (vec![20], None));
     assert_eq!(seqs(&mut *store, &queue("nobody")), (vec![], None));
-    // Cut at both ends, of one customer, of both.
+    // Bounded at both ends; of one customer; both.
     let part = Scan { from: key(4, 4), until: 7, ..queue(APP) };
     assert_eq!(seqs(&mut *store, &part), (vec![4, 5, 6], None));
     assert_eq!(seqs(&mut *store, &Scan { from: key(4, 5), ..part.clone() }), (vec![5, 6], None));
@@ -85,7 +85,7 @@ fn a_queue_is_scanned_in_order(on: GroundKind) {
     assert_eq!(seqs(&mut *store, &Scan { customer: Some("z".into()), ..part }), (vec![], None));
     let inverted = Scan { from: key(9, 0), until: 3, ..queue(APP) };
     assert_eq!(seqs(&mut *store, &inverted), (vec![], None));
-    // Properties where they are asked for, for the id in them, and never a body.
+    // Properties only on request, for the id in them, and never a body.
     for row in rows_of(&mut *store, &queue(APP)).0 {
         assert_eq!(row.content, None);
     }
@@ -99,10 +99,10 @@ fn a_queue_is_scanned_in_order(on: GroundKind) {
 fn a_scan_stops_at_its_bounds_and_goes_on_from_there(on: GroundKind) {
     let (_dir, mut store) = filled(on);
     let of_x = Scan { customer: Some("x".into()), ..queue(APP) };
-    // Rows returned; rows looked at, whether they are wanted or not.
+    // Limits of returned rows, and of rows read, whether they match or not.
     assert_eq!(seqs(&mut *store, &Scan { max_rows: 2, ..of_x.clone() }), (vec![1, 5], Some(6)));
     assert_eq!(seqs(&mut *store, &Scan { max_looked_at: 5, ..of_x.clone() }), (vec![1, 5], Some(7)));
-    // The last one wanted is in, and one behind it has not been looked at.
+    // The last matching row is returned, and the row after it was not read.
     assert_eq!(seqs(&mut *store, &Scan { max_rows: 3, ..of_x.clone() }), (vec![1, 5, 7], Some(8)));
     assert_eq!(seqs(&mut *store, &Scan { max_looked_at: 7, ..of_x.clone() }), (vec![1, 5, 7], None));
     assert_eq!(seqs(&mut *store, &Scan { until: 8, max_rows: 3, ..of_x }), (vec![1, 5, 7], None));
@@ -133,13 +133,13 @@ fn a_customer_is_scanned_by_index_rows_alone(on: GroundKind) {
     assert_eq!(seqs(&mut *store, &Scan { from: key(9, 9), until: 5, ..customer("y") }), (vec![], None));
     let other = Scan { along: Along::Customer("other".into(), "x".into()), ..customer("x") };
     assert_eq!(seqs(&mut *store, &other), (vec![3], None));
-    // Written later, and removed.
+    // Index rows that are written later, and removed.
     let written = Op::Index { key: key(1, 1), rows: index(None, "x") };
     let gone = Op::Delete { place: place(APP, 5, 5), rows: index(None, "x") };
     store.commit(&[group(2, vec![written, gone, put_indexed(9, 9, "x2")])]).unwrap();
     assert_eq!(seqs(&mut *store, &customer("x")), (vec![1, 7], None));
     assert_eq!(seqs(&mut *store, &customer("x2")), (vec![9], None));
-    // An index row without its item is damage, not an item less.
+    // An index row without its item is damage; the scan does not skip it.
     store.commit(&[group(3, vec![delete(7, 7)])]).unwrap();
     let error = store.load(&Load::Scan(customer("x"))).unwrap_err();
     assert!(matches!(error, ReadError::Damaged { keyspace: "customers", .. }), "{error}");
@@ -162,7 +162,7 @@ fn a_step_over_large_rows_ends_early_and_the_next_goes_on_there(on: GroundKind) 
     }
 }
 
-/// It may end behind any row, where the machine is slow.
+/// On a slow machine the step may end after any row.
 fn a_look_sees_its_moment_whatever_is_committed_since(on: GroundKind) {
     let (_dir, mut store) = filled(on);
     let job = store.look(&queue(APP)).unwrap();
@@ -189,6 +189,6 @@ fn damage_on_the_way_is_named_and_never_skipped(on: GroundKind) {
             other => panic!("{other}"),
         }
     }
-    // What lies before it can still be seen.
+    // The rows before it are still readable.
     assert_eq!(seqs(&mut *store, &Scan { until: 6, ..queue(APP) }).0, vec![1, 2, 4, 5]);
 }

@@ -1,4 +1,4 @@
-//! What a store promises.
+//! Tests of the promises of every store.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
@@ -21,7 +21,7 @@ on_each! {
     groups_take_effect_in_order,
     a_move_takes_the_content_along_and_says_what_is_known_now,
     a_move_of_what_is_not_there_fails_and_writes_nothing,
-    #[should_panic(expected = "the item due 3, number 3, comes without its content")]
+    #[should_panic(expected = "the item due 3, number 3, has no content")]
     an_item_without_content_is_refused,
     #[should_panic(expected = "an item of queue `app` is moved to queue `other`")]
     a_move_to_another_application_is_refused,
@@ -57,12 +57,12 @@ pub(super) fn item(due: u64, seq: u64) -> Stored {
     }
 }
 
-/// Of an item whose producer named it.
+/// The identity of an item with a producer's id.
 pub(super) fn given(n: u8) -> Identity {
     Identity::given([n; 16])
 }
 
-/// An item whose producer named it, number `n`.
+/// Item number `n`, with a producer's id.
 pub(super) fn named(due: u64, n: u8) -> Stored {
     Stored { given: Some(given(n)), fingerprint: 7, ..item(due, n.into()) }
 }
@@ -75,12 +75,12 @@ pub(super) fn put(due: u64, seq: u64) -> Op {
     put_item(item(due, seq), false)
 }
 
-/// With a row under its customer.
+/// Puts an item with its customer row.
 pub(super) fn put_indexed(due: u64, seq: u64, customer: &str) -> Op {
     put_item(Stored { customer: Some(customer.into()), ..item(due, seq) }, true)
 }
 
-/// Index rows: of an identity, and of a customer where it is not empty.
+/// Index rows of an identity, and of a customer if the name is not empty.
 pub(super) fn index(identity: Option<Identity>, customer: &str) -> IndexRows {
     let customer = (!customer.is_empty()).then(|| (APP.into(), customer.into()));
     IndexRows { identity, customer }
@@ -94,18 +94,18 @@ pub(super) fn verdict() -> Arc<Dead> {
     Arc::new(Dead { reason: Reason::Attempts, error: "3 attempts".into() })
 }
 
-/// Without index rows.
+/// A move without index rows.
 pub(super) fn moved(from: Place, to: Place, standing: Standing) -> Op {
     let (removed, written) = (IndexRows::default(), IndexRows::default());
     Op::Move { from, to, removed, written, standing: Box::new(standing) }
 }
 
-/// Of an item with a time of its own.
+/// The standing of an own-time item.
 fn of_its_own() -> Standing {
     Standing { own_time: true, ..Standing::default() }
 }
 
-/// A failed attempt, written where the item is.
+/// A failed attempt, written under the item's present key.
 pub(super) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
     let standing = Standing { attempts, last_error: Some("no queue".into()), ..of_its_own() };
     moved(place(APP, due, seq), place(APP, due, seq), standing)
@@ -128,13 +128,13 @@ pub(super) fn open_at(path: &Path) -> OpenStore {
     open_with(path, crate::clock::wall_ms()).unwrap()
 }
 
-/// The same, while the clock says `wall`.
+/// The same at the wall clock `wall`.
 pub(super) fn open_with(path: &Path, wall: u64) -> Result<OpenStore, OpenError> {
     unlocked(|| open(&config(path), 32 << 20, false, wall))
 }
 
-/// Once nothing of this process has the directory locked: a child that another test starts has, for a moment,
-/// what that process had open.
+/// Retries while this process itself holds the lock: a child that another test starts inherits the open files
+/// of this process for a moment.
 pub(super) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Result<OpenStore, OpenError> {
     let begun = std::time::Instant::now();
     loop {
@@ -149,7 +149,7 @@ pub(super) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Resul
     }
 }
 
-/// A store on the disk that a test may tell to flush: when it does by itself is up to its threads.
+/// A disk store that a test can flush; otherwise its threads decide when to flush.
 pub(super) fn disk_at(path: &Path, memory_limit: u64) -> DiskStore {
     let directory = Directory::open(path).unwrap();
     open_in(directory, memory_limit, false, IfAbsent::Make(None), crate::clock::wall_ms()).unwrap().store
@@ -162,7 +162,7 @@ pub(super) fn refusal(path: &Path) -> OpenError {
     }
 }
 
-/// A directory of its own, and a store in it.
+/// A separate directory, and a store in it.
 pub(super) fn fresh() -> (tempfile::TempDir, Box<dyn Store>) {
     let dir = tempfile::tempdir().unwrap();
     let store = open_at(dir.path()).store;
@@ -193,13 +193,13 @@ pub(super) fn ranges(store: &mut dyn Store, ranges: Vec<Range>, max_bytes: u64) 
     }
 }
 
-/// Items of a queue, whole.
+/// The items of a queue with their contents.
 pub(super) fn items(store: &mut dyn Store, queue: &str) -> Vec<Stored> {
     let all = vec![range(queue, Key::default(), u64::MAX, usize::MAX)];
     ranges(store, all, u64::MAX).remove(0).rows
 }
 
-/// Of the queue that most tests use.
+/// A part of the queue that most tests use.
 pub(super) fn part(store: &mut dyn Store, from: Key, until: u64, max_rows: usize) -> (Vec<Key>, Option<Key>) {
     let RangeRows { rows, next, .. } =
         ranges(store, vec![range(APP, from, until, max_rows)], u64::MAX).remove(0);
@@ -211,7 +211,7 @@ pub(super) fn everything(store: &mut dyn Store) -> Vec<Key> {
     items(store, APP).iter().map(|item| item.key).collect()
 }
 
-/// Copies all files as they are now: what a killed process would leave.
+/// Copies all files in their present state, as a killed process would leave them.
 pub(super) fn crash_image(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
@@ -229,7 +229,7 @@ fn scans_go_in_order_from_the_cursor(on: GroundKind) {
     let keys = [(300, 1), (100, 2), (100, 9), (100, 5), (200, 3), (u64::MAX, u64::MAX)];
     store.commit(&[group(1, keys.iter().map(|(d, s)| put(*d, *s)).collect())]).unwrap();
 
-    // Ties in one millisecond by arrival; `next` is the first row left out.
+    // Items due in the same millisecond sort by arrival; `next` is the first row left out.
     let (rows, next) = part(&mut *store, Key::default(), u64::MAX, 2);
     assert_eq!((rows, next), (vec![key(100, 2), key(100, 5)], Some(key(100, 9))));
     let (rows, next) = part(&mut *store, key(100, 9), u64::MAX, 10);
@@ -237,7 +237,7 @@ fn scans_go_in_order_from_the_cursor(on: GroundKind) {
     // `from` is inclusive, need not exist, and `until` is exclusive.
     assert_eq!(part(&mut *store, key(100, 3), 300, 10), (vec![key(100, 5), key(100, 9), key(200, 3)], None));
     assert_eq!(part(&mut *store, key(200, 4), 300, 10), (vec![], None));
-    // As many rows as asked for, and none left: the end was met.
+    // As many rows as requested, and no more left: the read met the end.
     assert_eq!(part(&mut *store, key(200, 0), 300, 1), (vec![key(200, 3)], None));
     assert_eq!(part(&mut *store, key(200, 0), 301, 1), (vec![key(200, 3)], Some(key(300, 1))));
     assert_eq!(part(&mut *store, key(200, 0), u64::MAX, 0), (vec![], Some(key(200, 3))));
@@ -247,7 +247,7 @@ fn scans_go_in_order_from_the_cursor(on: GroundKind) {
 fn many_queues_are_read_at_once(on: GroundKind) {
     let (_dir, mut store) = on.fresh();
     let of = |queue: &str, seq| put_item(Stored { application: queue.into(), ..item(seq, seq) }, false);
-    // Names of which one begins with another, and the dead letters, whose name is empty.
+    // One name begins with another, and the name of the dead-letter queue is empty.
     let dead = put_item(Stored { dead: Some(verdict()), ..item(3, 33) }, false);
     let ops = vec![of("a", 1), of("ab", 2), of("a", 3), of("b", 4), of("ab", 5), dead];
     store.commit(&[group(1, ops)]).unwrap();
@@ -282,7 +282,7 @@ fn items_come_back_whole_and_contents_stop_at_the_limit(on: GroundKind) {
     };
     let bare = |item: Stored| Stored { content: None, ..item };
     assert_eq!(load(u64::MAX), vec![item(1, 1), item(2, 2), item(3, 3), other.clone()]);
-    // All ranges together, the foremost ones first.
+    // The limit covers all ranges together, in order.
     assert_eq!(load(3 * size), vec![item(1, 1), item(2, 2), item(3, 3), bare(other.clone())]);
     assert_eq!(load(2 * size), vec![item(1, 1), item(2, 2), bare(item(3, 3)), bare(other.clone())]);
     assert_eq!(load(2 * size - 1)[..2], [item(1, 1), bare(item(2, 2))]);
@@ -311,14 +311,14 @@ fn seqs(rows: &RangeRows) -> Vec<u64> {
     rows.rows.iter().map(|row| row.key.seq).collect()
 }
 
-/// Where rows are far: what does not fit into memory does not come, and all that is said of it does.
+/// With a remote engine a body beyond the memory limit is not read, but the other fields of its item are.
 fn rows_of_large_bodies_are_read_without_them(on: GroundKind) {
     let (_dir, mut store) = with_large_rows(on);
     let read = ranges(&mut *store, vec![all_from("a", key(0, 0)), all_from("b", key(0, 0))], 0);
     assert_eq!((seqs(&read[0]), read[0].next), (vec![0, 1, 2, 3, 4], None));
     assert_eq!((seqs(&read[1]), read[1].next), (vec![5, 6, 7, 8, 9], None));
     assert!(read.iter().flat_map(|read| &read.rows).all(|row| row.content.is_none()));
-    // As many as there is room for, the foremost ones.
+    // As many bodies as fit, in order.
     let read = ranges(&mut *store, vec![all_from("a", key(0, 0))], 30 << 20).remove(0);
     let contents: Vec<_> = read.rows.iter().map(|row| row.content.as_ref().map(|c| c.body.len())).collect();
     assert_eq!(contents, [Some(12 << 20), Some(12 << 20), None, None, None]);
@@ -329,7 +329,7 @@ fn rows_of_large_bodies_are_read_without_them(on: GroundKind) {
 fn a_read_of_large_rows_ends_early_and_says_where_it_goes_on(on: GroundKind) {
     let (_dir, mut store) = with_large_rows(on);
     let all = all_from;
-    // Each queue gets on, whatever the others have.
+    // Each queue makes progress, whatever the others contain.
     let read = ranges(&mut *store, vec![all("a", key(0, 0)), all("b", key(0, 0))], 0);
     assert_eq!((seqs(&read[0]), read[0].next), (vec![0, 1, 2], Some(key(1, 3))));
     assert_eq!((seqs(&read[1]), read[1].next), (vec![5], Some(key(1, 6))));
@@ -350,7 +350,7 @@ fn a_read_of_many_ranges_brings_no_more_rows_than_it_is_asked_for(on: GroundKind
         panic!("ranges")
     };
     let told: Vec<_> = read.iter().map(|read| (read.rows.len(), read.next)).collect();
-    // The third is not reached.
+    // The read does not reach the third range.
     assert_eq!(told, [(3, Some(key(1, 40))), (2, Some(key(1, 40))), (0, Some(key(1, 5)))]);
 }
 
@@ -375,7 +375,7 @@ fn contents_are_found_by_place_and_their_absence_is_damage(on: GroundKind) {
 
 fn groups_take_effect_in_order(on: GroundKind) {
     let (_dir, mut store) = on.fresh();
-    // The last word counts, within a group and over groups handed in together.
+    // The last operation on a key counts, within a group and over groups of one call.
     store
         .commit(&[
             group(1, vec![put(1, 1), put(2, 2), delete(2, 2), put(3, 3)]),
@@ -422,7 +422,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
         written: IndexRows::default(),
         standing: Box::new(standing),
     };
-    // One that is on the disk, one written earlier in the same group, one in an earlier group of the same
+    // An item on the disk, one written earlier in the same group, and one of an earlier group of the same
     // call.
     let elsewhere = moved(place(APP, 2, 2), place(APP, 7, 2), of_its_own());
     store
@@ -430,7 +430,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
         .unwrap();
     let second = Stored { key: key(7, 2), due: 7, ..item(2, 2) };
     let third = Stored { attempts: 2, last_error: Some("no queue".into()), ..item(3, 3) };
-    // It keeps when it was due as accepted, and the application that it was meant for.
+    // The item keeps its accepted due and its original application.
     let first = Stored {
         key: key(50, 1),
         due: 50,
@@ -448,7 +448,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
         drop(store);
         store = dir.open().store;
     }
-    // What it says is all that is known from then on; and a dead one may be given another try.
+    // A move replaces the whole standing; and a dead item may get another attempt.
     let back = moved(place("", 50, 1), place(APP, 60, 1), of_its_own());
     store.commit(&[group(4, vec![failed(3, 3, 9), back])]).unwrap();
     let third = Stored { attempts: 9, ..third };
@@ -481,6 +481,7 @@ fn a_move_to_another_application_is_refused(on: GroundKind) {
     let _ = store.commit(&[group(1, ops)]);
 }
 
+/// Judges promise 9.
 fn marks_alone_are_a_commit(on: GroundKind) {
     let (dir, mut store) = on.fresh();
     let lease =
@@ -513,7 +514,7 @@ fn the_memory_store_keeps_no_items() {
     store.close().unwrap();
 }
 
-/// What `every_commit_is_synced` runs under strace.
+/// `every_commit_is_synced` runs this under strace.
 #[test]
 fn three_commits() {
     let (_dir, mut store) = fresh();
@@ -522,6 +523,7 @@ fn three_commits() {
     }
 }
 
+/// Judges promise 1.
 #[test]
 fn every_commit_is_synced() {
     if !tidegate_harness::require("strace") {

@@ -1,15 +1,14 @@
-//! The store's own thread: writes and reads in the order they were asked for, many commits with one sync.
+//! The store's thread: makes writes and reads in the order of their requests, and many commits with one sync.
 //!
-//! A second thread reads contents beside it, so that a batch never waits behind a sync for payloads that have
-//! been on the disk for long. A third looks over many rows for whoever asks about them, so that neither waits
-//! for that. A fourth watches that the calls of all come back. A caller never waits.
-//! Deliberately absent: decisions, and retries. After a failure nothing more is
-//! done, so that nothing can be acked behind a commit that may not have happened; the process stops and opens
-//! the store anew.
+//! A second thread reads contents concurrently, so that a batch never waits behind a sync for payloads that
+//! have long been on the disk. A third thread scans many rows for listings, so that neither of the others
+//! waits for a scan. A fourth watches that all calls return. A caller never waits. Deliberately absent:
+//! decisions, and retries. After a failure the threads do nothing more, so that no ack follows a commit that
+//! may not have happened; the process stops and opens the store again.
 //!
-//! Where commits are few and small, each would be a sync of its own, and wake four threads: one waits for up
-//! to [`ThreadLimits::linger`] for the next ones. Only acks wait with it, no delivery; a read, a commit that
-//! an answer waits for, and enough operations or bytes end the wait.
+//! When commits are few and small, each would cost its own sync and wake four threads. So a commit waits up
+//! to [`ThreadLimits::linger`] for the next ones. Only acks wait with it, and no delivery does. A read, a
+//! commit for which an answer waits, or enough operations or bytes end the wait.
 
 mod beside;
 
@@ -28,16 +27,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Least time between two attempts to give back room, ms.
+/// Minimum time between two attempts to reclaim space, ms.
 const RECLAIM_PAUSE: u64 = 60_000;
-/// Age at which the known [`Usage`] is taken anew, ms.
+/// Age at which [`Usage`] is measured again, ms.
 const USAGE_AGE: u64 = 1_000;
 
-/// Starts the threads. Events go to `on_event`, and what commits take is counted in `commits`.
+/// Starts the threads. `on_event` receives the events, `commits` the duration of commits.
 ///
 /// # Errors
 ///
-/// The system starts no thread.
+/// The system cannot start a thread.
 pub fn spawn(
     store: Box<dyn Store>,
     limits: ThreadLimits,
@@ -78,7 +77,7 @@ pub fn spawn(
         match thread {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                // The others have nothing to serve.
+                // The threads that did start have no store to serve.
                 let mut state = shared.lock();
                 state.closing = true;
                 (state.store.alive, state.reader.alive, state.looker.alive) = (false, false, false);
@@ -100,7 +99,7 @@ fn start(
     Ok(Builder::new().name(name.to_owned()).spawn(move || run(&shared))?)
 }
 
-/// Hands work to the store's threads. Cheap to clone; no call but [`StoreHandle::close`] waits for anything.
+/// Passes work to the store's threads. Cheap to clone; only [`StoreHandle::close`] waits.
 #[derive(Clone)]
 pub struct StoreHandle {
     shared: Arc<ThreadShared>,
@@ -114,21 +113,21 @@ impl fmt::Debug for StoreHandle {
 }
 
 impl StoreHandle {
-    /// Queues a commit; [`StoreEvent::Committed`] follows. More than [`ThreadLimits::queued`], the largest
-    /// job apart, is reported as [`StoreFailure::Stalled`]. Without effect after a failure or
-    /// [`StoreHandle::close`].
+    /// Queues a commit; [`StoreEvent::Committed`] follows. If the queue, without its largest job, exceeds
+    /// [`ThreadLimits::queued`], the store fails with [`StoreFailure::Stalled`]. No effect after a failure or
+    /// after [`StoreHandle::close`].
     pub fn commit(&self, commit: CommitGroup) {
         let bytes = commit.ops.iter().map(size).sum();
         self.queue(Job::Commit(commit), bytes);
     }
 
-    /// Queues a read; [`StoreEvent::Loaded`] follows. It sees every commit queued before it, and a
-    /// [`Load::Find`] may see later ones too: it does not part commits that share a sync. Reads of ranges and
-    /// finds are answered in the order in which they were queued, and so are scans, apart from the others.
+    /// Queues a read; [`StoreEvent::Loaded`] follows. The read sees every commit queued before it. A
+    /// [`Load::Find`] may see later commits too, because it does not separate commits that share a sync.
+    /// Reads of ranges and finds are answered in the order of their requests; so are scans among themselves.
     ///
-    /// Contents are read at once, beside commits that are under way: the engine asks only for contents of
-    /// items whose commit is durable. Should one not be there even so, because a move of it is still queued,
-    /// it is looked for again behind all that was queued.
+    /// Contents are read at once, concurrently with commits: the engine asks only for contents of items whose
+    /// commit is durable. If a content is missing because a move of its item is still queued, the read is
+    /// repeated behind everything that was queued.
     pub fn load(&self, load: Load) {
         let mut state = self.shared.lock();
         let wanted = match load {
@@ -166,7 +165,7 @@ impl StoreHandle {
         }
     }
 
-    /// How the store is doing.
+    /// Current figures of the store.
     pub fn stats(&self) -> StoreStats {
         let mut state = self.shared.lock();
         let now = clock::now().mono;
@@ -189,10 +188,10 @@ impl StoreHandle {
         }
     }
 
-    /// Gives back the room of what was deleted, once the store is idle: for a store that takes nothing
-    /// because it is full, and in which nothing would be compacted else. To be called as long as it is;
-    /// without effect within a minute of the last time that it was begun. [`StoreStats::usage`] tells what
-    /// came of it.
+    /// Reclaims the space of deleted rows once the store is idle. This is for a full store that accepts no
+    /// items, which the storage engine would not compact otherwise. The caller repeats the call while the
+    /// store is full; calls within a minute after the last start have no effect. [`StoreStats::usage`] shows
+    /// the result.
     pub fn reclaim(&self) {
         let now = clock::now().mono;
         let mut state = self.shared.lock();
@@ -204,7 +203,7 @@ impl StoreHandle {
         }
     }
 
-    /// Extends the lease of a store that has one, before what is queued.
+    /// Extends the lease of a store that has one, ahead of the queue.
     pub fn renew(&self) {
         let mut state = self.shared.lock();
         if state.open() {
@@ -213,8 +212,8 @@ impl StoreHandle {
         }
     }
 
-    /// Lets go of the store, and fails as [`StoreFailure::GivenAway`], if another daemon stands by that would
-    /// have it. What is queued is dropped.
+    /// Closes the store and fails with [`StoreFailure::GivenAway`], if another daemon stands by and would
+    /// take the store over. Queued jobs are dropped.
     pub fn give_away(&self) {
         let mut state = self.shared.lock();
         if state.open() {
@@ -223,12 +222,12 @@ impl StoreHandle {
         }
     }
 
-    /// Does what is queued, syncs, closes the store and ends its threads; all that within `timeout`.
+    /// Finishes the queued jobs, syncs, closes the store and ends its threads, all within `timeout`.
     ///
     /// # Errors
     ///
-    /// [`CloseError::Timeout`], or the error of the last sync. What has been reported as committed is durable
-    /// in either case.
+    /// [`CloseError::Timeout`], or the error of the last sync. In both cases all commits reported so far are
+    /// durable.
     pub fn close(&self, timeout: Duration) -> Result<(), CloseError> {
         let mut state = self.shared.lock();
         state.closing = true;
@@ -242,7 +241,7 @@ impl StoreHandle {
         drop(state);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
-            // All have said that they are done; a panic has been reported by `Alive`.
+            // All threads have reported their end; `Alive` has reported any panic.
             let _ = thread.join();
         }
         failed.map_or(Ok(()), Err)
@@ -251,35 +250,35 @@ impl StoreHandle {
 
 type ContentsWanted = Vec<(u64, Place)>;
 
-/// A call of the storage engine that has not come back.
+/// A call of the storage engine that has not returned.
 #[derive(Clone, Copy)]
 struct Call {
     what: &'static str,
-    /// Tells one call from the next.
+    /// Distinguishes this call from the next.
     number: u64,
-    /// When it began, monotonic ms.
+    /// When the call began, monotonic ms.
     begun_at: u64,
 }
 
-/// A thread that makes calls, and what waits for it.
+/// A thread that calls the storage engine, with its queue.
 #[derive(Default)]
 struct Worker<W> {
     waiting: W,
-    /// What it works on.
+    /// The call in progress.
     call: Option<Call>,
-    /// When it was last done with a call, monotonic ms.
+    /// When its last call ended, monotonic ms.
     idle_since: u64,
-    /// It has not ended.
+    /// The thread has not ended.
     alive: bool,
 }
 
 impl<W> Worker<W> {
-    /// It is done with its call.
+    /// The thread has finished its call.
     fn rests(&mut self) {
         (self.call, self.idle_since) = (None, clock::now().mono);
     }
 
-    /// Since when it comes no further: since its call began, or since it could have taken up what waits.
+    /// Since when it makes no progress: since its call began, or since it could have taken up a waiting job.
     fn still(&self, waits: Option<u64>) -> Option<u64> {
         self.call.map(|call| call.begun_at).or_else(|| waits.map(|since| since.max(self.idle_since)))
     }
@@ -290,9 +289,9 @@ struct ThreadState {
     store: Worker<Jobs>,
     reader: Worker<VecDeque<Queued<ContentsWanted>>>,
     looker: Worker<VecDeque<Queued<LookJob>>>,
-    /// The store's thread waits for company of the jobs that it knows.
+    /// The store's thread waits for more jobs to share a sync with those it knows.
     lingers: bool,
-    /// Number of calls so far.
+    /// The number of calls so far.
     calls: u64,
     has_reader: bool,
     closing: bool,
@@ -304,9 +303,9 @@ struct ThreadState {
     reclaim_wanted: bool,
     renew_wanted: bool,
     heir_wanted: bool,
-    /// A thread gives back room.
+    /// A thread is reclaiming space.
     reclaiming: bool,
-    /// It has, and the store is to let go of the files.
+    /// The space was reclaimed, and the store has to release the files.
     reclaimed: bool,
     /// When space was last reclaimed, monotonic ms.
     reclaimed_at: Option<u64>,
@@ -317,7 +316,7 @@ impl ThreadState {
         !self.closing && !self.failed
     }
 
-    /// A thread that makes calls has not ended.
+    /// Whether any thread that calls the storage engine has not ended.
     fn any_alive(&self) -> bool {
         self.store.alive || self.reader.alive || self.looker.alive
     }
@@ -330,11 +329,11 @@ impl ThreadState {
 
 struct ThreadShared {
     state: Mutex<ThreadState>,
-    /// For the store: there is something to do.
+    /// For the store's thread: there is work.
     work: Condvar,
-    /// For the reader: there is something to do.
+    /// For the reader: there is work.
     reads: Condvar,
-    /// For the looker: there is something to do.
+    /// For the looker, which runs scans: there is work.
     looks: Condvar,
     /// For [`StoreHandle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
@@ -343,9 +342,9 @@ struct ThreadShared {
     on_event: OnEvent,
 }
 
-/// What the store does next.
+/// The next work of the store's thread.
 enum ThreadTurn {
-    /// These commits, and then these [`Load::Find`]s, which were asked between them.
+    /// These commits, and then these [`Load::Find`]s, which were requested between them.
     Commit(Vec<CommitGroup>, Vec<Load>),
     Load(Load),
     Renew,
@@ -369,7 +368,7 @@ impl ThreadShared {
         self.done.notify_all();
     }
 
-    /// Reports what has been done; after a failure nothing is.
+    /// Reports an event, unless the store has failed.
     fn report(&self, event: StoreEvent) {
         let failed = self.lock().failed;
         if !failed {
@@ -377,7 +376,7 @@ impl ThreadShared {
         }
     }
 
-    /// Reports the first failure, and drops all work.
+    /// Reports the first failure, and drops all queued jobs.
     fn fail(&self, error: StoreFailure) {
         let mut state = self.lock();
         let first = !std::mem::replace(&mut state.failed, true);
@@ -391,8 +390,8 @@ impl ThreadShared {
         }
     }
 
-    /// Waits for work: all commits up to the next load that must not see later ones, within the limits, or
-    /// that load.
+    /// Waits for work. Returns all commits, within the limits, up to the next load that must not see later
+    /// ones, or that load.
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> ThreadTurn {
         let mut state = self.lock();
         state.store.rests();
@@ -400,13 +399,13 @@ impl ThreadShared {
             if state.failed {
                 return ThreadTurn::End;
             }
-            // Before what waits: that may be reads alone, which extend nothing.
+            // Ahead of the queue: it may contain only reads, which do not extend the lease.
             if std::mem::take(&mut state.renew_wanted) {
                 state.store.call = state.call("renewal of the lease");
                 return ThreadTurn::Renew;
             }
             if std::mem::take(&mut state.heir_wanted) && !state.closing {
-                state.store.call = state.call("question for another daemon");
+                state.store.call = state.call("check for a standby daemon");
                 return ThreadTurn::GiveAway;
             }
             if let Some(since) = state.store.waiting.since() {
@@ -421,7 +420,7 @@ impl ThreadShared {
                 continue;
             }
             if std::mem::take(&mut state.usage_wanted) {
-                state.store.call = state.call("measurement of the room taken");
+                state.store.call = state.call("measurement of the disk usage");
                 return ThreadTurn::Measure;
             }
             if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
@@ -432,7 +431,7 @@ impl ThreadShared {
                 state.store.call = state.call("compaction");
                 return ThreadTurn::EndReclaim;
             }
-            // The reader may still hand work back.
+            // The reader may still return work.
             if state.closing && !state.reader.alive {
                 return ThreadTurn::End;
             }
@@ -466,7 +465,7 @@ impl ThreadShared {
     }
 }
 
-/// Says that a thread has ended, however it ended.
+/// Reports that a thread has ended, also by a panic.
 struct Alive<'a> {
     shared: &'a ThreadShared,
     flag: fn(&mut ThreadState) -> &mut bool,
@@ -482,7 +481,7 @@ impl Drop for Alive<'_> {
     }
 }
 
-/// The store's thread.
+/// The body of the store's thread.
 fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
     let _alive = Alive { shared, flag: |s| &mut s.store.alive };
     let limit = store.group_limit();
@@ -515,10 +514,10 @@ fn serve(mut store: Box<dyn Store>, shared: &Arc<ThreadShared>) {
 }
 
 fn give_away(store: Box<dyn Store>, heir: String, shared: &ThreadShared) {
-    // Nothing more is reported from here on, and so nothing acked, before it can be the other one's.
+    // From here on nothing is reported, and so nothing is acked, before another daemon can own the store.
     shared.fail(StoreFailure::GivenAway { heir });
     if let Err(error) = store.close() {
-        tracing::warn!(%error, "another daemon has the store after the lease");
+        tracing::warn!(%error, "the lease was not released: another daemon has to wait until it expires");
     }
 }
 
@@ -549,12 +548,13 @@ fn load(store: &mut dyn Store, load: &Load, shared: &ThreadShared) -> Result<(),
     store.load(load).map(|loaded| shared.report(StoreEvent::Loaded(loaded)))
 }
 
-/// A scan's turn has come: the looker takes the step. False: it is done here.
+/// Passes a scan to the looker when it reaches the head of the queue. False: the store's thread has to run
+/// it.
 fn hand_over(store: &dyn Store, load: &Load, shared: &ThreadShared) -> bool {
     let Load::Scan(scan) = load else { return false };
     let Some(job) = store.look(scan) else { return false };
     let mut state = shared.lock();
-    // While the store closes the looker may have gone.
+    // While the store closes, the looker may already have ended.
     if state.open() {
         state.looker.waiting.push_back(Queued { since: clock::now().mono, bytes: JOB_COST, job });
         shared.looks.notify_one();
@@ -570,16 +570,16 @@ fn measure(store: &dyn Store, shared: &ThreadShared) -> Result<(), StoreFailure>
     state.usage_at = clock::now().mono;
     match usage {
         Ok(usage) => state.usage = Some(usage),
-        // The last known one stays; a store that really fails says so at the next commit.
+        // The last known figures stay; a store that has failed reports it at the next commit.
         Err(error) => tracing::warn!("{error}"),
     }
     Ok(())
 }
 
-/// Lets a thread of its own do what takes long.
+/// Runs the slow part on a separate thread.
 fn reclaim(store: &mut dyn Store, shared: &Arc<ThreadShared>) -> Result<(), StoreFailure> {
     let Some(job) = store.begin_reclaim()? else {
-        // The next call is the first.
+        // The next call of [`StoreHandle::reclaim`] may begin at once.
         shared.lock().reclaimed_at = None;
         return Ok(());
     };
@@ -588,13 +588,13 @@ fn reclaim(store: &mut dyn Store, shared: &Arc<ThreadShared>) -> Result<(), Stor
         let _alive = Alive { shared, flag: |s| &mut s.reclaiming };
         // A compaction changes nothing unless it succeeds.
         if let Err(error) = job() {
-            tracing::warn!("no room was given back: {error}");
+            tracing::warn!("no disk space was reclaimed: {error}");
         }
         shared.lock().reclaimed = true;
     };
     if let Err(error) = start("tidegate-compact", shared, run) {
         shared.lock().reclaiming = false;
-        tracing::warn!("no room was given back: {error}");
+        tracing::warn!("no disk space was reclaimed: {error}");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The store's threads, with a store that records what it is asked and waits where it is told to.
+//! Tests of the store's threads, with a store that records its calls and waits on request.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
@@ -12,21 +12,21 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 pub(super) const SOON: Duration = Duration::from_secs(20);
-/// No commit waits for others.
+/// Limits with which no commit waits for others.
 const PROMPT: ThreadLimits =
     ThreadLimits { queued: 64 << 20, call: STORE_CALL_LIMIT, linger: Duration::ZERO };
 
-/// What the recording store was asked to do.
+/// A call of the recording store.
 #[derive(Debug, PartialEq)]
 enum Call {
     Commit(Vec<Token>),
     Load,
-    /// With the number of the one item asked for.
+    /// With the number of the only item requested.
     Find(u64),
     Closed,
 }
 
-/// Its commits wait for a word on `gate` each: go on, or fail.
+/// Each of its commits waits for a message on `gate`: success, or failure.
 struct Recording {
     calls: Sender<Call>,
     gate: Receiver<bool>,
@@ -109,7 +109,7 @@ impl Bench {
         self.handle.commit(group(token, vec![delete(token, token)]));
     }
 
-    /// The store is in the middle of the commit of this token.
+    /// Brings the store into the middle of the commit of this token.
     fn enter(&self, token: Token) {
         self.commit(token);
         self.called(Call::Commit(vec![token]));
@@ -198,7 +198,7 @@ fn questions_by_identity_do_not_part_commits() {
     bench.commit(102);
     bench.handle.load(find(102));
     (0..3).for_each(|_| bench.gate.send(true).unwrap());
-    // All at once; then the answers, in the order of the questions, before that of any other load.
+    // One commit of all; then the answers to the finds, in order, before the answer to any other load.
     bench.called(Call::Commit((2..=100).collect()));
     (2..=100).for_each(|number| bench.called(Call::Find(number)));
     bench.called(Call::Load);
@@ -279,7 +279,7 @@ fn after_a_failed_commit_nothing_more_is_done() {
     bench.handle.load(contents(4));
     bench.handle.close(SOON).unwrap();
     assert!(bench.handle.stats().failed);
-    // Neither a call nor an event, not even a close with its sync.
+    // There is neither a call nor an event, not even a close with its sync.
     assert_eq!(bench.calls.try_iter().collect::<Vec<_>>(), vec![]);
     assert!(bench.events.try_recv().is_err());
 }
@@ -307,7 +307,7 @@ fn contents_not_found_are_looked_for_behind_the_writes() {
     bench.committed(1);
     bench.committed(2);
     assert_eq!(bench.loaded_handles(), vec![7]);
-    // What the reader hands back while everything closes is still done.
+    // Work that the reader returns during the close is still done.
     bench.handle.load(contents(8));
     bench.handle.close(SOON).unwrap();
     assert_eq!(bench.loaded_handles(), vec![8]);
@@ -325,7 +325,7 @@ fn closing_does_what_is_queued_or_gives_up_in_time() {
     (1..=3).for_each(|token| bench.committed(token));
     bench.called(Call::Commit(vec![2]));
     bench.called(Call::Commit(vec![3]));
-    // Number 4 came too late.
+    // Commit 4 was queued after the close.
     bench.called(Call::Closed);
 }
 
@@ -360,17 +360,18 @@ fn a_load_sees_every_write_queued_before_it() {
         other => panic!("{other:?}"),
     }
     handle.close(SOON).unwrap();
-    // Closed means that the directory is free again.
+    // After the close the directory is unlocked.
     assert_eq!(open_at(dir.path()).opened.marks.next_seq, 51);
 }
 
-/// The caller is refused at once, and never waits.
+/// The store fails at once, and the caller never waits.
 #[test]
 fn more_than_may_be_queued_is_a_failure() {
     let limits = ThreadLimits { queued: 2_000, ..PROMPT };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     bench.enter(1);
-    // One is taken however large it is, as an array of many entries may be, and what fits beside it.
+    // One job is accepted at any size, as an array of many entries may be large, with others that fit beside
+    // it.
     bench.handle.commit(group(2, (0..99).map(|n| delete(n, n)).collect()));
     bench.commit(3);
     assert!(bench.events.try_recv().is_err(), "all is well");
@@ -389,7 +390,7 @@ fn more_than_may_be_queued_is_a_failure() {
 fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
     let limits = ThreadLimits { call: Duration::from_millis(300), ..PROMPT };
     let bench = Bench::limited((100, 1 << 20), None, limits);
-    // As long as one call after the other comes back, all is well.
+    // As long as each call returns in time, there is no failure.
     for token in 1..=8 {
         bench.enter(token);
         std::thread::sleep(Duration::from_millis(60));
@@ -411,7 +412,7 @@ fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
     assert!(bench.events.try_recv().is_err(), "nothing is reported behind a failure");
 }
 
-/// Its reads wait for a word each, or until the sender is gone; its commits do not.
+/// Each of its reads waits for a message, or until the sender is dropped; its commits do not wait.
 #[derive(Clone)]
 struct Stuck {
     word: Arc<Mutex<Receiver<()>>>,
@@ -498,14 +499,14 @@ fn a_look_holds_up_no_commit_and_comes_in_order_with_others() {
     handle.close(SOON).unwrap();
 }
 
-/// Reads by the store's own thread, by the reader's, and by the looker's.
+/// Reads by the store's thread, by the reader, and by the looker.
 #[test]
 fn a_read_that_does_not_come_back_is_a_failure_too() {
     let limits = ThreadLimits { call: Duration::from_millis(200), ..PROMPT };
     let reads = [
         (true, contents(1), "read of contents"),
         (false, contents(1), "read"),
-        (true, scan(1), "look over rows"),
+        (true, scan(1), "scan of rows"),
     ];
     for (reader, load, name) in reads {
         let (store, free) = Stuck::new(reader);
@@ -537,7 +538,7 @@ fn few_small_commits_wait_for_others_and_share_a_sync() {
     bench.called(Call::Commit(vec![4]));
     bench.gate.send(true).unwrap();
     bench.called(Call::Find(4));
-    // so does a commit that somebody waits for,
+    // so does a commit for which an answer waits,
     bench.commit(5);
     bench.handle.commit(CommitGroup { hurried: true, ..group(6, ops(6, 1)) });
     bench.called(Call::Commit(vec![5, 6]));
@@ -550,7 +551,7 @@ fn few_small_commits_wait_for_others_and_share_a_sync() {
         .commit(group(8, vec![put_item(Stored { content: Some(Arc::new(large)), ..item(8, 8) }, false)]));
     bench.called(Call::Commit(vec![7, 8]));
     bench.gate.send(true).unwrap();
-    // and so does the end.
+    // and so does a close.
     bench.commit(9);
     let handle = bench.handle.clone();
     let closing = std::thread::spawn(move || handle.close(SOON));

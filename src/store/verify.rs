@@ -1,9 +1,12 @@
-//! Looking through a store that no daemon has open: every row is read, and held against those that it refers
-//! to. Nothing is repaired, and no row is written.
+//! Verifies a store that no daemon has open: reads every row, and compares it with the rows that it refers
+//! to. It repairs nothing and writes no row.
 //!
-//! What counts as wrong is what a daemon would stumble over: a row that does not decode; one that leads to
-//! nothing, or to another item; an item that no row leads to although one should; a queue that is counted
-//! wrong, or whose beginning is taken for later than it is.
+//! The storage engine reads its tables only as an open database. So its log is replayed into memory, what a
+//! crash tore off the log's end is cut off, as at any start, and memory may be flushed.
+//!
+//! A fault is what would stop or mislead a daemon: a row that does not decode; a row that leads to nothing or
+//! to another item; an item without the row that must lead to it; a queue with a wrong count, or with a
+//! recorded beginning behind its first item.
 
 use super::closings::{closed, member_bounds};
 use super::errors::BrokenContract;
@@ -21,78 +24,78 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What is wrong with one row.
+/// A fault of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowFault {
-    /// Which part of the store.
+    /// Name of the keyspace.
     pub keyspace: &'static str,
-    /// The row's key, readable.
+    /// The row's key in readable form.
     pub key: String,
-    /// What is wrong with it.
+    /// What is wrong with the row.
     pub error: String,
 }
 
-/// How far a walk through a store is.
+/// Progress of a pass over a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WalkStep {
-    /// Which part of the store.
+    /// Name of the keyspace.
     pub keyspace: &'static str,
-    /// Rows that have been looked at, in all parts.
+    /// Rows read so far, in all keyspaces.
     pub done: u64,
-    /// Rows that there are, about.
+    /// Total number of rows, approximate.
     pub total: u64,
 }
 
-/// Whom a walk through a store tells of it.
+/// Receives the progress and the faults of a pass over a store.
 pub trait Watcher {
-    /// From time to time.
+    /// Called from time to time.
     fn step(&mut self, step: WalkStep);
 
-    /// Once for each row that is at fault.
+    /// Called once for each faulty row.
     fn fault(&mut self, fault: RowFault);
 }
 
-/// What a store holds.
+/// The content of a store in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreSummary {
-    /// Made once in the life of a store.
+    /// The store's identity, chosen when it was made.
     pub identity: u64,
     /// Number of the last commit.
     pub commit: u64,
-    /// Rows that were looked at.
+    /// Number of rows read.
     pub rows: u64,
-    /// Items that wait.
+    /// Number of waiting items.
     pub items: u64,
-    /// Dead letters that have not reached the dead-letter exchange yet.
+    /// Dead letters that have not yet reached the dead-letter exchange.
     pub dead_letters: u64,
-    /// Queues that hold items or are paused.
+    /// Queues that contain items or are paused.
     pub queues: u64,
     /// Queues that are paused.
     pub paused: u64,
-    /// Items that are known by an id of their producers', or have a row under their assigned one.
+    /// Items with an id from their producer, or with an identity row under their assigned id.
     pub ids: u64,
-    /// Ids that are remembered of items that have ended.
+    /// Remembered ids of ended items.
     pub ended_ids: u64,
-    /// Windows that are open and have a row.
+    /// Open windows that have a row.
     pub windows: u64,
     /// Windows that closed before their planned end and have members.
     pub closings: u64,
-    /// The earliest due of an item that waits, UTC ms.
+    /// The earliest due of a waiting item, UTC ms.
     pub oldest_due: Option<u64>,
-    /// The latest due of an item that waits, UTC ms.
+    /// The latest due of a waiting item, UTC ms.
     pub newest_due: Option<u64>,
-    /// Bytes on the disk.
+    /// Size on the disk, in bytes.
     pub bytes: u64,
-    /// Rows at fault.
+    /// Number of faulty rows.
     pub faults: u64,
 }
 
-/// Looks through the store in `path`.
+/// Verifies the store in `path`.
 ///
 /// # Errors
 ///
-/// As [`super::open`], where nothing of it can be read; [`OpenError::Absent`], [`OpenError::Foreign`]. What
-/// is wrong with single rows is told to the watcher.
+/// As [`super::open`], if nothing of it can be read; [`OpenError::Absent`], [`OpenError::Foreign`]. Faults of
+/// single rows go to the watcher.
 pub fn verify(path: &Path, memory_limit: u64, watcher: &mut dyn Watcher) -> Result<StoreSummary, OpenError> {
     let present = open_present(path, memory_limit)?;
     let frozen = Frozen::new(&present.db, &present.keyspaces);
@@ -116,11 +119,11 @@ pub fn verify(path: &Path, memory_limit: u64, watcher: &mut dyn Watcher) -> Resu
     walk.identities();
     walk.windows();
     (0..BUCKETS).for_each(|bucket| walk.bucket(bucket));
-    walk.tell(KeyspaceId::Meta);
+    walk.report_step(KeyspaceId::Meta);
     Ok(StoreSummary { bytes, ..walk.summary })
 }
 
-/// Rows between two steps that are told.
+/// Number of rows between two reported steps.
 const STEP_ROWS: u64 = 1_000;
 
 struct StoreWalk<'w> {
@@ -129,15 +132,15 @@ struct StoreWalk<'w> {
     summary: StoreSummary,
     total: u64,
     marks: Marks,
-    /// As their rows say.
+    /// The rows of queues, by name.
     queues: HashMap<Arc<str>, QueueRow>,
-    /// Items of each queue as they were found, and the first of them.
+    /// The items found in each queue: their number and the first of them.
     counted: HashMap<Arc<str>, (u64, Key)>,
-    /// Items to which a row of their identity leads.
+    /// Number of items to which an identity row leads.
     identified: u64,
 }
 
-/// What is wrong with a row, or that nothing is.
+/// The fault of a row, or `Ok` if it has none.
 type RowVerdict = Result<(), String>;
 
 impl StoreWalk<'_> {
@@ -147,12 +150,12 @@ impl StoreWalk<'_> {
         self.watcher.fault(RowFault { keyspace, key, error: error.into() });
     }
 
-    fn tell(&mut self, id: KeyspaceId) {
+    fn report_step(&mut self, id: KeyspaceId) {
         let done = self.summary.rows;
         self.watcher.step(WalkStep { keyspace: id.name(), done, total: self.total.max(done) });
     }
 
-    /// Every row of a keyspace; what cannot be read at all ends it, and is told.
+    /// Visits every row of a keyspace. A failed read ends the pass, and is reported.
     fn each(&mut self, id: KeyspaceId, mut visit: impl FnMut(&mut Self, &Slice, &Slice) -> RowVerdict) {
         let mut behind: Option<Slice> = None;
         loop {
@@ -168,7 +171,7 @@ impl StoreWalk<'_> {
                 }
                 self.summary.rows += 1;
                 if self.summary.rows.is_multiple_of(STEP_ROWS) {
-                    self.tell(id);
+                    self.report_step(id);
                 }
             }
             let Some(next) = page.next else { return };
@@ -184,9 +187,9 @@ impl StoreWalk<'_> {
                 (walk.summary.commit, walk.marks) = (commit, marks);
             }),
             other if other.starts_with(META_IMPORT) => rows::read_import(key, value).map(drop),
-            _ => Err("no row of this name is known".to_owned()),
+            _ => Err("unknown row name".to_owned()),
         });
-        // What must be there, and is not; what does not decode has been told already.
+        // Only missing rows are reported here; rows that do not decode were reported above.
         if let Err(OpenError::Damaged { error, .. }) = read_meta(&present.keyspaces) {
             if error == "missing" {
                 self.fault(KeyspaceId::Meta, META_MARKS, "the store's identity or its marks are missing");
@@ -213,8 +216,8 @@ impl StoreWalk<'_> {
 
     fn items(&mut self) {
         self.each(KeyspaceId::Items, |walk, key, value| {
-            // Counted whatever it holds: its queue counts it too.
-            let (queue, place) = rows::read_item_key(key).ok_or("the key is none of an item")?;
+            // The item counts even if its record is damaged: its queue counts it too.
+            let (queue, place) = rows::read_item_key(key).ok_or("the key is not an item key")?;
             let read = record::decode(key, value).map_err(|e| e.to_string());
             let closed =
                 read.as_ref().ok().and_then(|view| closed(&walk.frozen.keyspaces, view).ok()).flatten();
@@ -240,11 +243,11 @@ impl StoreWalk<'_> {
         }
     }
 
-    /// The rows that lead to an item.
+    /// Checks the rows that lead to an item.
     fn item(&mut self, view: &View<'_>) -> RowVerdict {
         if view.key.seq >= self.marks.next_seq {
             let next = self.marks.next_seq;
-            return Err(format!("its number was never given out: the next one is {next}"));
+            return Err(format!("its number was never assigned: the next number is {next}"));
         }
         if view.queue() == DEAD_LETTERS {
             return Ok(());
@@ -266,7 +269,7 @@ impl StoreWalk<'_> {
         let row =
             self.frozen.keyspaces.get(KeyspaceId::Identities, &identity.to_bytes()).map_err(|e| words(&e))?;
         let Some(row) = row else { return Err("the row of its id is missing".to_owned()) };
-        // One that does not decode is told of where it lies.
+        // A row that does not decode is reported in its own keyspace.
         if rows::read_identity(identity, &row).is_ok_and(|key| key != view.key) {
             return Err("the row of its id leads to another item".to_owned());
         }
@@ -274,7 +277,7 @@ impl StoreWalk<'_> {
         Ok(())
     }
 
-    /// What the rows of queues say, against what was found.
+    /// Compares the rows of queues with the items found.
     fn counts(&mut self) {
         let mut names: Vec<Arc<str>> = self.queues.keys().chain(self.counted.keys()).cloned().collect();
         names.sort_unstable();
@@ -282,13 +285,13 @@ impl StoreWalk<'_> {
         for name in names {
             let found = self.counted.get(&name).copied();
             let wrong = match (self.queues.get(&name), found) {
-                (None, Some((count, _))) => Some(format!("missing, although {count} items lie in the queue")),
+                (None, Some((count, _))) => Some(format!("missing, although the queue has {count} items")),
                 (Some(row), found) if row.count != found.map_or(0, |(count, _)| count) => {
                     let count = found.map_or(0, |(count, _)| count);
-                    Some(format!("it counts {} items, and {count} lie in the queue", row.count))
+                    Some(format!("it counts {} items, and the queue has {count}", row.count))
                 }
                 (Some(row), Some((_, first))) if first < row.low => Some(format!(
-                    "items are looked for from due {} on, and the first is due {}",
+                    "the queue is read from due {} on, and its first item is due {}",
                     row.low.due, first.due
                 )),
                 (Some(_) | None, _) => None,
@@ -307,21 +310,21 @@ impl StoreWalk<'_> {
             else {
                 return Err("no item of the queue belongs to this row".to_owned());
             };
-            // One that does not decode has been told of.
+            // An item that does not decode was reported above.
             let other = record::decode(&item, &bytes).is_ok_and(|view| view.customer != Some(&*customer));
             if other {
-                return Err("the item that this row leads to is another customer's".to_owned());
+                return Err("this row leads to an item of another customer".to_owned());
             }
             Ok(())
         });
     }
 
-    /// They do not name their queue: only where there are more of them than items that they lead to, those
-    /// that lead nowhere are looked for in all queues.
+    /// Identity rows do not name their queue. So only if there are more of them than items found through
+    /// them, those that lead to no item are searched for in all queues.
     fn identities(&mut self) {
         let before = self.summary.rows;
         self.each(KeyspaceId::Identities, |walk, key, value| {
-            let key = <[u8; 16]>::try_from(&**key).map_err(|_| "the key is none of an identity")?;
+            let key = <[u8; 16]>::try_from(&**key).map_err(|_| "the key is not an identity")?;
             rows::read_identity(Identity::from_bytes(key), value)?;
             walk.summary.ids += 1;
             Ok(())
@@ -342,7 +345,7 @@ impl StoreWalk<'_> {
                 else {
                     continue;
                 };
-                // One that does not decode has been told of, and may be the one.
+                // An item that does not decode was reported above, and may be the one.
                 if record::decode(&item, &bytes).map_or(true, |view| view.identity() == identity) {
                     return Ok(());
                 }
@@ -361,7 +364,7 @@ impl StoreWalk<'_> {
         self.each(KeyspaceId::Closings, |walk, key, value| walk.closing(key, value));
     }
 
-    /// Each of the two rows of a closing leads to the other, and the window has a member.
+    /// Each of the two rows of a closing must lead to the other, and the window must have a member.
     fn closing(&mut self, key: &[u8], value: &[u8]) -> RowVerdict {
         let (by_due, queue, place) = rows::read_closing_key(key)?;
         let other = |key: Result<Vec<u8>, BrokenContract>| {
@@ -374,11 +377,7 @@ impl StoreWalk<'_> {
             let (key, found) = other(rows::closed_by_end(&queue, Key { due: row.end, ..place }))?;
             let same =
                 rows::read_closed_by_end(&key, &found).is_ok_and(|known| known == (row.due, row.cause));
-            return if same {
-                Ok(())
-            } else {
-                Err("the other row of this closing says otherwise".to_owned())
-            };
+            return if same { Ok(()) } else { Err("the other row of this closing differs".to_owned()) };
         }
         let (due, _) = rows::read_closed_by_end(key, value)?;
         other(rows::closed_by_due(&queue, Key { due, ..place }))?;
@@ -386,17 +385,17 @@ impl StoreWalk<'_> {
         let members = member_bounds(&queue, place.due, place.window, 0).map_err(|e| words(&e))?;
         for row in self.frozen.keyspaces.range(KeyspaceId::Items, members, NO_BODIES) {
             let (key, value) = row.map_err(|e| words(&e))?;
-            // One that does not decode has been told of.
+            // An item that does not decode was reported above.
             if record::decode(&key, &value).map_or(true, |view| view.is_windowed()) {
                 return Ok(());
             }
         }
-        Err("no member of the window that closed is left".to_owned())
+        Err("the closed window has no members left".to_owned())
     }
 
     fn bucket(&mut self, bucket: u8) {
         let id = KeyspaceId::Ended(bucket);
-        // Told of where it lies.
+        // A damaged row is reported below, in its keyspace.
         let row = self.frozen.keyspaces.get(id, rows::BUCKET).ok().flatten();
         let epoch =
             row.and_then(|bytes| rows::read_bucket(bucket, &bytes).ok()).map_or(0, |(_, epoch)| epoch);
@@ -404,16 +403,16 @@ impl StoreWalk<'_> {
             if **key == *rows::BUCKET {
                 return rows::read_bucket(bucket, value).map(drop);
             }
-            let key = <[u8; 16]>::try_from(&**key).map_err(|_| "the key is none of an identity")?;
+            let key = <[u8; 16]>::try_from(&**key).map_err(|_| "the key is not an identity")?;
             let read = ended::decode(Identity::from_bytes(key), value).map_err(|e| e.to_string())?;
-            // Of an earlier epoch: it counts for nothing.
+            // Rows of an earlier epoch do not count.
             walk.summary.ended_ids += u64::from(read.0 == epoch);
             Ok(())
         });
     }
 }
 
-/// What a failed read says of a row that is named already.
+/// The error text of a failed read, for a row that the report names already.
 fn words(error: &ReadError) -> String {
     match error {
         ReadError::Damaged { error, .. } => error.clone(),

@@ -1,4 +1,4 @@
-//! What `verify` finds: nothing in a store that is sound, and every row that was damaged, by its name.
+//! Tests of `verify`: a sound store has no faults, and every damaged row is reported by name.
 
 use super::directory::Directory;
 use super::disk::write_raw;
@@ -46,7 +46,8 @@ fn row(queue: &str, count: u64, low: u64) -> Op {
     })
 }
 
-/// Two items, one of them with an id, a dead letter, a window, and the memory of an id that was sent.
+/// A store with two items, one of them with an id, a dead letter, a window, and the remembered id of a
+/// cancelled item.
 fn filled() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut store = open_at(dir.path()).store;
@@ -77,7 +78,7 @@ fn filled() -> tempfile::TempDir {
     dir
 }
 
-/// The one fault that is found once a row was written past all rules.
+/// The faults found after a row was written past all checks.
 fn fault_of(id: KeyspaceId, row: &[u8], value: Option<&[u8]>) -> Vec<RowFault> {
     let dir = filled();
     write_raw(dir.path(), id, row, value);
@@ -118,10 +119,7 @@ fn every_damaged_row_is_named() {
         assert_eq!((keyspace, error.starts_with("checksum mismatch")), (id.name(), true), "{error}");
     }
     let (keyspace, key_, error) = only(fault_of(KeyspaceId::Meta, b"other", Some(b"1")));
-    assert_eq!(
-        (keyspace, key_.as_str(), error.as_str()),
-        ("meta", "`other`", "no row of this name is known")
-    );
+    assert_eq!((keyspace, key_.as_str(), error.as_str()), ("meta", "`other`", "unknown row name"));
 }
 
 #[test]
@@ -131,7 +129,7 @@ fn rows_that_lead_nowhere_are_named_and_those_that_nothing_leads_to() {
     assert_eq!((keyspace, error.as_str()), ("customers", "no item of the queue belongs to this row"));
     let foreign = rows::place_key(&[APP, "d"], key(50, 1)).unwrap();
     let (_, _, error) = only(fault_of(KeyspaceId::Customers, &foreign, Some(b"")));
-    assert_eq!(error, "the item that this row leads to is another customer's");
+    assert_eq!(error, "this row leads to an item of another customer");
     let mine = rows::place_key(&[APP, "c"], key(50, 1)).unwrap();
     let (keyspace, _, error) = only(fault_of(KeyspaceId::Customers, &mine, None));
     assert_eq!((keyspace, error.as_str()), ("items", "its row under its customer is missing"));
@@ -162,14 +160,14 @@ fn queues_that_are_counted_wrong_are_named() {
     };
     let (keyspace, key_, error) = faults(vec![row(APP, 3, 40)]);
     assert_eq!((keyspace, key_.as_str()), ("queues", "`\\x03app`"));
-    assert_eq!(error, "it counts 3 items, and 2 lie in the queue");
+    assert_eq!(error, "it counts 3 items, and the queue has 2");
     assert_eq!(
         faults(vec![row(APP, 2, 51)]).2,
-        "items are looked for from due 51 on, and the first is due 50"
+        "the queue is read from due 51 on, and its first item is due 50"
     );
-    assert_eq!(faults(vec![row("", 0, 0)]).2, "missing, although 1 items lie in the queue");
+    assert_eq!(faults(vec![row("", 0, 0)]).2, "missing, although the queue has 1 items");
     let unknown = Op::Delete { place: place(APP, 60, 2), rows: index(Some(given(2)), "c") };
-    assert_eq!(faults(vec![unknown]).2, "it counts 2 items, and 1 lie in the queue");
+    assert_eq!(faults(vec![unknown]).2, "it counts 2 items, and the queue has 1");
 }
 
 #[test]
@@ -179,7 +177,7 @@ fn an_item_with_a_number_of_the_future_is_named() {
     store.commit(&[group(9, vec![put_item(item(70, 99), true), row(APP, 3, 40)])]).unwrap();
     store.close().unwrap();
     let error = only(verified(dir.path()).1).2;
-    assert_eq!(error, "its number was never given out: the next one is 10");
+    assert_eq!(error, "its number was never assigned: the next number is 10");
 }
 
 #[test]
@@ -194,7 +192,7 @@ fn what_is_not_there_is_not_made_and_what_is_open_stays_closed() {
     assert!(matches!(verify(dir.path(), 0, &mut told), Err(OpenError::Locked { .. })));
 }
 
-/// What was deleted takes no room any more, and what is there stays as it is.
+/// Deleted rows take no space afterwards, and all other rows stay unchanged.
 #[test]
 fn a_store_is_smaller_when_it_is_compacted() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,14 +203,14 @@ fn a_store_is_smaller_when_it_is_compacted() {
         put_item(Stored { content: Some(Arc::new(content(seq))), customer: None, ..item(50, seq) }, false)
     };
     store.commit(&[group(2_000, (1..=1_000).map(put).collect())]).unwrap();
-    // What is put and deleted in memory never comes to the tables.
+    // Rows that are put and deleted within a memtable never reach a table.
     store.flush().unwrap();
     let gone = (11..=1_000).map(|seq| super::tests::delete(50, seq));
     store.commit(&[group(2_000, gone.chain([row(APP, 10, 50)]).collect())]).unwrap();
     Box::new(store).close().unwrap();
     let mut told = Told::default();
     let compact::Compacted { before, after } = compact::compact(dir.path(), 32 << 20, &mut told).unwrap();
-    // The log is not rewritten: it stays as large as it was.
+    // The log is not rewritten, and keeps its size.
     assert!(before > 4_000_000 && after < before / 3 * 2, "{before} to {after}");
     let (summary, faults) = verified(dir.path());
     assert_eq!((summary.items, faults), (10, vec![]));

@@ -1,4 +1,4 @@
-//! Commands over AMQP: a request of type `tidegate.*`, and the answer in a queue of one's own.
+//! Commands over AMQP: a request of type `tidegate.*`, and its answer from a queue.
 
 use crate::client::{Client, Inbox};
 use crate::message::{Push, Received};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Somebody who sends commands and waits for their answers.
+/// A client that sends commands and waits for their answers.
 pub struct Asker<'s> {
     site: &'s Site<'s>,
     reply_to: String,
@@ -25,13 +25,13 @@ impl<'s> Asker<'s> {
         Asker { site, reply_to, answers }
     }
 
-    /// With RabbitMQ's direct reply-to: no queue, the answers come over the site's publishing channel.
+    /// With RabbitMQ's direct reply-to: no queue, the answers arrive on the site's publishing channel.
     pub fn direct(site: &'s Site<'s>) -> Self {
         let answers = site.client.consume_direct_replies();
         Asker { site, reply_to: Client::DIRECT_REPLY_TO.to_owned(), answers }
     }
 
-    /// The push as a command that is to be answered.
+    /// Turns the push into a command that asks for an answer.
     #[must_use]
     pub fn command(&self, push: Push, kind: &str, correlation: &str) -> Push {
         let mut push = push.kind(kind);
@@ -42,7 +42,8 @@ impl<'s> Asker<'s> {
         push
     }
 
-    /// Sends a command, `kind` without its `tidegate.`, and gives its answer. No other answer may be on its way.
+    /// Sends a command (`kind` without `tidegate.`) and returns its answer. No other answer may be
+    /// outstanding.
     pub fn ask(&self, kind: &str, push: Push) -> Value {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let correlation = format!("ask-{}", NEXT.fetch_add(1, Ordering::Relaxed));

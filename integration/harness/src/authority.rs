@@ -1,4 +1,4 @@
-//! Certificates made for one test, and gone with its directory.
+//! Certificates generated for one test and removed with its directory.
 
 use rcgen::{
     date_time_ymd, BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -7,7 +7,7 @@ use rcgen::{
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// An authority that signs certificates.
+/// A certificate authority.
 #[derive(Debug)]
 pub struct Authority {
     dir: PathBuf,
@@ -20,12 +20,13 @@ pub struct Authority {
 pub struct Signed {
     /// The certificate.
     pub certificate: PathBuf,
-    /// Its key, which nobody else may read.
+    /// Its private key, readable by its owner only.
     pub key: PathBuf,
 }
 
 impl Authority {
-    /// A new one of this name; its certificate lies in `dir`, as those will that it signs.
+    /// Creates an authority with this name. Its certificate, and later those that it signs, are written to
+    /// `dir`.
     pub fn new(dir: &Path, name: &str) -> Authority {
         let mut params = named(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -37,17 +38,17 @@ impl Authority {
         Authority { dir: dir.to_owned(), file, issuer: Issuer::new(params, key) }
     }
 
-    /// PEM file with its certificate.
+    /// The PEM file of its certificate.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// A certificate for a server that is reached at this IP address.
+    /// A certificate for a server at this IP address.
     pub fn server(&self, name: &str, address: &str) -> Signed {
         self.sign(name, server(name, address))
     }
 
-    /// One that has expired.
+    /// An expired certificate.
     pub fn expired(&self, name: &str, address: &str) -> Signed {
         let mut params = server(name, address);
         params.not_after = date_time_ymd(2021, 1, 1);

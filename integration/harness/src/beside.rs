@@ -1,18 +1,18 @@
-//! How late another application is while something goes on.
+//! The lateness of another application during some work.
 
 use crate::client::Client;
 use crate::site::Site;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Due so long after it is published: ms.
+/// Delay of each item, ms.
 const DELAY_MS: i64 = 20;
-/// Whatever goes on has a bound of its own that is lower.
+/// Upper bound; the work itself has a lower one.
 const LONGEST: Duration = Duration::from_secs(600);
 
 impl Site<'_> {
-    /// Has items of this application delivered, one after the other, as long as `work` goes on: what that came to, and
-    /// how late each was, us, in order. None of them is early, and each arrives.
+    /// While `work` runs, publishes items of this application one after the other. Returns the result of
+    /// `work` and the lateness of the items, us, sorted. Panics if one is early or does not arrive.
     pub fn late_beside<T>(&self, application: &str, work: impl FnOnce() -> T) -> (T, Vec<i64>) {
         let over = AtomicBool::new(false);
         let (producer, inbox) = (Client::connect(self.node.uri()), self.inbox(application));
@@ -29,7 +29,7 @@ impl Site<'_> {
                 late.sort_unstable();
                 late
             });
-            // A panic of it would else be waited out.
+            // Ends the thread even if `work` panics.
             let done = Over(&over);
             let came_to = work();
             drop(done);
@@ -38,7 +38,7 @@ impl Site<'_> {
     }
 }
 
-/// Ends what goes on beside it, however it ends.
+/// Ends the thread beside it when dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

@@ -1,19 +1,19 @@
-//! Bounds in time: a test that hangs is a failure with a name, and a test that measures runs alone.
+//! Time limits: a test that hangs fails by name, and a test that measures runs alone.
 //!
-//! A test enters at its first use of the harness (a site, a node, a directory) and leaves when its thread ends; libtest
-//! gives each test a thread of its own, named as the test. A thread of a test can be ended by nobody, so the watch
-//! names the one that hangs, lets the others finish, and then ends the whole process.
+//! A test enters at its first use of the harness (a site, a node, a directory) and leaves when its thread
+//! ends; libtest gives each test a separate thread with the test's name. A thread cannot be killed, so the
+//! watch names a test that hangs, lets the others finish, and then ends the process.
 
 use crate::util::shout;
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time that a test may take unless it asks for another: several times what the longest need.
+/// Default time limit of a test: several times what the slowest tests need.
 const LIMIT: Duration = Duration::from_secs(600);
-/// Once a test hangs and no other has run for this long, the process ends.
+/// Once a test hangs and no other test has run for this long, the process ends.
 const QUIET: Duration = Duration::from_secs(10);
-/// Exit code of a process that a hanging test has ended; libtest's own for a failed test.
+/// Exit code after a hanging test: that of libtest for a failed test.
 const FAILED: i32 = 101;
 
 #[derive(Debug)]
@@ -29,14 +29,14 @@ struct Test {
 #[derive(Debug, Default)]
 struct Stage {
     running: Vec<Test>,
-    /// Tests that wait until they are alone: nobody else enters before them.
+    /// Tests that wait to run alone; no other test enters before them.
     waiting_alone: usize,
     entered: u64,
     changed: Option<Instant>,
 }
 
 impl Stage {
-    /// What hangs disturbs nobody.
+    /// Running tests, without those that hang.
     fn others(&self) -> impl Iterator<Item = &Test> {
         self.running.iter().filter(|test| !test.hung)
     }
@@ -58,7 +58,7 @@ fn stage() -> MutexGuard<'static, Stage> {
     STAGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Leaves when the thread ends, by a panic too.
+/// Leaves when the thread ends, also by a panic.
 struct Entry(u64);
 
 impl Drop for Entry {
@@ -75,7 +75,8 @@ thread_local! {
     static ENTRY: RefCell<Option<Entry>> = const { RefCell::new(None) };
 }
 
-/// Name of the test that this thread runs; `None` in a program's main thread, and in threads that a test has started.
+/// Name of the test of this thread; `None` in a program's main thread, and in threads that a test has
+/// started.
 pub(crate) fn test_name() -> Option<String> {
     std::thread::current().name().filter(|name| *name != "main").map(ToOwned::to_owned)
 }
@@ -98,16 +99,16 @@ fn enter_as(alone: bool) {
     ENTRY.set(Some(Entry(number)));
 }
 
-/// This test runs from now on and is bounded in time; nothing where it does already.
+/// Enters this test, with the default time limit, unless it has entered before.
 pub(crate) fn enter() {
     if !is_entered() {
         enter_as(false);
     }
 }
 
-/// Bounds this test in time: it fails, and its process ends, unless it is over within `limit` from its first use of
-/// the harness. The harness bounds every test that uses it; this is for those that need another limit, or use nothing
-/// else of it.
+/// Sets the time limit of this test, counted from its first use of the harness. When it is exceeded, the test
+/// fails and its process ends. Needed only for a limit other than the default, or without any other use of
+/// the harness.
 pub fn bounded(limit: Duration) {
     enter();
     let number = ENTRY.with_borrow(|entry| entry.as_ref().map(|entry| entry.0));
@@ -117,12 +118,12 @@ pub fn bounded(limit: Duration) {
     }
 }
 
-/// No other test that uses the harness runs beside this one: for tests that measure, and for those that would disturb
-/// the measurements of others. To be called before anything else of the harness, and in a module `alone`: a run of all
-/// tests leaves these modules to its end, so that nobody has to wait until a test is alone.
+/// Runs this test alone: for tests that measure, and for those that would disturb the measurements of others.
+/// Must be the first call to the harness, in a module named `alone`: a run of all tests runs these modules
+/// last, so that no test waits for another to end.
 ///
 /// # Panics
-/// Where either is not so.
+/// If it is not the first call, or not in such a module.
 pub fn alone() {
     assert!(!is_entered(), "alone() comes before anything else of the harness");
     let apart = test_name().is_none_or(|name| name.contains("::alone::"));
@@ -130,12 +131,12 @@ pub fn alone() {
     enter_as(true);
 }
 
-/// Judges what is measured by the clock: good once one of three rounds is. On a machine with other work each round is
-/// late for reasons that are none of the daemon's. The test runs [`alone`], and what is early or lost is no matter of
-/// rounds: a round asserts that.
+/// Judges a measurement: it passes if one of three rounds does, because other work on the machine delays a
+/// round. The test must run [`alone`]. Early or lost items are not a matter of rounds: each round asserts
+/// that.
 ///
 /// # Panics
-/// With the figures of all three, if none is good; and in a test that does not run alone.
+/// With the figures of all three rounds if none passes; and if the test does not run alone.
 pub fn best_of_three(mut round: impl FnMut(u32) -> Result<(), String>) {
     let number = ENTRY.with_borrow(|entry| entry.as_ref().map(|entry| entry.0));
     let is_alone = stage().running.iter().any(|test| Some(test.number) == number && test.alone);
@@ -160,7 +161,7 @@ fn watch() {
     });
 }
 
-/// Names what hangs; ends the process once nothing else runs.
+/// Names tests that hang, and ends the process once no other test runs.
 fn look() {
     let mut stage = stage();
     let mut found = false;
@@ -182,11 +183,11 @@ fn look() {
     }
 }
 
-/// What part of the time a thread that wants to run gets from the machine at present, above 0 and at most 1: a bound in
-/// wall time for work divides by it.
+/// The share of a processor that a busy thread gets at present, above 0 and at most 1. Divide a wall time
+/// bound for work by it.
 ///
 /// # Panics
-/// The system does not tell how long a thread has run.
+/// If the system does not report the running time of a thread.
 pub fn processor_share() -> f64 {
     let ran_ns = || -> u64 {
         let told = std::fs::read_to_string("/proc/thread-self/schedstat").expect("what the thread has had");

@@ -1,7 +1,7 @@
-//! A RabbitMQ node of our own: own name, ports, directories and epmd, so that nothing of the machine is touched.
+//! A private RabbitMQ node with its own name, ports, directories and epmd: nothing of the machine is changed.
 //!
-//! The system's broker service is never started, stopped or spoken to. No plugin is enabled, but for the one that lets
-//! clients log in by certificate, where a test asks for TLS, and the management API, where one asks for that.
+//! The system's broker service is never started, stopped or contacted. Plugins are disabled, except the one
+//! for logins by certificate in tests of TLS, and the management API in tests of it.
 
 use crate::authority::Signed;
 use crate::bounds;
@@ -22,16 +22,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Broker named by `TIDEGATE_TEST_AMQP`, to be used in place of a private node where a test does not need to
-/// control it.
+/// The broker named by `TIDEGATE_TEST_AMQP`, used instead of a private node by tests that do not control it.
 pub fn external_uri() -> Option<String> {
     std::env::var("TIDEGATE_TEST_AMQP").ok().filter(|u| !u.is_empty())
 }
 
-/// Why tests do not run that do more to the broker than to use it.
+/// Reason for skipping a test that needs to control the broker.
 const UNCONTROLLED: &str = "TIDEGATE_TEST_AMQP names a broker that the test cannot control";
 
-/// A broker: a private node, or an external one that cannot be controlled.
+/// A broker: a private node, or an external one, which tests cannot control.
 #[derive(Debug)]
 pub struct Node {
     uri: String,
@@ -54,11 +53,12 @@ struct Children {
     beam: Option<Child>,
 }
 
-/// What every node but the first evaluates at its start. A node loads some 900 modules one by one, and for each of them
-/// Erlang goes over the table of all exported functions: all at once it takes two fifths less time, of the processor as well.
+/// A program that every node but the first evaluates at its start. A node loads some 900 modules one by one,
+/// and for each of them Erlang scans the table of all exported functions. Loading all at once takes 40 % less
+/// wall and processor time.
 static PRELOAD: OnceLock<PathBuf> = OnceLock::new();
 
-/// Modules that must run something of theirs when they are loaded are left for later.
+/// Modules with an `on_load` function are not preloaded.
 const PRELOAD_PROGRAM: &str = r#"
 {ok, Listed} = file:consult("MODULES"),
 Read = fun({Module, File}) ->
@@ -76,15 +76,16 @@ end,
 Load(lists:flatmap(Read, Listed)).
 "#;
 
-/// Users that every private node knows, beside `guest`; password as the name.
+/// Users of every private node; the password is the name.
 const USERS: [&str; 2] = ["guest", "other"];
-/// Virtual hosts that every private node has, beside `/`.
+/// Virtual hosts of every private node.
 const VHOSTS: [&str; 3] = ["/", "plain", "spare"];
 
 impl Node {
-    /// The node that all tests of one binary share: external if one is named, else started at the first use.
+    /// The node shared by all tests of a binary: the external one if it is named, otherwise started at the
+    /// first use.
     pub fn shared() -> &'static Node {
-        // Before the lock: who waits to enter must hold up nobody.
+        // Before the lock, so that a test that waits to enter does not block the others.
         bounds::enter();
         static NODE: OnceLock<Node> = OnceLock::new();
         NODE.get_or_init(|| match external_uri() {
@@ -93,7 +94,7 @@ impl Node {
         })
     }
 
-    /// The shared node, if it is one of our own; else says that the test is skipped.
+    /// The shared node if it is private; otherwise reports the test as skipped.
     pub fn controlled(test: &str) -> Option<&'static Node> {
         let node = Node::shared();
         if node.private.is_none() {
@@ -103,8 +104,8 @@ impl Node {
         Some(node)
     }
 
-    /// A node of one's own with extra lines of `rabbitmq.conf`; `None` (and a line that says so) where an external
-    /// broker is to be used.
+    /// A separate node with extra lines of `rabbitmq.conf`; with an external broker `None`, and the test is
+    /// reported as skipped.
     pub fn own(test: &str, conf: &str) -> Option<Node> {
         if external_uri().is_some() {
             skip_named(test, UNCONTROLLED);
@@ -113,8 +114,8 @@ impl Node {
         Some(Node::start(conf, ""))
     }
 
-    /// The same with a TLS listener of its own, whose port is told, and logins by certificate: the user is its common
-    /// name. `asks`: it refuses whoever shows no certificate of this authority.
+    /// As [`Node::own`], with a TLS listener, whose port is returned, and logins by certificate: the user is
+    /// its common name. With `asks` a client must present a certificate of this authority.
     pub fn with_tls(test: &str, shown: &Signed, authority: &Path, asks: bool) -> Option<(Node, u16)> {
         if external_uri().is_some() {
             skip_named(test, UNCONTROLLED);
@@ -132,7 +133,7 @@ impl Node {
         Some((Node::start(&conf, "rabbitmq_auth_mechanism_ssl"), port))
     }
 
-    /// The same with the management API, whose port is told.
+    /// As [`Node::own`], with the management API, whose port is returned.
     pub fn with_management(test: &str) -> Option<(Node, u16)> {
         if external_uri().is_some() {
             skip_named(test, UNCONTROLLED);
@@ -148,7 +149,7 @@ impl Node {
         Some((node, port))
     }
 
-    /// Starts a private node and waits until it serves. `plugins`: their names, by comma.
+    /// Starts a private node and waits until it serves. `plugins`: comma-separated names.
     pub fn start(conf: &str, plugins: &str) -> Node {
         let sbin = find_sbin();
         let dir = guard::node_dir();
@@ -168,7 +169,7 @@ impl Node {
         node
     }
 
-    /// Writes what loads all the modules that this node has loaded, in Erlang. Its path.
+    /// Writes the Erlang program that loads all modules that this node has loaded. Returns its path.
     fn write_preload(&self) -> PathBuf {
         let dir = guard::workdir("preload");
         let (modules, program) = (dir.join("modules"), dir.join("program"));
@@ -182,7 +183,7 @@ impl Node {
         program
     }
 
-    /// AMQP URI of the virtual host `/` (or of the external broker), as `guest`.
+    /// AMQP URI of the virtual host `/` as `guest` (or of the external broker).
     pub fn uri(&self) -> &str {
         &self.uri
     }
@@ -193,7 +194,7 @@ impl Node {
         format!("amqp://{user}:{user}@127.0.0.1:{}/{vhost}", private.port)
     }
 
-    /// Socket address, virtual host, user and password, for hand-made connections.
+    /// Socket address, virtual host, user and password, for raw connections.
     pub fn login(&self) -> (SocketAddr, String, String, String) {
         let uri: AMQPUri = self.uri.parse().expect("a valid AMQP URI");
         let host = uri.authority.host.clone();
@@ -203,7 +204,7 @@ impl Node {
         (address, uri.vhost, uri.authority.userinfo.username, uri.authority.userinfo.password)
     }
 
-    /// A proxy before the broker, and the AMQP URI by way of it.
+    /// A proxy in front of the broker, and the AMQP URI through it.
     pub fn proxied(&self) -> (Proxy, String) {
         let (broker, ..) = self.login();
         let proxy = Proxy::start(broker);
@@ -217,10 +218,10 @@ impl Node {
         self.private.as_ref().expect("a private node")
     }
 
-    /// Major and minor release of a private node, as it tells at its start; `None` of an external broker.
+    /// Major and minor release of a private node, from its start banner; `None` for an external broker.
     pub fn release(&self) -> Option<(u32, u32)> {
         let out = fs::read_to_string(self.private.as_ref()?.dir.join("out")).expect("what the node has told");
-        // In colours, whoever reads it.
+        // The banner may contain colour codes.
         let told = out.lines().find_map(|line| line.split_once("RabbitMQ"))?.1;
         told.split_whitespace().find_map(|word| {
             let mut numbers = word.split('.').map(str::parse::<u32>);
@@ -233,9 +234,10 @@ impl Node {
         self.release().is_some_and(|release| release >= (major, minor))
     }
 
-    /// Evaluates an Erlang expression, which ends with a full stop, in the node, and returns what it comes to, on one
-    /// line. By Erlang's own small caller: `rabbitmqctl` starts a whole Erlang machine for it, a second of a processor
-    /// each time. It does the same where that caller is missing, or does not reach a node of another release.
+    /// Evaluates an Erlang expression, which ends with a full stop, in the node. Returns its result on one
+    /// line. Uses `erl_call`, because `rabbitmqctl` starts a whole Erlang VM, which costs a second of
+    /// processor time. Without `erl_call`, or if it cannot reach a node of another release, `rabbitmqctl` is
+    /// used.
     pub fn eval(&self, expression: &str) -> String {
         self.call(expression).unwrap_or_else(|| self.ctl(&["eval", expression]))
     }
@@ -250,7 +252,7 @@ impl Node {
         let mut child = child.ok()?;
         let inner = expression.trim_end().trim_end_matches('.');
         let whole = format!("lists:flatten(io_lib:format(\"~0p\", [begin {inner} end])).\n");
-        // Whoever does not read it says so by its exit code.
+        // If `erl_call` does not read it, its exit code says so.
         let _written = child.stdin.take()?.write_all(whole.as_bytes());
         let out = child.wait_with_output().expect("erl_call ends");
         let text = String::from_utf8_lossy(&out.stdout);
@@ -261,7 +263,8 @@ impl Node {
         Some(told.unwrap_or_else(|| panic!("{expression}: {text}")).to_owned())
     }
 
-    /// Does what `rabbitmqctl` does with these arguments. Accounts and virtual hosts are made by [`Node::eval`].
+    /// Does the same as `rabbitmqctl` with these arguments; for users, permissions and virtual hosts it uses
+    /// [`Node::eval`].
     pub fn ctl(&self, arguments: &[&str]) -> String {
         match in_erlang(arguments) {
             Some(expression) => {
@@ -288,7 +291,7 @@ impl Node {
         text
     }
 
-    /// The node's count of messages returned as unroutable since its start.
+    /// Number of messages returned as unroutable since the node's start.
     pub fn returned_total(&self) -> u64 {
         let text = self.eval(
             "lists:sum([maps:get(messages_unroutable_returned_total, M, 0) || \
@@ -297,24 +300,24 @@ impl Node {
         text.parse().unwrap_or_else(|_| panic!("not a counter: {text}"))
     }
 
-    /// Messages that a queue of the virtual host `/` holds, ready and unacked.
+    /// Ready and unacked messages of a queue in the virtual host `/`.
     pub fn messages(&self, queue: &str) -> Option<u64> {
         self.of_queue(queue, "proplists:get_value(messages, rabbit_amqqueue:info(Q, [messages]))")
     }
 
-    /// Consumers of a queue of the virtual host `/`.
+    /// Consumers of a queue in the virtual host `/`.
     pub fn consumers(&self, queue: &str) -> Option<u64> {
         self.of_queue(queue, "length(rabbit_amqqueue:consumers(Q))")
     }
 
-    /// A number that an Erlang expression comes to for the queue `Q`; `None` where there is no such queue.
+    /// A number that an Erlang expression returns for the queue `Q`; `None` if there is no such queue.
     fn of_queue(&self, queue: &str, expression: &str) -> Option<u64> {
         let found = format!("rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>))");
         self.eval(&format!("case {found} of {{ok, Q}} -> {expression}; _ -> none end.")).parse().ok()
     }
 
-    /// Raises (or clears) the memory alarm, which blocks all publishing connections. By the alarm itself: the
-    /// node's monitor, which would raise it over a limit, needs a `/proc` that a container may lack.
+    /// Raises or clears the memory alarm, which blocks all publishing connections. Sets the alarm itself,
+    /// because the node's memory monitor needs a `/proc` that a container may lack.
     pub fn memory_alarm(&self, on: bool) {
         let alarm = "{resource_limit, memory, node()}";
         self.eval(&if on {
@@ -324,13 +327,13 @@ impl Node {
         });
     }
 
-    /// From now on these queues of the virtual host `/` answer nobody, as those without their majority; until
-    /// [`Node::wake`].
+    /// From now on these queues of the virtual host `/` do not answer, like quorum queues without a majority,
+    /// until [`Node::wake`].
     pub fn silence(&self, queues: &[String]) {
         self.with_each("suspend", queues);
     }
 
-    /// They go on where they were.
+    /// Resumes queues after [`Node::silence`].
     pub fn wake(&self, queues: &[String]) {
         self.with_each("resume", queues);
     }
@@ -344,7 +347,7 @@ impl Node {
         ));
     }
 
-    /// Closes the connections of a user, as an operator does.
+    /// Closes all connections of a user, as an operator does.
     pub fn close_connections(&self, user: &str) {
         self.eval(&format!(
             "[spawn(fun() -> rabbit_networking:close_connection(P, <<\"by the test\">>) end) \
@@ -353,21 +356,21 @@ impl Node {
         ));
     }
 
-    /// Bytes of the largest frame that connections made from now on may agree upon.
+    /// Maximum frame size that new connections can negotiate, bytes.
     pub fn frame_max(&self, bytes: u32) {
         self.eval(&format!("application:set_env(rabbit, frame_max, {bytes})."));
     }
 
-    /// Stops the node as an operator would, and waits for its end.
+    /// Stops the node as an operator does, and waits for its end.
     pub fn stop(&self) {
         self.private().end(Signal::TERM);
     }
 
     /// Kills the node's process.
     ///
-    /// Just before, the tables that the broker writes behind are synced. They hold the election terms of quorum
-    /// queues, and RabbitMQ 3.10 finds no leader ever again for a queue that was declared or restarted in the second
-    /// before a kill, which is no concern of these tests. Messages are not touched by it.
+    /// Just before, tables that the broker writes asynchronously are synced. They hold the election terms of
+    /// quorum queues: RabbitMQ 3.10 never finds a leader for a queue that was declared or restarted in the
+    /// second before a kill, which these tests do not cover. Messages are not affected.
     pub fn kill9(&self) {
         self.eval("[dets:sync(Table) || Table <- dets:all()].");
         self.private().end(Signal::KILL);
@@ -432,12 +435,12 @@ impl Private {
         }
         let path = |p: &str| self.dir.join(p);
         command
-            // Where one that is killed as it starts leaves what it crashed with.
+            // Crash dumps of a killed node are written here.
             .current_dir(&self.dir)
             .env("HOME", path("home"))
             .env("ERL_EPMD_PORT", self.epmd_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
-            // A host name that resolves on any machine, in a container too.
+            // A host name that resolves on any machine, also in a container.
             .env("RABBITMQ_NODENAME", self.name())
             .env("RABBITMQ_NODE_PORT", self.port.to_string())
             .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
@@ -447,14 +450,15 @@ impl Private {
             .env("RABBITMQ_PID_FILE", path("pid"))
             .env("RABBITMQ_CONFIG_FILE", path("rabbitmq.conf"))
             .env("RABBITMQ_CONF_ENV_FILE", path("no-such-file"))
-            // The start script then becomes the Erlang machine instead of its parent: our child's id is the node's.
+            // The start script then replaces itself with the Erlang VM, so the child's process id is that of
+            // the node.
             .env("RABBITMQ_ALLOW_INPUT", "1");
     }
 
     fn launch(&self) {
         let mut children = self.children();
         if children.epmd.is_none() {
-            // In the foreground and before the node, which would else leave a daemon behind.
+            // In the foreground and before the node, which would otherwise start it as a daemon.
             let epmd = Command::new(find_epmd(&self.sbin))
                 .args(["-port", &self.epmd_port.to_string(), "-address", "127.0.0.1"])
                 .stdin(Stdio::null())
@@ -515,8 +519,8 @@ impl Private {
     }
 }
 
-/// The Erlang expression for an order to `rabbitmqctl` that tests give often; what it does not know has none. By
-/// [`Node::eval`] it takes no machine of its own.
+/// The Erlang expression for a frequent `rabbitmqctl` command; `None` for others. Evaluated by
+/// [`Node::eval`], it needs no new Erlang VM.
 fn in_erlang(arguments: &[&str]) -> Option<String> {
     let quoted: Vec<String> = arguments.iter().map(|word| format!("<<{:?}>>", word)).collect();
     let words: Vec<&str> = quoted.iter().map(String::as_str).collect();
@@ -562,8 +566,8 @@ fn find_sbin() -> PathBuf {
     })
 }
 
-/// Beside the broker's own scripts where it is of another release; Debian has it on the path; elsewhere it lies beside
-/// the Erlang machine.
+/// Next to the scripts of a broker of another release; on the path in Debian; otherwise next to the Erlang
+/// VM.
 fn find_epmd(sbin: &Path) -> PathBuf {
     let own = sbin.join("epmd");
     if own.exists() {

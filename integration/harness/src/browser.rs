@@ -1,7 +1,8 @@
-//! A real browser without a window, driven by its WebDriver: what a person does on a page, and what a page did.
+//! A real headless browser, driven over WebDriver: it acts on a page as a person does and reports what the
+//! page did.
 //!
-//! WebDriver is JSON over HTTP, of which a page's test needs a dozen requests. Driver and browser are this test's own:
-//! they live in its directory, and are ended by their process ids.
+//! WebDriver is JSON over HTTP, and a test of a page needs a dozen of its requests. Driver and browser belong
+//! to the test: their files are in its directory, and they are ended by process id.
 
 use crate::guard;
 use crate::ports::free_port;
@@ -17,16 +18,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use ureq::Agent;
 
-/// Longest wait for one answer of the driver: the first one starts a browser.
+/// Longest wait for an answer of the driver; the first request starts a browser.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Longest wait for what a page is to show.
+/// Longest wait for the page to show something.
 const SHOWN_WITHIN: Duration = Duration::from_secs(20);
-/// Longest time for browser and driver to end by themselves.
+/// Longest time for browser and driver to end on request.
 const END_WITHIN: Duration = Duration::from_secs(5);
-/// How WebDriver names an element in its answers.
+/// Key of an element reference in WebDriver's answers.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A running browser with one empty page. Ended when dropped.
+/// A running browser with one empty page; ended when dropped.
 #[derive(Debug)]
 pub struct Browser {
     driver: Child,
@@ -36,7 +37,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one with its files below `dir`; `None` where this machine has none, which is told.
+    /// Starts a browser with its files below `dir`; `None` if none is installed, which is reported.
     pub fn start(dir: &Path) -> Option<Browser> {
         if !require("chromedriver") || !require("chromium") {
             return None;
@@ -89,17 +90,17 @@ impl Browser {
         told.unwrap_or_else(|error| panic!("{path} {body}: {error}"))
     }
 
-    /// Goes to an address.
+    /// Navigates to an address.
     pub fn open(&self, url: &str) {
         self.post("/url", &json!({ "url": url }));
     }
 
-    /// Runs a script in the page; its `return` comes back.
+    /// Runs a script in the page and returns its `return` value.
     pub fn run(&self, script: &str) -> Value {
         self.post("/execute/sync", &json!({ "script": script, "args": [] }))
     }
 
-    /// Waits until an expression holds in the page; panics with the page's text where it does not come to that.
+    /// Waits until a JavaScript expression is true in the page; otherwise panics with the page's text.
     pub fn wait(&self, expression: &str) {
         let end = Instant::now() + SHOWN_WITHIN;
         while self.run(&format!("return Boolean({expression})")) != json!(true) {
@@ -115,40 +116,40 @@ impl Browser {
         found[ELEMENT].as_str().unwrap_or_else(|| panic!("{selector}: {found}")).to_owned()
     }
 
-    /// What a person reads there.
+    /// The visible text of an element.
     pub fn text(&self, selector: &str) -> String {
         let script = format!("return document.querySelector({}).innerText", Value::from(selector));
         self.run(&script).as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks with a pointer: it has to be in view, and nothing may lie over it.
+    /// Clicks with the pointer: the element must be in view and not covered.
     pub fn click(&self, selector: &str) {
         self.post(&format!("/element/{}/click", self.element(selector)), &json!({}));
     }
 
-    /// Types into a field, behind what is in it.
+    /// Types into a field, after its content.
     pub fn type_into(&self, selector: &str, text: &str) {
         self.post(&format!("/element/{}/value", self.element(selector)), &json!({ "text": text }));
     }
 
-    /// Presses one key wherever the focus is.
+    /// Presses one key in the focused element.
     pub fn key(&self, key: char) {
         let keys = [json!({ "type": "keyDown", "value": key }), json!({ "type": "keyUp", "value": key })];
         self.post("/actions", &json!({ "actions": [{ "type": "key", "id": "keys", "actions": keys }] }));
     }
 
-    /// A command of the browser's own protocol.
+    /// Sends a command of the Chrome DevTools protocol.
     pub fn command(&self, name: &str, parameters: &Value) -> Value {
         self.post("/goog/cdp/execute", &json!({ "cmd": name, "params": parameters }))
     }
 
-    /// What it has logged since the last time: `browser` is the console, `performance` the network.
+    /// Log entries since the last call: `browser` is the console, `performance` the network.
     pub fn log(&self, kind: &str) -> Vec<Value> {
         let told = self.post("/se/log", &json!({ "type": kind }));
         told.as_array().cloned().unwrap_or_default()
     }
 
-    /// Draws the page into a file: as wide as it is, and from its top on up to so many pixels high.
+    /// Saves a picture of the page: its full width, and from the top at most `height` pixels.
     pub fn draw(&self, file: &Path, height: u32) {
         let script = "return [window.innerWidth, document.documentElement.scrollHeight]";
         let size = self.run(script);
@@ -165,7 +166,7 @@ impl Drop for Browser {
     fn drop(&mut self) {
         let all = descendants(self.driver.id());
         if !self.session.is_empty() {
-            // It ends its browser; where it does not, that is ended below.
+            // This ends the browser; if not, it is killed below.
             let _ended = self.exchange("DELETE", &self.session, &Value::Null);
         }
         let end = Instant::now() + END_WITHIN;
@@ -194,7 +195,7 @@ fn capabilities(dir: &Path, binary: &Path) -> Value {
         "--disable-dev-shm-usage",
         "--no-first-run",
         "--no-proxy-server",
-        // It asks nobody for anything by itself.
+        // No network requests except those of the page.
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
@@ -208,16 +209,16 @@ fn capabilities(dir: &Path, binary: &Path) -> Value {
     } } })
 }
 
-/// Processes that this one has started, by whichever thread.
+/// Child processes of all its threads.
 fn children(pid: u32) -> Vec<u32> {
-    // One that has ended has none.
+    // An ended process has no threads.
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let of = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).unwrap_or_default();
     let all: Vec<String> = threads.flatten().map(of).collect();
     all.iter().flat_map(|line| line.split_whitespace()).filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// The same, and theirs: a browser is many processes.
+/// All descendants: a browser consists of many processes.
 fn descendants(pid: u32) -> Vec<u32> {
     let mut all = children(pid);
     let mut next = 0;

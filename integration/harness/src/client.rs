@@ -1,4 +1,4 @@
-//! Producers and applications: a small wrapper around lapin for plain threads.
+//! Producers and consumers: a small wrapper around lapin for plain threads.
 
 use crate::message::{Batch, Item, Push, Received};
 use crate::util::{block_on, holds_within, now_us, runtime, LEAST_WAIT};
@@ -17,7 +17,7 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 const LIMIT: Duration = LEAST_WAIT;
-/// Most unconfirmed publishes of [`Client::publish_all`].
+/// Bound of unconfirmed publishes in [`Client::publish_all`].
 const WINDOW: usize = 1000;
 
 fn bounded<T, F: Future<Output = lapin::Result<T>>>(what: &str, future: F) -> lapin::Result<T> {
@@ -32,7 +32,7 @@ fn bounded<T, F: Future<Output = lapin::Result<T>>>(what: &str, future: F) -> la
     })
 }
 
-/// What the broker said to a publish.
+/// The broker's answer to a publish.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Confirmed and routed.
@@ -51,15 +51,15 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects; panics where that fails, as almost every test needs it.
+    /// Connects; panics on failure, because almost every test needs the connection.
     pub fn connect(uri: &str) -> Client {
         Client::try_connect(uri).unwrap_or_else(|e| panic!("cannot connect to the broker: {e}"))
     }
 
-    /// Connects, for load that lives through a broker's restart.
+    /// Connects; for load that survives a restart of the broker.
     ///
     /// # Errors
-    /// Whatever lapin says, or a timeout.
+    /// Errors of lapin, or a timeout.
     pub fn try_connect(uri: &str) -> lapin::Result<Client> {
         bounded("connect", async {
             let runtime = Runtime::tokio_with_handle(runtime().handle().clone());
@@ -78,7 +78,7 @@ impl Client {
             let declare = client.channel.queue_declare(name.into(), options, arguments.clone());
             bounded("queue.declare", declare)
         };
-        // A busy node may not choose the leader of a quorum queue in time, and closes the connection over that.
+        // A busy node may not elect the leader of a quorum queue in time, and then closes the connection.
         let is_slow = |e: &lapin::Error| e.to_string().contains("cluster_not_formed");
         let is_quorum = matches!(arguments.inner().get("x-queue-type"),
             Some(AMQPValue::LongString(kind)) if kind.as_bytes() == b"quorum");
@@ -134,10 +134,10 @@ impl Client {
         bounded("exchange.delete", delete).unwrap_or_else(|e| panic!("cannot delete {name}: {e}"));
     }
 
-    /// Waits until so many ready messages lie in a queue; panics with what lies there after 20 s.
+    /// Waits until the queue has this many ready messages; panics with the number after a minute.
     ///
-    /// What was just published, returned or acked is counted a moment later: a count of the broker's is only ever
-    /// awaited, never looked at once.
+    /// The broker counts a message shortly after it is published, returned or acked. Therefore a test waits
+    /// for a count and never asserts it at once.
     pub fn lies(&self, queue: &str, count: u32) {
         let mut last = None;
         let holds = || {
@@ -154,11 +154,11 @@ impl Client {
         self.depth(name).is_some()
     }
 
-    /// Ready messages in a queue now; `None` where there is no such queue. For conditions that are awaited; a statement
-    /// about it is [`Client::lies`].
+    /// Ready messages in a queue now; `None` if there is no such queue. Only for conditions in a wait; to
+    /// assert a count use [`Client::lies`].
     pub fn depth(&self, queue: &str) -> Option<u32> {
         let asked = bounded("queue.declare", async {
-            // A channel of its own: the broker closes it when the queue does not exist.
+            // A separate channel: the broker closes it if the queue does not exist.
             let channel = self.connection.create_channel().await?;
             let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
             let queue = channel.queue_declare(queue.into(), options, FieldTable::default()).await?;
@@ -169,7 +169,7 @@ impl Client {
         asked.ok()
     }
 
-    /// Takes up to `count` messages from a queue and gives them back, which marks them as redelivered.
+    /// Takes up to `count` messages from a queue and requeues them, which marks them as redelivered.
     pub fn give_back(&self, queue: &str, count: usize) {
         let taken = bounded("basic.get", async {
             let channel = self.connection.create_channel().await?;
@@ -197,15 +197,15 @@ impl Client {
         self.try_publish(push).unwrap_or_else(|e| panic!("publish failed: {e}"))
     }
 
-    /// As [`Client::publish`], for load that lives through faults.
+    /// As [`Client::publish`], for load that survives faults.
     ///
     /// # Errors
-    /// Whatever lapin says, or a timeout; the message may have been taken.
+    /// Errors of lapin, or a timeout; the message may have been taken.
     pub fn try_publish(&self, push: &Push) -> lapin::Result<Verdict> {
         bounded("publish", async { Ok(judge(&self.send(push).await?.await?)) })
     }
 
-    /// Publishes many with a window of confirms; panics unless every one is taken.
+    /// Publishes many with a window of confirms; panics unless every message is taken.
     pub fn publish_all(&self, pushes: impl IntoIterator<Item = Push>) -> usize {
         let mut count = 0;
         let done: lapin::Result<()> = block_on(async {
@@ -226,7 +226,8 @@ impl Client {
         count
     }
 
-    /// Publishes a few with all their confirms open; the verdicts up to the first failure of the connection.
+    /// Publishes a few with all confirms outstanding. Returns the verdicts up to the first failure of the
+    /// connection.
     pub fn publish_window(&self, pushes: &[Push]) -> Vec<Verdict> {
         let mut verdicts = Vec::with_capacity(pushes.len());
         let _failed_or_late = bounded("publish", async {
@@ -256,15 +257,15 @@ impl Client {
         self.channel.basic_publish(exchange, key, options, &push.body, properties).await
     }
 
-    /// Consumes a queue, acking each message as it is taken in.
+    /// Consumes a queue and acks each message on receipt.
     pub fn consume(&self, queue: &str) -> Inbox {
         self.try_consume(queue, 500).unwrap_or_else(|e| panic!("cannot consume {queue}: {e}"))
     }
 
-    /// RabbitMQ's pseudo-queue: answers to it come back over the channel that published.
+    /// RabbitMQ's pseudo-queue for direct reply-to: answers arrive on the channel that published.
     pub const DIRECT_REPLY_TO: &'static str = "amq.rabbitmq.reply-to";
 
-    /// Consumes the answers to what this client publishes with [`Client::DIRECT_REPLY_TO`]; once a client.
+    /// Consumes the answers to requests published with [`Client::DIRECT_REPLY_TO`]; once per client.
     pub fn consume_direct_replies(&self) -> Inbox {
         let options = BasicConsumeOptions { no_ack: true, ..BasicConsumeOptions::default() };
         let queue = Self::DIRECT_REPLY_TO.into();
@@ -273,17 +274,16 @@ impl Client {
         inbox(consumer.unwrap_or_else(|e| panic!("cannot consume direct replies: {e}")), Answer::None)
     }
 
-    /// Consumes a queue, rejecting each message as it is taken in: the broker moves it to where the queue's dead letters
-    /// go.
+    /// Consumes a queue and rejects each message on receipt: the broker dead-letters it.
     pub fn consume_and_reject(&self, queue: &str) -> Inbox {
         self.try_consume_with(queue, 500, Answer::Reject)
             .unwrap_or_else(|e| panic!("cannot consume {queue}: {e}"))
     }
 
-    /// As [`Client::consume`], with a prefetch, for load that lives through faults.
+    /// As [`Client::consume`], with a prefetch, for load that survives faults.
     ///
     /// # Errors
-    /// Whatever lapin says, or a timeout.
+    /// Errors of lapin, or a timeout.
     pub fn try_consume(&self, queue: &str, prefetch: u16) -> lapin::Result<Inbox> {
         self.try_consume_with(queue, prefetch, Answer::Ack)
     }
@@ -299,7 +299,7 @@ impl Client {
     }
 }
 
-/// What a consumer says to each message.
+/// The consumer's response to each message.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     None,
@@ -307,7 +307,7 @@ enum Answer {
     Reject,
 }
 
-/// Takes in what a consumer gets, until one of the two ends.
+/// Receives the messages of a consumer until the consumer or the inbox ends.
 fn inbox(mut consumer: Consumer, answer: Answer) -> Inbox {
     let (sender, receiver) = channel();
     runtime().spawn(async move {
@@ -352,7 +352,7 @@ async fn settle(confirm: Option<lapin::PublisherConfirm>) -> lapin::Result<()> {
     Ok(())
 }
 
-/// The consumer is gone, and with it the connection or the queue.
+/// The consumer has ended, with the connection or the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended;
 
@@ -362,12 +362,12 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// The next message; `None` when nothing comes for so long, or the consumer has ended.
+    /// The next message; `None` if none arrives within `limit`, or the consumer has ended.
     pub fn poll(&self, limit: Duration) -> Option<Received> {
         self.receiver.recv_timeout(limit).ok()
     }
 
-    /// As [`Inbox::poll`], but tells a quiet queue (`Ok(None)`) from the consumer's end.
+    /// As [`Inbox::poll`], but distinguishes a quiet queue (`Ok(None)`) from the end of the consumer.
     ///
     /// # Errors
     /// The consumer has ended.
@@ -379,17 +379,17 @@ impl Inbox {
         }
     }
 
-    /// The next message; panics when none comes within a minute.
+    /// The next message; panics if none arrives within a minute.
     pub fn next(&self) -> Received {
         self.poll(LIMIT).expect("a message within a minute")
     }
 
-    /// The next batch of format `json`; panics when none comes within a minute.
+    /// The next batch of format `json`; panics if none arrives within a minute.
     pub fn batch(&self) -> Batch {
         self.next().batch()
     }
 
-    /// Exactly `count` messages; panics when they do not come within `limit`, which is a minute at the least.
+    /// Exactly `count` messages; panics if they do not arrive within `limit`, which is at least a minute.
     pub fn take(&self, count: usize, limit: Duration) -> Vec<Received> {
         let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;
@@ -404,8 +404,8 @@ impl Inbox {
         taken
     }
 
-    /// Items of `json` batches until `count` have come; panics when they do not come within `limit`, which is a minute at
-    /// the least.
+    /// Items of `json` batches until `count` have arrived; panics if they do not within `limit`, which is at
+    /// least a minute.
     pub fn items(&self, count: usize, limit: Duration) -> Vec<Item> {
         let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;
@@ -420,7 +420,7 @@ impl Inbox {
         items
     }
 
-    /// Panics if anything comes within `time`.
+    /// Panics if a message arrives within `time`.
     pub fn quiet(&self, time: Duration) {
         if let Some(received) = self.poll(time) {
             panic!("nothing was to come, but: {received:?} {:?}", String::from_utf8_lossy(&received.body));

@@ -1,4 +1,4 @@
-//! The built binary as a process: configured by a file, watched through its admin port, ended by signals.
+//! The built binary as a process: configured by a file, observed through its admin port, ended by signals.
 
 use crate::guard;
 use crate::http::{self, HttpAnswer};
@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The binary under test: `TIDEGATE_BIN`, else the one that cargo has built beside the running test or example.
+/// The binary under test: `TIDEGATE_BIN`, otherwise the one that cargo has built next to the running test or
+/// example.
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("TIDEGATE_BIN").filter(|p| !p.is_empty()) {
         return PathBuf::from(path);
@@ -25,13 +26,13 @@ pub fn binary() -> PathBuf {
     target.join("tidegate")
 }
 
-/// Whether the binary under test is one of the release profile: what takes the other one minutes may be less for it, and
-/// still several times what it says that memory holds.
+/// Whether the binary under test is optimised: tests reduce their size for an unoptimised one, but still
+/// exceed its memory several times.
 pub fn is_optimised() -> bool {
     binary().components().any(|part| part.as_os_str() == "release")
 }
 
-/// A configuration file in the making: values in TOML by dotted key.
+/// A configuration file: TOML values by dotted key.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     sections: BTreeMap<String, BTreeMap<String, String>>,
@@ -53,7 +54,7 @@ impl Config {
         self.set(key, &quoted)
     }
 
-    /// Leaves one key out again.
+    /// Removes one key.
     #[must_use]
     pub fn unset(mut self, key: &str) -> Self {
         let (section, name) = key.rsplit_once('.').expect("a key with its section");
@@ -74,10 +75,10 @@ impl Config {
     }
 }
 
-/// What a command of the command line has said.
+/// The result of a client command.
 #[derive(Debug)]
 pub struct Told {
-    /// Exit code; -1 where a signal ended it.
+    /// Exit code; -1 if a signal ended it.
     pub code: i32,
     /// Standard output.
     pub out: String,
@@ -92,7 +93,7 @@ impl Told {
     }
 }
 
-/// The configuration comes from the file alone.
+/// Removes environment variables that would override the file.
 fn without_overrides(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("TIDEGATE__") {
@@ -101,7 +102,7 @@ fn without_overrides(command: &mut Command) {
     }
 }
 
-/// A running (or ended) daemon. Killed when dropped.
+/// A daemon, running or not. Killed when dropped.
 #[derive(Debug)]
 pub struct Daemon {
     child: Option<Child>,
@@ -114,14 +115,14 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Writes the configuration into `dir`, with an admin port of its own, and starts the daemon.
+    /// Writes the configuration into `dir`, with a free admin port, and starts the daemon.
     pub fn start(config: &Config, dir: &Path) -> Daemon {
         let mut daemon = Daemon::prepare(config, dir);
         daemon.launch(Command::new(&daemon.binary));
         daemon
     }
 
-    /// A daemon that is to be started by [`Daemon::start_again`].
+    /// A daemon that [`Daemon::start_again`] will start.
     pub fn stopped(config: &Config, dir: &Path) -> Daemon {
         Daemon::prepare(config, dir)
     }
@@ -139,15 +140,15 @@ impl Daemon {
         };
     }
 
-    /// The same under `strace`, which writes what it sees of `calls` to the file returned.
+    /// As [`Daemon::start`] under `strace`, which traces `calls` to the returned file.
     pub fn start_traced(config: &Config, dir: &Path, calls: &str) -> (Daemon, PathBuf) {
         let mut daemon = Daemon::prepare(config, dir);
         let trace = daemon.launch_traced(&[&format!("trace={calls}")]);
         (daemon, trace)
     }
 
-    /// Starts it under `strace`, to which these expressions say what it writes to the file returned, and what it
-    /// does to calls on their way.
+    /// Starts it under `strace` with these expressions, which select what is traced to the returned file and
+    /// what is injected into calls.
     pub fn launch_traced(&mut self, expressions: &[&str]) -> PathBuf {
         let trace = self.log.with_file_name("trace");
         let mut command = Command::new("strace");
@@ -182,7 +183,7 @@ impl Daemon {
             .arg("run")
             .arg("--config")
             .arg(&self.file)
-            // The daemon must see to its stack by itself, however it is started.
+            // The daemon must set its stack size itself, however it is started.
             .env_remove("RUST_MIN_STACK")
             .envs(&self.environment)
             .stdin(Stdio::null())
@@ -195,20 +196,20 @@ impl Daemon {
         self.child = Some(child);
     }
 
-    /// Starts it again after its end, on the same store, configuration and log.
+    /// Starts it again after its end, with the same store, configuration and log.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it still runs");
         self.traced = false;
         self.launch(Command::new(&self.binary));
     }
 
-    /// Rewrites the configuration file (the admin port stays).
+    /// Rewrites the configuration file; the admin port stays.
     pub fn rewrite(&self, config: &Config) {
         let config = config.clone().text("admin.listen", &self.admin.to_string());
         fs::write(&self.file, config.render()).expect("the configuration file");
     }
 
-    /// Waits for `/readyz`; panics with the log when that takes more than 60 s.
+    /// Waits for `/readyz`; panics with the log if that takes more than 60 s.
     #[must_use]
     pub fn ready(mut self) -> Self {
         self.wait_ready();
@@ -264,14 +265,14 @@ impl Daemon {
         self.signal(Signal::HUP);
     }
 
-    /// Stops it where it stands for so long, as a suspended machine does.
+    /// Stops the process for this time, like a suspended machine.
     pub fn freeze(&self, time: Duration) {
         self.signal(Signal::STOP);
         std::thread::sleep(time);
         self.signal(Signal::CONT);
     }
 
-    /// The thread of this name stands still for so long at its next system call, while all others go on.
+    /// Stops the thread of this name for this time at its next system call; other threads continue.
     pub fn hold_thread(&self, name: &str, time: Duration) -> HeldThread {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon's threads");
         let named =
@@ -310,8 +311,8 @@ impl Daemon {
         self.child.is_some() && self.ended().is_none()
     }
 
-    /// Asks the admin port: status, and the body as JSON (or as a JSON string where it is none). `(0, null)` when
-    /// nobody answers.
+    /// Asks the admin port. Returns the status, and the body as JSON (or as a JSON string if it is not JSON);
+    /// `(0, null)` without an answer.
     pub fn ask(&self, method: &str, path: &str) -> (u16, Value) {
         let Some(answer) = self.ask_whole(method, path) else {
             return (0, Value::Null);
@@ -320,7 +321,7 @@ impl Daemon {
         (answer.status, value)
     }
 
-    /// As [`Daemon::ask`], with the media type, and the body as it came; `None` when nobody answers.
+    /// As [`Daemon::ask`], with the media type and the unparsed body; `None` without an answer.
     pub fn ask_whole(&self, method: &str, path: &str) -> Option<HttpAnswer> {
         http::request(method, self.admin, path)
     }
@@ -346,13 +347,13 @@ impl Daemon {
         }
     }
 
-    /// A number of items as `/api/v1/state` tells it (`waiting`, `parked`, ..); 0 while nobody answers.
+    /// A number of items in `/api/v1/state` (`waiting`, `parked`, ..); 0 without an answer.
     pub fn items(&self, key: &str) -> u64 {
         self.ask("GET", "/api/v1/state").1["items"][key].as_u64().unwrap_or(0)
     }
 
-    /// Waits until it has so many items of a kind (see [`Daemon::items`]); panics with its number after 20 s. What a
-    /// client has heard of, the daemon may count a moment later.
+    /// Waits until it has this many items of a kind (see [`Daemon::items`]); panics with its number after a
+    /// minute. The daemon may count an event shortly after a client has seen it.
     pub fn holds(&self, key: &str, count: u64) {
         let held = holds_within(Duration::from_secs(20), || self.items(key) == count);
         assert!(held, "{count} items are to be {key}, but: {}", self.items(key));
@@ -368,7 +369,7 @@ impl Daemon {
         &self.file
     }
 
-    /// Everything it has written so far, over restarts.
+    /// Its whole log so far, across restarts.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -399,11 +400,11 @@ impl Daemon {
         line.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number of KiB")
     }
 
-    /// How often its threads have gone to sleep so far, and were woken: of those that live.
+    /// Number of times that its current threads have gone to sleep and were woken.
     pub fn wakeups(&self) -> u64 {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("its threads");
         let switches = |thread: fs::DirEntry| {
-            // One that has ended meanwhile counts no more.
+            // A thread that has just ended counts as 0.
             let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
             let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
             line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0)
@@ -416,8 +417,8 @@ impl Daemon {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("its statistics");
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
         let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
-        // utime and stime are the 14th and 15th field; two come before the closing bracket. Linux has 100 ticks a
-        // second on every platform it shows to programs.
+        // utime and stime are the 14th and 15th field; two of them come before the closing bracket. Linux
+        // exposes 100 ticks per second on every platform.
         (ticks(11) + ticks(12)) * 10_000
     }
 }
@@ -439,14 +440,14 @@ impl Drop for Daemon {
     }
 }
 
-/// A thread that stands still; let go with this.
+/// A stopped thread; dropping this resumes it.
 pub struct HeldThread(Child);
 
 impl Drop for HeldThread {
     fn drop(&mut self) {
         guard::forget(self.0.id());
         let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).expect("a process id");
-        // It lets go of the thread when it is asked to end; killed, it might leave it stopped.
+        // On SIGTERM strace resumes the thread; SIGKILL might leave it stopped.
         let _ = kill_process(pid, Signal::TERM);
         let _ = self.0.wait();
     }

@@ -1,7 +1,7 @@
-//! A PostgreSQL server of our own: own port and directory, so that nothing of the machine is touched.
+//! A private PostgreSQL server with its own port and directory: nothing of the machine is changed.
 //!
-//! The machine's own service is never started, stopped or spoken to. Syncs are off: what is tested is killed, and the
-//! machine stays.
+//! The machine's own service is never started, stopped or contacted. Syncs are off, because the tests kill
+//! processes and not the machine.
 
 use crate::authority::Signed;
 use crate::bounds;
@@ -22,20 +22,20 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
-/// The user that the package makes: the server refuses to run as root.
+/// The user created by the package: the server refuses to run as root.
 const USER: &str = "postgres";
 
-/// Whether the stores of all tests are to be in a database (`TIDEGATE_TEST_STORE=postgres`).
+/// Whether all tests keep their stores in a database (`TIDEGATE_TEST_STORE=postgres`).
 pub(crate) fn is_meant() -> bool {
     std::env::var("TIDEGATE_TEST_STORE").is_ok_and(|kind| kind == "postgres")
 }
 
-/// Whether the tests' stores are on the disk.
+/// Whether the tests keep their stores on disk.
 pub fn is_on_disk() -> bool {
     !is_meant()
 }
 
-/// The same; else says that this test, which is about that, is skipped.
+/// As [`is_on_disk`], for a test about the disk store; otherwise it is reported as skipped.
 pub fn has_disk_store() -> bool {
     if is_meant() {
         skip("it is about the files of a store on the disk");
@@ -43,28 +43,28 @@ pub fn has_disk_store() -> bool {
     !is_meant()
 }
 
-/// See the module.
+/// A server; see the module.
 #[derive(Debug)]
 pub struct Database {
     port: u16,
     dir: PathBuf,
     programs: PathBuf,
-    /// Who owns its files and runs it, where that is not this process.
+    /// User and group that own its files and run it, if not those of this process.
     owner: Option<(u32, u32)>,
     running: Mutex<Option<Child>>,
 }
 
-/// How a server is stopped.
+/// The way to stop a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// Connections are ended, and all is written: SIGINT.
+    /// SIGINT: connections are closed and everything is written.
     InOrder,
-    /// As a crash: what was committed is found in its log at the next start. SIGQUIT.
+    /// SIGQUIT: like a crash; the next start recovers committed data from its log.
     AtOnce,
 }
 
 impl Database {
-    /// The server that all tests of one binary share, started at the first use; `None` (and a line that says so) where
+    /// The server shared by all tests of a binary, started at the first use; `None`, which is reported, if
     /// PostgreSQL is not installed.
     pub fn shared() -> Option<&'static Database> {
         bounds::enter();
@@ -76,7 +76,7 @@ impl Database {
         server.as_ref()
     }
 
-    /// A server of one's own, with extra lines of its configuration; as [`Database::shared`] else.
+    /// A separate server with extra configuration lines; `None` as in [`Database::shared`].
     pub fn own(conf: &str) -> Option<Database> {
         let server = find_programs().map(|programs| Database::start(&programs, conf));
         if server.is_none() {
@@ -109,7 +109,7 @@ impl Database {
         server
     }
 
-    /// Starts it again, and waits until it answers.
+    /// Starts it (again) and waits until it answers.
     pub fn serve(&self) {
         let log = fs::File::options().create(true).append(true).open(self.dir.join("log"));
         let log = log.expect("the server's log");
@@ -123,7 +123,7 @@ impl Database {
         });
     }
 
-    /// From now on it has this certificate, and whoever is not its owner needs TLS and a password.
+    /// From now on it uses this certificate, and all roles but the owner need TLS and a password.
     pub fn secure(&self, signed: &Signed) {
         let data = self.dir.join("data");
         let put = |name: &str, text: &[u8]| {
@@ -149,10 +149,10 @@ impl Database {
         });
     }
 
-    /// Stops it, and waits for its end.
+    /// Stops it and waits for its end.
     ///
     /// # Panics
-    /// It does not run.
+    /// If it does not run.
     pub fn stop(&self, how: Shutdown) {
         let mut child = self.child().take().expect("a server that runs");
         let signal = if how == Shutdown::InOrder { Signal::INT } else { Signal::QUIT };
@@ -166,7 +166,7 @@ impl Database {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One of its programs, over its data, as its user.
+    /// One of the server's programs, for its data directory and as its user.
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.programs.join(name));
         if let Some((user, group)) = self.owner {
@@ -176,7 +176,7 @@ impl Database {
         command
     }
 
-    /// Its URI, as the role that owns everything.
+    /// The URI of the role that owns everything.
     pub fn uri(&self) -> String {
         self.uri_of("tidegate")
     }
@@ -191,22 +191,22 @@ impl Database {
         SocketAddr::from(([127, 0, 0, 1], self.port))
     }
 
-    /// A schema's name that nobody else has.
+    /// A unique schema name.
     pub fn schema(&self) -> String {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         format!("t{}_{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// What it answers, columns parted by `|`, a row a line.
+    /// The answer to a query: columns separated by `|`, one line for each row.
     ///
     /// # Panics
-    /// It refuses.
+    /// If the server returns an error.
     pub fn sql(&self, text: &str) -> String {
         self.answer(text).unwrap_or_else(|error| panic!("the database refuses {text}: {error:?}"))
     }
 
-    /// By a connection of its own, and not by `psql`: what a process has open and locked, a child of it has too for a
-    /// moment.
+    /// Over a connection of this process instead of `psql`: a forked child briefly inherits open files and
+    /// locks.
     fn answer(&self, text: &str) -> Result<String, tokio_postgres::Error> {
         block_on(async {
             let (client, connection) = tokio_postgres::connect(&self.uri(), NoTls).await?;
@@ -237,7 +237,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Ids of a user and its group.
+/// User and group id of a user.
 fn ids_of(user: &str) -> Option<(u32, u32)> {
     let all = fs::read_to_string("/etc/passwd").ok()?;
     let line = all.lines().find(|line| line.split(':').next() == Some(user))?;

@@ -1,4 +1,4 @@
-//! A small file system of its own, which can be filled from outside.
+//! A small separate file system that tests fill from outside.
 
 use crate::guard::workdir;
 use crate::require::lacks;
@@ -15,15 +15,15 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A new one of `mib` MiB; `None`, as [`lacks`], where nothing can be mounted.
+    /// A new one of `mib` MiB; `None`, as in [`lacks`], if nothing can be mounted.
     pub fn mount(mib: u64) -> Option<Disk> {
         Disk::mount_over(mib, &workdir("disk"))
     }
 
-    /// In the place of a folder, whose content it takes over.
+    /// Mounted over a folder, with the folder's content copied into it.
     ///
     /// # Panics
-    /// When the content cannot be copied.
+    /// If the content cannot be copied.
     pub fn mount_over(mib: u64, path: &Path) -> Option<Disk> {
         let kept = workdir("kept");
         copy(path, &kept);
@@ -38,12 +38,12 @@ impl Disk {
         Some(Disk { path: path.to_owned(), filler: path.join("filler") })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file until nothing is left. What others give up meanwhile is taken at the next call.
+    /// Writes a file until no space is left. Space freed later is filled by the next call.
     pub fn fill(&self) {
         let mut file =
             File::options().create(true).append(true).open(&self.filler).expect("a file that fills the disk");
@@ -53,7 +53,7 @@ impl Disk {
         }
     }
 
-    /// There is room again.
+    /// Frees the space again.
     pub fn make_room(&self) {
         fs::remove_file(&self.filler).expect("the file that fills the disk");
     }
@@ -66,7 +66,7 @@ fn copy(from: &Path, to: &Path) {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: a daemon that hangs may still have it open.
+        // Lazily, because a hanging daemon may still have files open.
         let _unmounted = Command::new("umount").arg("-l").arg(&self.path).output();
     }
 }

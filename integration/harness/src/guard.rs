@@ -1,7 +1,8 @@
-//! The watchdog: a child process that outlives this one by a moment, kills what it started and removes its files.
+//! The watchdog: a child process that outlives this one briefly, kills the processes that it started and
+//! removes its files.
 //!
-//! Statics are never dropped, a panic may abort, and Ctrl-C ends a process without asking. All of them close
-//! pipes, so the watchdog waits for the end of its standard input.
+//! Statics are never dropped, a panic may abort, and Ctrl-C ends a process at once. In all cases the pipes
+//! are closed, so the watchdog waits for the end of its standard input.
 
 use crate::bounds;
 use std::io::Write;
@@ -58,7 +59,7 @@ fn guard() -> &'static Mutex<Guard> {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Ctrl-C goes to the whole foreground group; the watchdog must survive it to clean up.
+            // Ctrl-C is sent to the foreground process group; the watchdog must survive it to clean up.
             .process_group(0)
             .spawn()
             .expect("a watchdog process");
@@ -75,36 +76,37 @@ fn tell(line: &str) {
     }
 }
 
-/// Has the process killed when this one ends, however it ends; what was started last goes first, for a node that does not
-/// find its port mapper starts another, which nobody ends.
+/// Registers a process to be killed when this one ends, however it ends. The last one started is killed
+/// first, because a node that loses its port mapper would start another one, which would remain.
 pub(crate) fn watch(pid: u32) {
     tell(&format!("add {pid}\n"));
 }
 
-/// The same for one that leaves something behind where it is killed: it is told to quit at once, and then killed.
+/// The same for a process that must clean up: it gets SIGQUIT first and SIGKILL later.
 pub(crate) fn watch_gently(pid: u32) {
     tell(&format!("gentle {pid}\n"));
 }
 
-/// The process has been waited for: its id may now belong to another.
+/// Unregisters a process that has been waited for: its id may be reused.
 pub(crate) fn forget(pid: u32) {
     tell(&format!("gone {pid}\n"));
 }
 
-/// A new directory below this process's temporary root, which is removed when the process has ended (kept with
-/// `TIDEGATE_TEST_KEEP=1`).
+/// A new directory below this process's temporary root. It is removed after the process has ended, unless
+/// `TIDEGATE_TEST_KEEP=1`.
 pub fn workdir(name: &str) -> PathBuf {
     let root = guard().lock().unwrap_or_else(PoisonError::into_inner).root.clone();
     dir_below(&root, name)
 }
 
-/// The same for a broker, below `TIDEGATE_TEST_NODES` where that is set: in memory it spares the disk for what is tested.
+/// A directory for a broker, below `TIDEGATE_TEST_NODES` if that is set: in memory it leaves the disk to the
+/// daemons.
 pub(crate) fn node_dir() -> PathBuf {
     let nodes = guard().lock().unwrap_or_else(PoisonError::into_inner).nodes.clone();
     dir_below(&nodes, "node")
 }
 
-/// The same for a process of another user, which could not reach what lies below a root of ours.
+/// A directory for a process of another user, which cannot access the temporary root.
 pub(crate) fn open_dir(name: &str) -> PathBuf {
     let base = guard().lock().unwrap_or_else(PoisonError::into_inner).nodes.parent().map(Path::to_owned);
     let made =
@@ -127,8 +129,8 @@ fn dir_below(root: &Path, name: &str) -> PathBuf {
     }
 }
 
-/// Runs `work`, then has everything killed and removed and waits for that: for programs, whose last line should
-/// not come before the machine is clean.
+/// Runs `work`, then kills and removes everything and waits for that: for programs whose last line must not
+/// come before the machine is clean.
 pub fn run_guarded<T>(work: impl FnOnce() -> T) -> T {
     let result = work();
     let taken = guard().lock().unwrap_or_else(PoisonError::into_inner).watchdog.take();
@@ -139,7 +141,7 @@ pub fn run_guarded<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the process runs (a zombie does not).
+/// Whether the process runs; a zombie does not.
 pub(crate) fn alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
     stat.is_ok_and(|s| s.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with('Z')))

@@ -1,24 +1,24 @@
-//! Just enough HTTP to ask the daemon's admin port: one request a connection, bounded in time.
+//! A minimal HTTP client for the daemon's admin port: one request per connection, bounded in time.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// What came back.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
     /// Status code.
     pub status: u16,
-    /// Media type without its parameters; empty where none is named.
+    /// Media type without parameters; empty if there is none.
     pub kind: String,
     /// The whole body.
     pub body: String,
 }
 
-/// Longer than the daemon lets any request take (35 s): a walk along many dead letters has 12 s and more.
+/// Longer than the daemon allows for any request (35 s): a walk over many dead letters takes 12 s and more.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// `None` when nobody answers.
+/// Sends one request; `None` without a response.
 pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<HttpAnswer> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT).ok()?;
     stream.set_read_timeout(Some(LIMIT)).ok()?;

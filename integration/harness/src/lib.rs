@@ -1,8 +1,8 @@
-//! What the black-box tests stand on: a private RabbitMQ node, the built daemon, AMQP clients, and the oracle that
-//! compares what was confirmed to the producers with what reached the applications.
+//! The base of the black-box tests: a private RabbitMQ node, the built daemon, AMQP clients, and the oracle,
+//! which compares what was confirmed to the producers with what reached the applications.
 //!
-//! Nothing here knows the daemon's code: it is started as a process, configured by a file, and watched from
-//! outside. Faults of the harness itself end the test with a panic that says what was expected.
+//! Nothing here uses the daemon's code: it is started as a process, configured by a file, and observed from
+//! outside. A fault of the harness ends the test with a panic that says what was expected.
 
 mod asker;
 mod authority;

@@ -1,32 +1,32 @@
-//! How much of the machine others use: what is measured by the clock means something only where it has time.
+//! The load of the machine by other processes: a measured time means something only if the machine was mostly
+//! idle.
 
 use std::fs;
 
-/// The machine's processors since this was made.
+/// Use of the processors since this was created.
 #[derive(Debug)]
 pub struct Machine {
     idle: u64,
     all: u64,
 }
 
-/// Ticks so far in which the processors had nothing to do, and all of them.
+/// Idle ticks of all processors so far, and all ticks.
 fn ticks() -> (u64, u64) {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = text.lines().next().unwrap_or_default();
     let fields: Vec<u64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; what guests use is counted as user already.
+    // user nice system idle iowait irq softirq steal; guest time is part of user time.
     (fields.iter().skip(3).take(2).sum(), fields.iter().take(8).sum())
 }
 
 impl Machine {
-    /// From now on.
+    /// Starts to observe the machine.
     pub fn watched() -> Machine {
         let (idle, all) = ticks();
         Machine { idle, all }
     }
 
-    /// Whether the processors have had nothing to do for a third of the time and more. `false` where `/proc/stat` does
-    /// not tell.
+    /// Whether the processors were idle for at least a third of the time; `false` without `/proc/stat`.
     pub fn had_time(&self) -> bool {
         let (idle, all) = ticks();
         let (idle, all) = (idle.saturating_sub(self.idle), all.saturating_sub(self.all));

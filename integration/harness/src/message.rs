@@ -1,4 +1,4 @@
-//! Messages as tests write and read them: requests on their way in, batches as they came out.
+//! Messages as tests write and read them: requests to the daemon, and batches from it.
 
 use lapin::types::{AMQPValue, FieldTable, LongString};
 use lapin::BasicProperties;
@@ -9,7 +9,7 @@ pub fn text(value: &str) -> AMQPValue {
     AMQPValue::LongString(LongString::from(value.as_bytes()))
 }
 
-/// One message to be published: persistent, with whatever else the test sets.
+/// One message to publish: persistent, and with what the test sets.
 #[derive(Clone, Debug, Default)]
 pub struct Push {
     /// Exchange; empty is the default one.
@@ -83,7 +83,7 @@ impl Push {
     }
 }
 
-/// One message as an application saw it.
+/// One message as an application received it.
 #[derive(Clone, Debug)]
 pub struct Received {
     /// Wall clock at its arrival, UTC microseconds.
@@ -92,7 +92,7 @@ pub struct Received {
     pub exchange: String,
     /// Routing key.
     pub key: String,
-    /// Marked as delivered before (to this consumer, not to tidegate).
+    /// Whether it was delivered before (to this consumer, not to tidegate).
     pub redelivered: bool,
     /// Properties and headers.
     pub properties: BasicProperties,
@@ -119,7 +119,7 @@ impl Received {
         Some(value.as_long_long_int().unwrap_or_else(|| panic!("{name} is no 64-bit integer: {value:?}")))
     }
 
-    /// Panics if it has come before its `x-due`, with a verdict that no second run excuses.
+    /// Panics if it arrived before its `x-due`, with a verdict that no second run excuses.
     pub fn is_not_early(&self) {
         let early_us = -self.lateness_us();
         assert!(early_us <= 0, "VERDICT: {} is early by {early_us} us", self.id());
@@ -147,7 +147,7 @@ impl Received {
         i64::try_from(self.at_us).expect("a sane clock") - due * 1000
     }
 
-    /// The body of format `json`; panics where it is not as the contract says.
+    /// Parses the body of format `json`; panics if it does not match the contract.
     pub fn batch(self) -> Batch {
         let body = self.json();
         let keys: Vec<&str> = body.as_object().expect("an object").keys().map(String::as_str).collect();

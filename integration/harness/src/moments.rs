@@ -1,10 +1,10 @@
-//! Random moments and numbers of a test, from a seed that is told and can be given again.
+//! Random moments and numbers of a test, from a seed that is printed and can be set.
 
 use crate::util::{now_us, say};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// The seed of this run: `TIDEGATE_TEST_SEED`, else by the clock.
+/// The seed of this run: `TIDEGATE_TEST_SEED`, otherwise from the clock.
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
     *SEED.get_or_init(|| {
@@ -13,12 +13,12 @@ pub fn seed() -> u64 {
     })
 }
 
-/// A sequence of its own for each name and seed (xorshift64).
+/// A separate sequence for each name and seed (xorshift64).
 #[derive(Debug)]
 pub struct Moments(u64);
 
 impl Moments {
-    /// From [`seed`], which is told beside the result of the test.
+    /// From [`seed`], which is printed with the test's result.
     pub fn of(name: &str) -> Moments {
         say(&format!("{name}: TIDEGATE_TEST_SEED={} repeats this run", seed()));
         Moments::seeded(seed(), name)
@@ -39,7 +39,7 @@ impl Moments {
         from + self.0 % (to - from)
     }
 
-    /// Sleeps for a random time: what is waited for is a moment that nothing marks.
+    /// Sleeps for a random time, to hit a moment that no event marks.
     pub fn pause(&mut self, from_ms: u64, to_ms: u64) {
         std::thread::sleep(Duration::from_millis(self.pick(from_ms, to_ms)));
     }

@@ -1,8 +1,8 @@
-//! The oracle: what was confirmed to the producers (P) against what the applications received (C).
+//! The oracle: compares what was confirmed to the producers (P) with what the applications received (C).
 //!
-//! Once the faults have stopped, `P \ C` must be empty, nothing may have come before its time, a batch must hold
-//! one customer of one application, and nothing may be in C that no producer has sent. Repeats are listed: whether
-//! they are allowed depends on the faults of the test.
+//! Once the faults have ended, `P \ C` must be empty, nothing may have arrived early, a batch must contain
+//! items of one customer of one application, and C may not contain anything that no producer has sent.
+//! Repeats are listed: the test decides whether its faults allow them.
 
 use crate::client::{Client, Verdict};
 use crate::message::{Push, Received};
@@ -24,16 +24,16 @@ struct Sent {
     first_us: u64,
 }
 
-/// A fault, from its beginning to its end, by the wall clock in microseconds.
+/// A fault, from its beginning to its end, wall clock, us.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     from_us: u64,
     to_us: Option<u64>,
 }
 
-/// A repeat may concern what arrived so long before the fault: its confirm was on the way.
+/// A repeat is explained if the item first arrived this long before the fault: its confirm was in flight.
 const BEFORE_US: u64 = 5_000_000;
-/// And what arrived so long after it: publishing was on the way.
+/// Or this long after it: its publish was in flight.
 const AFTER_US: u64 = 5_000_000;
 
 impl Span {
@@ -57,7 +57,7 @@ struct Log {
     faults: Vec<Span>,
 }
 
-/// Both logs, fed by any number of producers and consumers.
+/// The logs of all producers and consumers of a test.
 #[derive(Debug, Default)]
 pub struct Ledger {
     log: Mutex<Log>,
@@ -76,7 +76,7 @@ pub struct Report {
     pub lost: Vec<String>,
     /// Received more than once.
     pub repeats: Vec<String>,
-    /// Received more than once, and by no fault (see [`Ledger::fault`]).
+    /// Received more than once without a fault to explain it (see [`Ledger::fault`]).
     pub unexplained: Vec<String>,
     /// Received before their time.
     pub early: Vec<String>,
@@ -84,15 +84,15 @@ pub struct Report {
     pub mixed: Vec<String>,
     /// Received but never sent.
     pub strangers: Vec<String>,
-    /// Arrival after `x-due`, microseconds, sorted; one figure a batch.
+    /// Arrival after `x-due`, microseconds, sorted; one value per batch.
     pub lateness_us: Vec<i64>,
-    /// For each fault that ended: from its end to the first arrival of a request sent after it, microseconds. A
-    /// fault after which nothing was sent has none.
+    /// For each fault: from its end to the first arrival of a request sent after it, microseconds. A fault
+    /// without later requests has no value.
     pub recovery_us: Vec<u64>,
 }
 
 impl Report {
-    /// Panics unless nothing is lost, early, mixed or strange, with a verdict that no second run excuses.
+    /// Panics unless nothing is lost, early, mixed or unknown, with a verdict that no second run excuses.
     pub fn assert_clean(&self) {
         let few = |ids: &[String]| ids.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
         for (what, ids) in [
@@ -107,7 +107,7 @@ impl Report {
         assert!(self.confirmed > 0, "the load has confirmed nothing");
     }
 
-    /// As [`Report::assert_clean`], and no item may have come twice.
+    /// As [`Report::assert_clean`], and no item may have arrived twice.
     pub fn assert_exact(&self) {
         self.assert_clean();
         assert!(self.repeats.is_empty(), "{} repeats: {:?}", self.repeats.len(), self.repeats.first());
@@ -115,7 +115,7 @@ impl Report {
 }
 
 impl Ledger {
-    /// An empty ledger, to be shared among threads.
+    /// An empty ledger, shared between threads.
     pub fn new() -> Arc<Ledger> {
         Arc::default()
     }
@@ -124,7 +124,7 @@ impl Ledger {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request is about to be published.
+    /// Records a request before it is published.
     pub fn sending(&self, id: &str, application: &str, customer: Option<&str>, not_before_ms: Option<u64>) {
         let sent = Sent {
             application: application.to_owned(),
@@ -138,7 +138,7 @@ impl Ledger {
         assert!(self.log().items.insert(id.to_owned(), sent).is_none(), "the load uses id {id} twice");
     }
 
-    /// A fault begins: repeats from now on may have a reason.
+    /// A fault begins, which explains repeats from now on.
     pub fn fault(&self) {
         self.log().faults.push(Span { from_us: now_us(), to_us: None });
     }
@@ -150,19 +150,19 @@ impl Ledger {
         }
     }
 
-    /// The fault has ended, and all that it may have held up has arrived: what arrives from now on owes nothing to it.
+    /// The fault has ended and everything it may have delayed has arrived, so it explains no later repeat.
     pub fn past(&self) {
         if let Some(span) = self.log().faults.last_mut() {
             span.to_us = Some(now_us().saturating_sub(AFTER_US));
         }
     }
 
-    /// The broker has confirmed it.
+    /// Records the broker's confirm.
     pub fn confirmed(&self, id: &str) {
         self.log().items.get_mut(id).expect("an id that was sent").confirmed = true;
     }
 
-    /// A batch of format `json` has arrived.
+    /// Records the arrival of a batch of format `json`.
     pub fn received(&self, message: Received) {
         let repeated_by_broker = message.redelivered;
         let at_us = message.at_us;
@@ -209,7 +209,7 @@ impl Ledger {
         self.log().items.values().filter(|s| s.confirmed && s.received == 0).count()
     }
 
-    /// Arrivals so far of requests that had arrived before.
+    /// Repeated arrivals so far.
     pub fn repeats(&self) -> usize {
         self.log().repeats.len()
     }
@@ -224,8 +224,8 @@ impl Ledger {
         self.log().items.values().filter(|s| s.confirmed && s.received > 0).count()
     }
 
-    /// Waits until everything confirmed has arrived, or nothing of it has for `limit`: what is slow is not lost. Whether
-    /// it has.
+    /// Waits until every confirmed request has arrived, or none has for `limit`, because slow is not lost.
+    /// Returns whether all have arrived.
     pub fn arrives(&self, limit: Duration) -> bool {
         let (mut missing, mut end) = (usize::MAX, Instant::now() + limit);
         loop {
@@ -240,7 +240,8 @@ impl Ledger {
         }
     }
 
-    /// Waits as [`Ledger::arrives`] does, and for a moment more, in which repeats and strangers would come; then reports.
+    /// Waits as in [`Ledger::arrives`], and a moment longer for repeats and unknown items. Returns the
+    /// report.
     pub fn settle(&self, limit: Duration) -> Report {
         self.arrives(limit);
         std::thread::sleep(Duration::from_millis(500));
@@ -279,14 +280,14 @@ impl Ledger {
     }
 }
 
-/// A consumer of several queues that writes to a ledger and connects again after faults.
+/// Consumes several queues into a ledger, and connects again after faults.
 pub struct Recorder {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Recorder {
-    /// Starts to consume, one thread a queue.
+    /// Starts to consume, with one thread per queue.
     pub fn start(uri: &str, queues: &[String], ledger: &Arc<Ledger>) -> Recorder {
         let stop = Arc::new(AtomicBool::new(false));
         let threads = queues
@@ -311,7 +312,7 @@ impl Drop for Recorder {
     }
 }
 
-/// Between looks at the queue of a recorder that hears nothing.
+/// Interval at which a recorder without messages checks its queue.
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
@@ -322,8 +323,9 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
         };
         let Ok(inbox) = client.try_consume(queue, 500) else { continue };
         let (mut heard, mut forgotten) = (Instant::now(), 0);
-        // A consumer that a broker has forgotten while it went down is told nothing of it, and what lies in the queue
-        // then is not lost: at the second look that finds something there, and nothing came meanwhile, it begins anew.
+        // A broker that goes down may forget a consumer without notice, and the messages in its queue are not
+        // lost. If two checks in a row find messages and none arrived in between, the recorder connects
+        // again.
         while !stop.load(Ordering::Relaxed) && forgotten < 2 {
             match inbox.try_poll(Duration::from_millis(100)) {
                 Ok(Some(message)) => {
@@ -342,18 +344,18 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
     }
 }
 
-/// A producer at a steady rate that writes to a ledger and connects again after faults. A request whose confirm was
-/// lost is sent no second time: it may or may not arrive.
+/// A producer at a steady rate that records in a ledger and connects again after faults. A request without a
+/// confirm is not sent again: it may or may not arrive.
 pub struct Load {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Makes the n-th request: message, application, customer, delay in ms.
+/// Returns the n-th request: message, application, customer, delay in ms.
 pub type Recipe = Box<dyn FnMut(u64) -> (Push, String, Option<String>, Option<u64>) + Send>;
 
 impl Load {
-    /// Publishes `per_second` requests a second until stopped. The message id of each must be unique.
+    /// Publishes `per_second` requests per second until stopped. Each must have a unique message id.
     pub fn start(uri: &str, per_second: u64, ledger: &Arc<Ledger>, recipe: Recipe) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let (uri, ledger) = (uri.to_owned(), Arc::clone(ledger));
@@ -362,7 +364,7 @@ impl Load {
         Load { stop, thread: Some(thread) }
     }
 
-    /// Ends the load; every confirm that is to come has come when it returns.
+    /// Ends the load. When it returns, no further confirm will arrive.
     pub fn stop(mut self) {
         self.end();
     }
@@ -392,7 +394,7 @@ fn produce(uri: &str, per_second: u64, ledger: &Ledger, mut recipe: Recipe, stop
         };
         let mut working = true;
         while working && !stop.load(Ordering::Relaxed) {
-            // In slices of 10 ms; what a fault has kept from being sent is not made up for all at once.
+            // In slices of 10 ms. A backlog that a fault has caused is not sent at once.
             let target = u64::try_from(start.elapsed().as_millis()).unwrap_or(0) * per_second / 1000;
             n = n.max(target.saturating_sub(per_second));
             let mut ids = Vec::new();

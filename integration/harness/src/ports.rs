@@ -1,15 +1,15 @@
-//! TCP ports for brokers and daemons, of which no other test program of this machine takes the same.
+//! TCP ports for brokers and daemons, unique among the test programs of this machine.
 //!
-//! A port is free a moment ago at best: whoever asked for it listens later. So a program takes ports by blocks, and holds
-//! each block by the name of an abstract socket, which ends with the program however that ends. What such a program has
-//! started may live a moment longer: so the next one begins with other blocks.
+//! Testing whether a port is free is not enough, because its user binds it later. So a program reserves ports
+//! in blocks, each by binding the name of an abstract socket, which is released when the program ends in any
+//! way. Processes that it has started may live a little longer, so the next program begins with other blocks.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
 
-/// Below the range from which outgoing connections take theirs.
+/// Below the range of ephemeral ports.
 const FIRST: u16 = 20_000;
 const BLOCK: u16 = 100;
 const BLOCKS: u16 = 120;
@@ -17,7 +17,7 @@ const BLOCKS: u16 = 120;
 #[derive(Debug)]
 struct Ports {
     held: Vec<UnixListener>,
-    /// Blocks that have been tried, and the next port of the one that is held last, up to its end.
+    /// Number of blocks tried; next port and end of the block reserved last.
     tried: u16,
     next: u16,
     end: u16,
@@ -26,7 +26,7 @@ struct Ports {
 static PORTS: Mutex<Ports> = Mutex::new(Ports { held: Vec::new(), tried: 0, next: 0, end: 0 });
 
 impl Ports {
-    /// Holds one more block.
+    /// Reserves one more block.
     fn grow(&mut self) {
         while self.tried < BLOCKS {
             let block = (std::process::id() + u32::from(self.tried)) % u32::from(BLOCKS);
@@ -43,7 +43,7 @@ impl Ports {
     }
 }
 
-/// A TCP port on which nobody listens, and which nobody else of the tests is given.
+/// A TCP port without a listener, unique among the tests.
 pub(crate) fn free_port() -> u16 {
     let mut ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
     loop {

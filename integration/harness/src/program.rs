@@ -1,4 +1,4 @@
-//! Programs of others that a test starts: what they print, and that none of them outlives it.
+//! Foreign programs that a test starts: their output, and that none outlives the test.
 
 use crate::guard;
 use crate::require::{lacks, on_path, require, skip};
@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// The system's interpreter, whose packages are Debian's.
+/// The system's interpreter, which finds Debian's packages.
 const PYTHON: &str = "/usr/bin/python3";
-/// Where `make setup` puts packages of node.
+/// Debian's libraries for Go.
 const GO_PATH: &str = "/usr/share/gocode";
+/// Packages for node, installed by `make setup`.
 const NODE_MODULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/node/node_modules");
 
-/// Whether Python finds a module; where it does not, as [`lacks`]. `package` is Debian's name of it.
+/// Whether Python finds a module; if not, as in [`lacks`]. `package` is Debian's name for it.
 ///
 /// # Panics
 /// In a CI, unless `TIDEGATE_LACKS` names the package.
@@ -30,7 +31,7 @@ pub fn require_python(module: &str, package: &str) -> bool {
     found
 }
 
-/// Whether there is a node with amqplib, which comes from a registry of its own, and which no test insists on.
+/// Whether there is a node with amqplib. Its package comes from npm, so no test requires it.
 pub fn has_node() -> bool {
     let found = on_path("node").is_some() && finds("node", "-e", "require('amqplib')");
     if !found {
@@ -39,8 +40,8 @@ pub fn has_node() -> bool {
     found
 }
 
-/// Whether there is Go with the AMQP library, as Debian's `golang-go` and `golang-github-rabbitmq-amqp091-go-dev` bring
-/// them.
+/// Whether there is Go with the AMQP library, from Debian's `golang-go` and
+/// `golang-github-rabbitmq-amqp091-go-dev`.
 pub fn has_go() -> bool {
     let library = Path::new(GO_PATH).join("src/github.com/rabbitmq/amqp091-go");
     let found = on_path("go").is_some() && library.is_dir();
@@ -57,23 +58,23 @@ fn finds(interpreter: &str, flag: &str, script: &str) -> bool {
 fn command(name: &str) -> Command {
     let mut command = Command::new(if name == "python3" { PYTHON } else { name });
     command.env("NODE_PATH", NODE_MODULES).env("PYTHONDONTWRITEBYTECODE", "1");
-    // Libraries as the distribution has them, and nothing from the network.
+    // Libraries of the distribution only, nothing from the network.
     command.env("GOPATH", GO_PATH).env("GO111MODULE", "off");
     command
 }
 
-/// One that runs in the test's directory. It ends with the test, with all that it has started.
+/// A program that runs in the test's directory. It ends with the test, and so do its children.
 pub struct Program {
     child: Child,
     log: PathBuf,
 }
 
 impl Program {
-    /// Starts `python3`, `node`, `go` or another interpreter with a script and its arguments. Everything that it prints goes to
-    /// a file.
+    /// Starts `python3`, `node`, `go` or another interpreter with a script and its arguments. All output goes
+    /// to a file.
     ///
     /// # Panics
-    /// It cannot be started.
+    /// If it cannot be started.
     pub fn start(interpreter: &str, arguments: &[&str], dir: &Path) -> Program {
         let log = tempfile::Builder::new().prefix("program-").tempfile_in(dir).expect("a log");
         let (file, log) = log.keep().expect("a log that stays");
@@ -91,15 +92,15 @@ impl Program {
         Program { child, log }
     }
 
-    /// What it has printed so far.
+    /// Its output so far.
     pub fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until it has printed this.
+    /// Waits until it has printed this text.
     ///
     /// # Panics
-    /// It has not within 20 s.
+    /// If it has not within a minute.
     pub fn wait_for(&self, text: &str) {
         let end = Duration::from_secs(20);
         let what = || format!("{text:?} in what it said:\n{}", self.said());
@@ -108,10 +109,10 @@ impl Program {
         }
     }
 
-    /// Waits for its end, and gives what it printed.
+    /// Waits for its end, and returns its output.
     ///
     /// # Panics
-    /// It has not ended within 30 s, or not well.
+    /// If it has not ended within a minute, or ended with a failure.
     pub fn end(mut self) -> String {
         let mut status: Option<ExitStatus> = None;
         wait_until("the program ends", Duration::from_secs(30), || {

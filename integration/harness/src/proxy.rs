@@ -1,7 +1,7 @@
-//! A TCP proxy in front of the broker, to do to a connection what networks do: cut it, stall it, slow it down.
+//! A TCP proxy in front of the broker that does to connections what networks do: cut, stall or slow them.
 //!
-//! Two threads a connection, one for each direction. What is stalled is not read either, so that the sender meets
-//! full buffers as it would on a real link.
+//! Two threads per connection, one for each direction. A stalled direction is not read either, so the sender
+//! sees full buffers as on a real link.
 
 use rustix::net::sockopt::set_socket_linger;
 use std::io::{ErrorKind, Read, Write};
@@ -11,27 +11,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long a thread waits for bytes before it looks at its orders again.
+/// Interval at which a thread that waits for bytes checks its orders.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// Directions of a connection.
+/// Direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// From whoever connected to the broker.
+    /// From the client to the broker.
     Up,
-    /// From the broker.
+    /// From the broker to the client.
     Down,
 }
 
-/// What becomes of new connections.
+/// Treatment of new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Welcome {
     /// They are forwarded.
     #[default]
     Forward,
-    /// Nobody listens.
+    /// Connections are refused.
     Refuse,
-    /// They are accepted, and nobody says a word.
+    /// Connections are accepted, but nothing is forwarded.
     Silent,
 }
 
@@ -39,9 +39,9 @@ pub enum Welcome {
 struct Orders {
     welcome: Welcome,
     stalled: [bool; 2],
-    /// Bytes a second, each way of each connection; 0 = no limit.
+    /// Bytes per second, for each direction of each connection; 0: no limit.
     rate: u32,
-    /// Connections of a lower number are to end: the number, and whether by RST.
+    /// Connections with a lower number must end; `reset`: by RST.
     cut_below: u64,
     reset: bool,
     stop: bool,
@@ -63,7 +63,7 @@ impl Shared {
     }
 }
 
-/// A running proxy; its connections end with it.
+/// A running proxy; dropping it ends its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -72,7 +72,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a port of its own, on the loopback address, and forwards to `target`.
+    /// Listens on a free port of the loopback address, and forwards to `target`.
     pub fn start(target: SocketAddr) -> Proxy {
         let address = SocketAddr::from(([127, 0, 0, 1], crate::ports::free_port()));
         let shared = Arc::new(Shared::default());
@@ -87,7 +87,7 @@ impl Proxy {
         format!("amqp://{user}:{user}@{}/{vhost}", self.address)
     }
 
-    /// Where it listens.
+    /// Its listening address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -97,7 +97,7 @@ impl Proxy {
         *self.shared.accepted()
     }
 
-    /// Ends all connections, by RST or by FIN; new ones are treated as before.
+    /// Ends all connections by RST or by FIN; new ones are treated as before.
     pub fn cut(&self, reset: bool) {
         let below = self.accepted() + 1;
         let mut orders = self.shared.orders();
@@ -105,7 +105,7 @@ impl Proxy {
         orders.reset = reset;
     }
 
-    /// Forwards nothing in either direction; connections stay, new ones are accepted.
+    /// Forwards nothing in either direction; connections stay open, and new ones are accepted.
     pub fn stall(&self) {
         self.shared.orders().stalled = [true, true];
     }
@@ -115,17 +115,17 @@ impl Proxy {
         self.shared.orders().stalled[usize::from(way == Way::Down)] = true;
     }
 
-    /// Forwards no more than so many bytes a second, each way of each connection.
+    /// Limits the rate of each direction of each connection, in bytes per second.
     pub fn slow(&self, bytes_per_second: u32) {
         self.shared.orders().rate = bytes_per_second;
     }
 
-    /// What becomes of new connections from now on.
+    /// Sets the treatment of new connections.
     pub fn welcome(&self, welcome: Welcome) {
         self.shared.orders().welcome = welcome;
     }
 
-    /// As at the start. Connections that met silence end: nobody has spoken to the broker for them.
+    /// Restores the initial state. Connections that met silence end, because they have none to the broker.
     pub fn heal(&self) {
         let mut orders = self.shared.orders();
         *orders = Orders { cut_below: orders.cut_below, reset: orders.reset, ..Orders::default() };
@@ -179,13 +179,13 @@ fn serve(address: SocketAddr, mut listener: Option<TcpListener>, target: SocketA
             silent.push(client);
             continue;
         }
-        // Where the broker is down the client is dropped, as a load balancer would.
+        // If the broker is down the client is dropped, as a load balancer does.
         let Ok(broker) = TcpStream::connect_timeout(&target, Duration::from_secs(5)) else { continue };
         forward(number, client, broker, shared);
     }
 }
 
-/// Both ends of one connection. The sockets close when both threads have let go of them.
+/// Both sockets of one connection. They close when both threads have ended.
 struct Pair {
     number: u64,
     client: TcpStream,
@@ -209,7 +209,7 @@ fn forward(number: u64, client: TcpStream, broker: TcpStream, shared: &Arc<Share
     }
 }
 
-/// What a direction is to do now: `None` to end.
+/// The current order for a direction (stalled, rate); `None`: end.
 fn order(pair: &Pair, way: Way, shared: &Shared) -> Option<(bool, u32)> {
     let orders = shared.orders();
     if pair.ended.load(Ordering::Relaxed) || orders.stop {
@@ -269,7 +269,7 @@ fn pump(pair: &Pair, way: Way, shared: &Shared) {
         let orders = shared.orders();
         orders.reset && pair.number < orders.cut_below
     };
-    // With a reset, closing both ends without more says it; a shutdown would send a FIN first.
+    // After the linger option, closing both sockets sends a RST; a shutdown would send a FIN first.
     if !reset {
         let _gone = pair.client.shutdown(Shutdown::Both);
         let _gone = pair.broker.shutdown(Shutdown::Both);

@@ -1,4 +1,5 @@
-//! A minimal AMQP 0-9-1 publisher over a plain socket: what no well-behaved library would send, and fast load.
+//! A minimal AMQP 0-9-1 publisher on a plain socket, for messages that no correct library would send, and for
+//! fast load.
 
 use crate::broker::Node;
 use std::collections::BTreeSet;
@@ -9,7 +10,7 @@ use std::time::Duration;
 const FRAME_END: u8 = 0xCE;
 const FRAME_MAX: usize = 131_072;
 
-/// Basic properties in wire form: set in the order of the protocol's flags.
+/// Basic properties in wire format; set them in the order of the protocol's flags.
 #[derive(Clone, Debug, Default)]
 pub struct RawProperties {
     flags: u16,
@@ -39,7 +40,7 @@ impl RawProperties {
         self.short(15, value)
     }
 
-    /// The header table: encoded entries, without the length in front.
+    /// The header table: encoded entries, without the length prefix.
     #[must_use]
     pub fn headers(self, entries: &[u8]) -> Self {
         let mut bytes = length(entries.len());
@@ -76,7 +77,8 @@ fn length(n: usize) -> Vec<u8> {
     u32::try_from(n).expect("a length of 32 bits").to_be_bytes().to_vec()
 }
 
-/// One header entry that holds arrays nested so deep: five bytes a level, the most that a frame can carry.
+/// A header entry with nested arrays of this depth: five bytes per level, the deepest nesting that fits into
+/// a frame.
 pub fn nested_arrays(name: &str, depth: usize) -> Vec<u8> {
     let mut entry = vec![u8::try_from(name.len()).expect("a short name")];
     entry.extend_from_slice(name.as_bytes());
@@ -161,7 +163,7 @@ impl Raw {
         Ok(())
     }
 
-    /// Reads method frames until one of this class and method; counts confirms on the way.
+    /// Reads method frames up to one with this class and method; records confirms on the way.
     fn expect(&mut self, class: u16, method: u16) -> io::Result<()> {
         loop {
             let (found, arguments) = self.read_method()?;
@@ -207,7 +209,7 @@ impl Raw {
         }
     }
 
-    /// Queues one message for writing.
+    /// Adds one message to the write buffer.
     pub fn put(&mut self, exchange: &str, key: &[u8], properties: &RawProperties, body: &[u8]) {
         let mut publish = vec![0, 60, 0, 40, 0, 0, u8::try_from(exchange.len()).expect("a short string")];
         publish.extend_from_slice(exchange.as_bytes());
@@ -228,7 +230,7 @@ impl Raw {
         self.unconfirmed.insert(self.sent);
     }
 
-    /// Writes what is queued and waits until no more than `open` messages are unconfirmed.
+    /// Writes the buffer and waits until at most `open` messages are unconfirmed.
     pub fn settle(&mut self, open: usize) {
         self.flush().expect("the broker takes the frames");
         while self.unconfirmed.len() > open {
@@ -243,7 +245,7 @@ impl Raw {
         self.settle(0);
     }
 
-    /// Publishes `count` equal persistent messages, a thousand or two unconfirmed at a time.
+    /// Publishes `count` equal persistent messages, with a thousand or two unconfirmed at a time.
     pub fn flood(&mut self, exchange: &str, key: &str, properties: &RawProperties, body: &[u8], count: u64) {
         for n in 1..=count {
             self.put(exchange, key.as_bytes(), properties, body);

@@ -1,8 +1,8 @@
-//! What a machine may lack, and tests that therefore do not run: never silently.
+//! Tools that a machine may lack, and tests that are therefore skipped, but never silently.
 //!
-//! In a CI (`TIDEGATE_CI=1`, or `CI=true` as most of them set it) a missing tool fails the test, unless `TIDEGATE_LACKS`
-//! names it: tools that this machine is known not to have, with blanks between. Elsewhere the test says that it is
-//! skipped, beside the results, and in the file named by `TIDEGATE_SKIPPED`, from which `make test` counts.
+//! In a CI (`TIDEGATE_CI=1`, or the common `CI=true`) a missing tool fails the test, unless `TIDEGATE_LACKS`
+//! names it: a list of tools, separated by blanks, that this machine is known to lack. Elsewhere the test is
+//! reported as skipped, in its output and in the file named by `TIDEGATE_SKIPPED`, which `make test` counts.
 
 use crate::bounds::test_name;
 use crate::util::shout;
@@ -14,12 +14,12 @@ fn is_set(name: &str) -> bool {
     std::env::var(name).is_ok_and(|value| !["", "0", "false"].contains(&value.as_str()))
 }
 
-/// Says that this test does not run here, and why: for reasons that nobody can mend.
+/// Reports this test as skipped, with a reason that installing a tool would not remove.
 pub fn skip(why: &str) {
     skip_named(&test_name().unwrap_or_else(|| "this program".to_owned()), why);
 }
 
-/// The same for a test (or a row of a table) of this name.
+/// The same for a test (or a table row) of this name.
 pub(crate) fn skip_named(test: &str, why: &str) {
     let line = format!("skipped: {test}: {why}");
     shout(&line);
@@ -29,7 +29,7 @@ pub(crate) fn skip_named(test: &str, why: &str) {
     written.expect("the file for what is skipped");
 }
 
-/// A tool that the test needs cannot be used: says that the test is skipped. The caller returns.
+/// Reports the test as skipped, because a tool cannot be used. The caller returns.
 ///
 /// # Panics
 /// In a CI, unless `TIDEGATE_LACKS` names the tool.
@@ -41,10 +41,10 @@ pub fn lacks(tool: &str, why: &str) {
     skip(&format!("{tool} {why}"));
 }
 
-/// Whether a program is on the path; where it is not, as [`lacks`].
+/// Whether a program is on the path; if not, as in [`lacks`].
 ///
 /// # Panics
-/// In a CI, unless `TIDEGATE_LACKS` names it.
+/// In a CI, unless `TIDEGATE_LACKS` names the program.
 pub fn require(tool: &str) -> bool {
     let found = on_path(tool).is_some();
     if !found {
@@ -53,7 +53,7 @@ pub fn require(tool: &str) -> bool {
     found
 }
 
-/// Where a program lies.
+/// The path of a program.
 pub(crate) fn on_path(tool: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> = std::env::split_paths(&path).map(|dir| dir.join(tool)).collect();

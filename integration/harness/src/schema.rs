@@ -1,13 +1,13 @@
-//! JSON judged by a schema that is part of a document.
+//! JSON validation against a schema inside a document.
 
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// What is wrong with a value, by the schema at `reference` (`#/...`) of a document. Clients bear keys that are new to
-/// them; here a key that the schema does not tell of is a fault.
+/// The faults of a value by the schema at `reference` (`#/...`) of a document. Clients must accept unknown
+/// keys, but here a key that the schema does not contain is a fault.
 ///
 /// # Panics
-/// There is no such schema, or it is none.
+/// If there is no such schema, or it is invalid.
 pub fn schema_faults(document: &Value, reference: &str, value: &Value) -> Vec<String> {
     let mut schema = document.clone();
     close(&mut schema);
@@ -19,7 +19,7 @@ pub fn schema_faults(document: &Value, reference: &str, value: &Value) -> Vec<St
     validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect()
 }
 
-/// All that is referred to with `$ref` in a document.
+/// All `$ref` references in a document.
 pub fn schema_references(document: &Value) -> BTreeSet<String> {
     let mut named = BTreeSet::new();
     collect(document, &mut named);

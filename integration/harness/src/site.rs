@@ -1,4 +1,4 @@
-//! One test's own corner of the broker: names that no other test uses, its directory, its configuration.
+//! The environment of one test: broker names that no other test uses, its directory, its configuration.
 
 use crate::broker::Node;
 use crate::client::{Client, Inbox};
@@ -13,25 +13,25 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
-/// See the module. Queues and exchanges are left to the end of the node.
+/// See the module. Queues and exchanges remain until the node ends.
 pub struct Site<'n> {
     /// The broker.
     pub node: &'n Node,
-    /// A client of the test.
+    /// A client for the test.
     pub client: Client,
-    /// Its directory; the store lies in `store` below it.
+    /// The test's directory, with the store in `store`.
     pub dir: PathBuf,
     prefix: String,
     schema: String,
 }
 
 impl<'n> Site<'n> {
-    /// A corner on the shared broker.
+    /// A site on the shared broker.
     pub fn new(name: &str) -> Site<'static> {
         Site::on(Node::shared(), name)
     }
 
-    /// A corner on this broker.
+    /// A site on this broker.
     pub fn on(node: &'n Node, name: &str) -> Site<'n> {
         crate::bounds::enter();
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -66,8 +66,8 @@ impl<'n> Site<'n> {
         format!("{}.app.{application}", self.prefix)
     }
 
-    /// Names, broker and store; everything else as the contract's defaults, with a window of 200 ms. The store is on the
-    /// disk, or in the shared database where `TIDEGATE_TEST_STORE` says so.
+    /// The configuration with the site's names, broker and store, a window of 200 ms, and otherwise the
+    /// defaults. The store is on disk, or in the shared database if `TIDEGATE_TEST_STORE` says so.
     pub fn config(&self) -> Config {
         let config = self.plain_config();
         match database::is_meant().then(Database::shared) {
@@ -76,7 +76,7 @@ impl<'n> Site<'n> {
         }
     }
 
-    /// The same with the store in a schema of its own of this database.
+    /// The configuration with the store in the site's schema of this database.
     pub fn in_database(&self, config: Config, server: &Database) -> Config {
         config
             .text("store.kind", "postgres")
@@ -85,7 +85,7 @@ impl<'n> Site<'n> {
             .set("store.allow_async", "true")
     }
 
-    /// Name of that schema.
+    /// Name of the site's schema.
     pub fn schema(&self) -> &str {
         &self.schema
     }
@@ -106,12 +106,12 @@ impl<'n> Site<'n> {
         Daemon::start(config, &self.dir).ready()
     }
 
-    /// Declares an application's queue and binds it to the output exchange (which is created if need be).
+    /// Declares an application's queue and binds it to the output exchange, which is created if needed.
     pub fn application(&self, application: &str) {
         self.application_with(application, FieldTable::default());
     }
 
-    /// The same with queue arguments.
+    /// As [`Site::application`], with queue arguments.
     pub fn application_with(&self, application: &str, arguments: FieldTable) {
         self.client.exchange(&self.out(), ExchangeKind::Direct);
         self.client.queue(&self.queue(application), arguments);
@@ -124,7 +124,7 @@ impl<'n> Site<'n> {
         self.client.consume(&self.queue(application))
     }
 
-    /// Waits until so many ready messages lie in a queue; see [`Client::lies`].
+    /// Waits until the queue has this many ready messages; see [`Client::lies`].
     pub fn lies(&self, queue: &str, count: u32) {
         self.client.lies(queue, count);
     }

@@ -1,4 +1,4 @@
-//! Small things that everything else needs: the runtime, clocks, bounded waits.
+//! Basics: the runtime, clocks, bounded waits.
 
 use std::future::Future;
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::{Builder, Runtime};
 
-/// The one runtime of this process; clients are used from plain threads through it.
+/// The one runtime of this process, for use from plain threads.
 pub fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -30,17 +30,17 @@ pub fn now_ms() -> u64 {
     now_us() / 1000
 }
 
-/// The shortest wait for something that must come, whatever is asked for. One that is not needed costs nothing, and
-/// other work on the machine holds anybody up for ten seconds and more.
+/// The minimum of every time limit for something that must happen. An unneeded margin costs nothing, and
+/// other work on the machine can delay any process for ten seconds and more.
 pub(crate) const LEAST_WAIT: Duration = Duration::from_secs(60);
 
-/// Polls `condition` until it holds; panics with `what` after `limit`, which is a minute at the least.
+/// Polls `condition` until it holds; panics with `what` after `limit`, which is at least a minute.
 pub fn wait_until(what: &str, limit: Duration, condition: impl FnMut() -> bool) {
     let limit = limit.max(LEAST_WAIT);
     assert!(holds_within(limit, condition), "not within {limit:?}: {what}");
 }
 
-/// Polls `condition` until it holds; `false` if it does not within `limit`, or a minute where that is less.
+/// Polls `condition` until it holds; `false` if it does not within `limit`, which is at least a minute.
 pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + limit.max(LEAST_WAIT);
     loop {
@@ -64,13 +64,13 @@ pub fn percentile(sorted: &[i64], p: f64) -> i64 {
     sorted[rank.clamp(1, sorted.len()) - 1]
 }
 
-/// Says something on standard error, beside the test's result.
+/// Prints a line on standard error, with the test's result.
 #[expect(clippy::print_stderr, reason = "figures and seeds belong beside the test's result")]
 pub fn say(line: &str) {
     eprintln!("{line}");
 }
 
-/// As [`say`], but heard when the test passes too: libtest keeps back only what the macros print.
+/// As [`say`], but shown even if the test passes: libtest captures only the output of the print macros.
 pub(crate) fn shout(line: &str) {
     let _closed = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

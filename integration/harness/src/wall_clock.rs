@@ -1,38 +1,40 @@
-//! A wall clock of a daemon's own, by libfaketime. The monotonic clock is the machine's.
+//! A separate wall clock for a daemon, by libfaketime. The monotonic clock stays that of the machine.
 
 use crate::daemon::Daemon;
 use crate::require::lacks;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A clock that steps.
+/// A clock that a test can step.
 #[derive(Debug)]
 pub struct WallClock {
     file: PathBuf,
 }
 
 impl WallClock {
-    /// For this daemon, at its next start, as the machine's until it is set; kept in this directory. `None` (and a line
-    /// that says so) without the library.
+    /// A clock for this daemon from its next start on, equal to the machine's until it is set; its file is in
+    /// this directory. `None`, which is reported, without the library.
     pub fn of(daemon: &mut Daemon, dir: &Path) -> Option<WallClock> {
         let clock = WallClock { file: dir.join("clock") };
         clock.set(0);
         fake(daemon, "FAKETIME_TIMESTAMP_FILE", &clock.file.to_string_lossy())?;
-        // While one thread reads the file the others see the machine's clock: so not at each look.
+        // While a thread reads the file, others see the machine's clock; so the file is not read at each
+        // call.
         daemon.environment("FAKETIME_CACHE_DURATION", Some("1"));
         Some(clock)
     }
 
-    /// The daemon's clock is so far ahead of the machine's from its next start on, and never steps, ms. `None` (and a
-    /// line that says so) without the library.
+    /// From its next start on, the daemon's clock is ahead by this time (ms) and never steps. `None`, which
+    /// is reported, without the library.
     pub fn ahead(daemon: &mut Daemon, ahead_ms: i64) -> Option<()> {
         fake(daemon, "FAKETIME", &offset(ahead_ms))
     }
 
-    /// A second from now it is so far ahead of the machine's, ms. Written aside and renamed.
+    /// A second from now the daemon's clock is this far ahead of the machine's, ms. Written to a new file and
+    /// renamed.
     ///
     /// # Panics
-    /// The file cannot be written.
+    /// If the file cannot be written.
     pub fn set(&self, ahead_ms: i64) {
         let aside = self.file.with_extension("new");
         fs::write(&aside, format!("{}\n", offset(ahead_ms))).expect("the clock's file");
@@ -59,7 +61,7 @@ fn fake(daemon: &mut Daemon, name: &str, value: &str) -> Option<()> {
     Some(())
 }
 
-/// Where libfaketime lies: by architecture on Debian, plainly elsewhere.
+/// The path of libfaketime: by architecture on Debian, without elsewhere.
 fn library() -> Option<PathBuf> {
     let below = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let homes = below.chain([PathBuf::from("/usr/lib"), PathBuf::from("/usr/lib64")]);

@@ -1,7 +1,7 @@
-// The page of the admin port: asks the API, and shows what it says.
+// The web page of the admin port: queries the API and shows the answers.
 //
-// Every name, id and error comes from producers and brokers: it becomes text (textContent, attributes of our own
-// choosing) and never markup. Nothing is kept but a token, for the life of the tab.
+// Every name, id and error comes from producers and brokers. It becomes text (textContent, or an attribute that this
+// file chooses) and never markup. The page stores nothing but a token, until the tab is closed.
 "use strict";
 
 const POLL_MS = 2000;
@@ -14,12 +14,12 @@ const LONGEST_PAUSE_MS = 15000;
 const KEPT_MS = 10 * 60 * 1000;
 const MOST_ROWS = 200;
 const PAGE_ROWS = 25;
-// Applications that are asked one by one for an id, where none is named.
+// Most applications queried one by one for an id, if the search names none.
 const MOST_ASKED = 50;
-// Bytes of a name of a customer or an application.
+// Most bytes of the name of a customer or an application.
 const MOST_NAME = 200;
 const MOST_LETTERS = 1000;
-// Characters of dead letters that a save takes, about: they are kept in memory.
+// About the most characters of dead letters in a save, which is kept in memory.
 const MOST_SAVED = 256 << 20;
 
 const TOKEN_KEY = "tidegate-token";
@@ -28,19 +28,19 @@ const SVG = "http://www.w3.org/2000/svg";
 const STATES = {
   running: ["good", "all is well"],
   paused: ["warn", "no requests are taken at this moment"],
-  standby: ["good", "another daemon serves the queue: this one takes over when that ends"],
-  stuck: ["bad", "something that may leave has been due for long, or a part stands still"],
-  blocked: ["bad", "the broker has raised an alarm and takes nothing"],
-  waiting: ["bad", "the store cannot be reached: nothing is taken and nothing sent"],
+  standby: ["good", "another daemon serves the queue; this one takes over when it ends"],
+  stuck: ["bad", "a due item has not left for long, or a part of the daemon makes no progress"],
+  blocked: ["bad", "the broker has raised an alarm and accepts no messages"],
+  waiting: ["bad", "the store cannot be reached; no requests are taken and no batches sent"],
   not_ready: ["bad", "not ready"],
-  draining: ["warn", "it is shutting down"],
+  draining: ["warn", "shutting down"],
 };
 
-// ---- small things ----------------------------------------------------------------------------------------
+// ---- helpers -------------------------------------------------------------------------------------------------
 
 const by = (id) => document.getElementById(id);
 
-/** An element; strings among the children become text. */
+/** Makes an element; strings among the children become text. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -57,10 +57,10 @@ function draw(tag, attributes, ...children) {
   return element;
 }
 
-/** What a producer or a broker has written: isolated, so that it cannot turn around what stands beside it. */
+/** Text of a producer or a broker, isolated so that it cannot change the direction of the text beside it. */
 const foreign = (text, cut = false) => make("bdi", cut ? { class: "cut", title: text } : {}, text);
 
-/** Sets a text if it is another one: a selection stays. */
+/** Sets a text only if it differs, so that a selection stays. */
 function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -87,7 +87,7 @@ function bytes(n) {
   return `${place === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[place]}`;
 }
 
-/** A length of time, ms, in its largest two units. */
+/** A duration in ms, in its two largest units. */
 function span(ms) {
   const s = Math.abs(ms) / 1000;
   if (s < 1) return `${Math.round(s * 1000)} ms`;
@@ -101,23 +101,23 @@ function span(ms) {
   return `${Math.floor(s / length)} ${name}${rest > 0 && s / length < 10 ? ` ${rest} ${next}` : ""}`;
 }
 
-/** Microseconds. */
+/** A duration in microseconds. */
 function shortTime(us) {
   if (us < 1000) return `${Math.round(us)} µs`;
   return us < 10000 ? `${(us / 1000).toFixed(1)} ms` : span(us / 1000);
 }
 
-/** The daemon's clock as far as it is known: this machine's may be another. */
+/** The daemon's time, as its last answer showed it; the clock of this machine may differ. */
 const now = () => Date.now() + clockAhead;
 let clockAhead = 0;
 
 function relative(ms) {
   const away = ms - now();
   if (Math.abs(away) < 1000) return "now";
-  // Whole seconds: tenths would flicker.
+  // Whole seconds, since tenths would flicker.
   const rounded = Math.abs(away) < 60000 ? Math.round(away / 1000) * 1000 : away;
-  const told = span(rounded).replace(".0 s", " s");
-  return rounded > 0 ? `in ${told}` : `${told} ago`;
+  const text = span(rounded).replace(".0 s", " s");
+  return rounded > 0 ? `in ${text}` : `${text} ago`;
 }
 
 const clock = (ms, options) => new Date(ms).toLocaleTimeString("en-GB", options);
@@ -133,15 +133,15 @@ function showTime(element, ms, none = "–") {
   say(element, relative(ms));
 }
 
-// ---- asking the daemon -----------------------------------------------------------------------------------
+// ---- queries to the daemon -----------------------------------------------------------------------------------
 
 class Unauthorized extends Error {}
-/** It answered, and did not do it: 4xx. */
+/** The daemon answered and refused: 4xx. */
 class Refused extends Error {}
 
 const token = () => sessionStorage.getItem(TOKEN_KEY);
 
-/** A path of names. A browser takes a name of dots for a step up, however it is written. */
+/** A path made of names. A browser reads a name of dots as a step up, even if it is escaped. */
 function path(...segments) {
   return "/api/v1" + segments.map((segment) => {
     if (segment === "." || segment === "..") {
@@ -158,7 +158,7 @@ function query(parameters) {
 
 async function ask(method, where, within = ANSWER_WITHIN_MS) {
   const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
-  // Relative to where the page lies, which may be below a proxy's path.
+  // Relative to the page, which may be below the path of a proxy.
   const response = await fetch(`.${where}`, { method, headers, cache: "no-store", redirect: "error",
     signal: AbortSignal.timeout(within) });
   if (response.status === 401) throw new Unauthorized();
@@ -168,19 +168,19 @@ async function ask(method, where, within = ANSWER_WITHIN_MS) {
   try {
     document = JSON.parse(text);
   } catch {
-    throw new Error(`an answer that is no JSON, status ${response.status}`);
+    throw new Error(`the answer is not JSON, status ${response.status}`);
   }
-  // What is unknown is an answer.
+  // `unknown` is a result.
   if (response.ok || response.status === 404) return document;
   const fault = document.error || document.result || `status ${response.status}`;
   if (response.status === 503) throw new Error(fault);
   throw new Refused(fault);
 }
 
-const fault = (error) => error.name === "TimeoutError" ? "it did not answer in time" :
+const fault = (error) => error.name === "TimeoutError" ? "the daemon did not answer in time" :
   error instanceof TypeError ? "it cannot be reached" : error.message;
 
-// ---- what is kept ----------------------------------------------------------------------------------------
+// ---- the page's state ----------------------------------------------------------------------------------------
 
 let board = null;
 let timeline = null;
@@ -195,9 +195,9 @@ const traffic = { startedAt: 0, samples: [] };
 const late = { of: "recent", at: 0, startedAt: 0, samples: [] };
 const list = { at: 0, filter: { customer: "", application: "", state: "" }, rows: [], next: null, pages: 1, asked: 0 };
 
-// ---- the round -------------------------------------------------------------------------------------------
+// ---- polling -------------------------------------------------------------------------------------------------
 
-/** One round of questions, and when the next one is. Nothing is asked while nobody looks. */
+/** One round of queries, and the time of the next one. A hidden page queries nothing. */
 async function round() {
   clearTimeout(timer);
   if (polling || document.hidden) return;
@@ -221,14 +221,14 @@ async function round() {
   timer = setTimeout(round, pause);
 }
 
-/** A question beside the state: the daemon answers, so what is wrong with this one is told where it belongs. */
+/** A query beside the state. The daemon answers, so an error of this query is shown in its own section. */
 async function part(question, kept, place) {
   try {
     await question();
   } catch (error) {
     if (error instanceof Unauthorized) throw error;
     kept.at = Date.now();
-    say(by(place), `This could not be asked for: ${fault(error)}. What stands here is of before.`);
+    say(by(place), `The update failed: ${fault(error)}. The values shown are older.`);
   }
 }
 
@@ -250,26 +250,26 @@ function silent(error) {
   silentSince = silentSince || Date.now();
   pause = Math.min(Math.max(pause, POLL_MS / 2) * 2, LONGEST_PAUSE_MS);
   by("board").classList.add("stale");
-  // The last word may not be true any more.
+  // The last state may have changed since.
   by("state").className = "pill bad";
   say(by("state"), "no answer");
-  say(by("state-text"), board ? `the last word was: ${board.state}` : "");
+  say(by("state-text"), board ? `last known state: ${board.state}` : "");
   document.title = "no answer – tidegate";
   by("silence").hidden = false;
   by("silence").dataset.reason = fault(error);
   silence(Date.now() + pause);
 }
 
-/** Says since when nobody answers, for as long as that is so. */
+/** Shows since when the daemon has not answered, while that lasts. */
 function silence(until) {
   if (until) by("silence").dataset.until = until;
   if (by("silence").hidden) return;
   const since = answeredAt || silentSince;
   const left = Math.max(0, Math.ceil((by("silence").dataset.until - Date.now()) / 1000));
   say(by("silence-text"), `No answer since ${clock(since)}: ${by("silence").dataset.reason}. ` +
-    "What stands below is of then.");
-  // Not part of what is read aloud at each change.
-  say(by("silence-next"), `${span(Date.now() - since).replace(/\.\d s/, " s")} by now; trying again in ${left} s.`);
+    "The values below are from then.");
+  // A screen reader does not read this part at each change.
+  say(by("silence-next"), `${span(Date.now() - since).replace(/\.\d s/, " s")} so far; next try in ${left} s.`);
 }
 
 function again() {
@@ -294,7 +294,7 @@ function signIn(text) {
   by("token").focus();
 }
 
-// ---- overall, figures ------------------------------------------------------------------------------------
+// ---- overall, figures ----------------------------------------------------------------------------------------
 
 function showAll() {
   showOverall();
@@ -365,11 +365,11 @@ function showEnds() {
   facts.forEach(([, text], n) => say(rows.children[n * 2 + 1].firstChild, text));
 }
 
-// ---- charts ----------------------------------------------------------------------------------------------
+// ---- charts --------------------------------------------------------------------------------------------------
 
 const LEFT = 44, BELOW = 20, ABOVE = 8;
 
-/** A number of this size or above that reads well at the top of an axis. */
+/** Rounds up to a number that suits the top of an axis. */
 function roundUp(n) {
   if (n <= 1) return 1;
   const ten = 10 ** Math.floor(Math.log10(n));
@@ -386,7 +386,7 @@ function frame(place, label, top, format, marks) {
     svg.append(draw("line", { x1: LEFT, x2: width, y1: y, y2: y }));
     if (part > 0) svg.append(draw("text", { x: LEFT - 6, y: y + 4, "text-anchor": "end" }, format(top * part)));
   }
-  // At the edges a text ends where the chart does, and of those that would touch one is left out.
+  // Labels end at the edges of the chart; a label that would touch the previous one is left out.
   let free = -Infinity;
   for (const [part, text] of marks) {
     const x = LEFT + inner.width * part, half = text.length * 3.2;
@@ -400,7 +400,7 @@ function frame(place, label, top, format, marks) {
   return { svg, ...inner };
 }
 
-/** Columns, each with what a pointer over it is told. */
+/** A column chart; each column has a tooltip. */
 function columns(place, label, bars, marks) {
   const top = roundUp(Math.max(2, ...bars.map((bar) => bar.value)));
   const { svg, width, height } = frame(place, label, top, (n) => count(n), marks);
@@ -416,7 +416,7 @@ function columns(place, label, bars, marks) {
   svg.append(group);
 }
 
-// ---- what is due when ------------------------------------------------------------------------------------
+// ---- due times -----------------------------------------------------------------------------------------------
 
 async function askTimeline() {
   const asked = ++due.asked;
@@ -425,7 +425,7 @@ async function askTimeline() {
   if (asked !== due.asked) return;
   timeline = told;
   due.at = Date.now();
-  // What takes long is asked for less often: a twentieth of the daemon's reading at the most.
+  // Slow queries are repeated less often, so that they take at most a twentieth of the daemon's reading.
   due.pause = Math.max(DUE_EVERY_MS, (due.at - begun) * 20);
   if (!due.application) nextDue.clear();
   for (const row of timeline.applications) nextDue.set(row.name, row.next_due);
@@ -455,12 +455,12 @@ function showTimeline() {
     `${until === null ? "" : "At least "}${things(sum, "item becomes", "items become")} due within the next ` +
     `${named}; most at ${clock(most.begin, fine)}: ${count(most.value)} in ${/^\d/.test(length) ? length : `a ${{ s: "second", min: "minute", h: "hour" }[length]}`}.`;
   if (until !== null && until > at) {
-    text += ` There is more than one count goes over: it is exact until ${clock(until)}.`;
+    text += ` There are more items than one count reads: it is exact until ${clock(until)}.`;
   }
-  if (timeline.applications_truncated) text += " There are more applications than one count goes over.";
+  if (timeline.applications_truncated) text += " There are more applications than one count reads.";
   const apart = board && !due.application ? [["due already", board.items.due], ["parked", board.items.parked]] : [];
   const some = apart.filter(([, n]) => n > 0).map(([name, n]) => `${name} (${count(n)})`);
-  if (some.length) text += ` What is ${some.join(" or ")} is not in it.`;
+  if (some.length) text += ` Not included: ${some.join(", ")}.`;
   say(by("due-text"), text);
   if (by("due-details").open) showDueRows(bars, fine);
 }
@@ -472,9 +472,9 @@ function showDueRows(bars, fine) {
   by("due-rows").replaceChildren(...(rows.length ? rows : [make("tr", {}, make("td", { colspan: 2 }, "none"))]));
 }
 
-// ---- throughput ------------------------------------------------------------------------------------------
+// ---- throughput ----------------------------------------------------------------------------------------------
 
-/** Rates are differences of counters, which begin anew with each process. */
+/** Rates are differences of counters, which restart with each process. */
 function sample(state) {
   if (traffic.startedAt !== state.started_at) [traffic.startedAt, traffic.samples] = [state.started_at, []];
   const { samples } = traffic;
@@ -497,20 +497,20 @@ function showRates() {
   say(by("rate-out"), present ? rate(present.left) : "–");
   const length = Math.max(60000, Math.min(KEPT_MS, last.at - samples[0].at));
   const top = roundUp(Math.max(1, ...points.flatMap((point) => [point.came, point.left])));
-  const { svg, width, height } = frame("rates-chart", `Items a second, in and out, over ${span(length)}`, top,
+  const { svg, width, height } = frame("rates-chart", `Items per second, in and out, over ${span(length)}`, top,
     (n) => n < 1 ? n.toFixed(1) : count(n), [[0, `${span(length).replace(".0", "")} ago`], [1, "now"]]);
   for (const [key, name] of [["came", "in"], ["left", "out"]]) {
     const at = (point) => [LEFT + width * Math.max(0, 1 - (last.at - point.at) / length),
       ABOVE + height * (1 - point[key] / top)].map((n) => n.toFixed(1)).join(",");
     if (points.length > 1) svg.append(draw("polyline", { class: name, points: points.map(at).join(" ") }));
   }
-  say(by("rates-text"), points.length ? "Items accepted and items delivered, a second; the numbers are of the last 10 s." :
-    "Rates are counted from the moment at which this page was opened.");
+  say(by("rates-text"), points.length ? "Items accepted and delivered per second; the numbers are averages of the last 10 s." :
+    "Rates are measured from the time this page was opened.");
 }
 
-// ---- lateness --------------------------------------------------------------------------------------------
+// ---- lateness ------------------------------------------------------------------------------------------------
 
-/** The daemon's own histogram: how many items left no later than each bound, seconds. */
+/** The daemon's histogram: the number of items that left no later than each bound, in seconds. */
 function readHistogram(text) {
   const line = /^tidegate_publish_lateness_seconds_bucket\{le="([^"]+)"\} (\d+)/gm;
   return [...text.matchAll(line)].map(([, bound, n]) => [bound === "+Inf" ? Infinity : Number(bound), Number(n)]);
@@ -525,7 +525,7 @@ async function askLateness() {
   showLateness();
 }
 
-/** The bound below which this part of all lies. */
+/** The bound that this share of the items does not exceed. */
 function quantile(sums, part) {
   const all = sums[sums.length - 1][1];
   const found = sums.find(([, n]) => n >= all * part);
@@ -559,15 +559,15 @@ function showLateness() {
   by("late-figures").replaceChildren(...facts.map(([name, value]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, value))));
   const length = Math.max(0, newest.at - samples[0].at);
-  const scale = "Moment of publish minus due; each column is a step of the daemon's histogram.";
+  const scale = "Moment of publish minus due; each column is a bucket of the daemon's histogram.";
   say(by("late-text"), !recent ? `${things(of.count, "item")} since the start. ${scale}` :
     all ? `${things(all, "item")} in the last ${span(length)}. ${scale}` :
-      `Nothing has left in the ${span(Math.max(length, 1000)).replace(".0", "")} for which this page has looked.`);
+      `No item has left in the ${span(Math.max(length, 1000)).replace(".0", "")} since this page was opened.`);
 }
 
-// ---- tables ----------------------------------------------------------------------------------------------
+// ---- tables --------------------------------------------------------------------------------------------------
 
-/** Rows by key: those that stay are kept, with their focus, and only what differs is written. */
+/** Updates rows by key: rows that stay keep their focus, and only differences are written. */
 function table(body, rows, create, empty) {
   const known = body.known || (body.known = new Map());
   const keys = new Set(rows.map(([key]) => key));
@@ -593,7 +593,7 @@ function table(body, rows, create, empty) {
   say(body.querySelector("td.empty"), empty);
 }
 
-/** A row whose cells are named by the table's headings, which a narrow screen shows beside them. */
+/** A row whose cells have the table's headings as labels, which a narrow screen shows beside them. */
 function cells(body, ...classes) {
   const labels = [...body.parentElement.querySelectorAll("thead th")].map((th) => th.textContent);
   const all = classes.map((kind, n) => make("td", { class: kind || null, "data-label": labels[n] }));
@@ -605,14 +605,14 @@ function number(cell, n) {
   cell.classList.toggle("zero", n === 0);
 }
 
-/** Children of a cell, put there anew when what they say is another. */
+/** Replaces the children of a cell if the key of its content has changed. */
 function fill(cell, key, children) {
   if (cell.dataset.key === key) return;
   cell.dataset.key = key;
   cell.replaceChildren(...children());
 }
 
-// ---- applications, parked --------------------------------------------------------------------------------
+// ---- applications, parked ------------------------------------------------------------------------------------
 
 const errorOf = (application) => application.last_error || "";
 
@@ -622,12 +622,12 @@ function showApplications() {
   const fits = board.applications.filter((a) => a.name.toLowerCase().includes(part));
   const rows = fits.slice(0, MOST_ROWS).map((a) => [`a${a.name}`, a]);
   if (board.dead_letters && !part) rows.push(["dead letters", board.dead_letters]);
-  const none = part ? "No application has this in its name." :
-    "No application has anything waiting. One appears with its first request.";
+  const none = part ? "No application has this text in its name." :
+    "No application has items. An application appears with its first request.";
   table(by("applications"), rows, applicationRow, none);
   const left = fits.length - Math.min(fits.length, MOST_ROWS);
   const more = board.applications_truncated ? ` The daemon lists ${count(board.applications.length)} of ${count(board.applications_total)}.` : "";
-  say(by("applications-text"), `${left ? `${count(left)} more: name a part of theirs above.` : ""}${more}`.trim());
+  say(by("applications-text"), `${left ? `${count(left)} more: enter a part of the name above.` : ""}${more}`.trim());
   offer(board.applications.map((a) => a.name));
 }
 
@@ -647,7 +647,7 @@ function applicationRow() {
     number(dueNow, a.due);
     number(flying, a.in_flight);
     number(parked, a.parked);
-    // What was next at the last count may have left since: then something is due about now.
+    // The item that was next at the last count may have left since; another one is then due about now.
     const ahead = nextDue.get(a.name);
     showTime(next, a.oldest_due_at ?? (isDead || !ahead ? null : Math.max(ahead, now())));
     fill(error, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
@@ -664,7 +664,7 @@ function showParked() {
   const all = board.applications.concat(board.dead_letters || []).filter(isParked);
   by("parked-table").hidden = all.length === 0;
   table(by("parked"), all.slice(0, MOST_ROWS).map((a) => [`a${a.name}`, a]), parkedRow, "");
-  say(by("parked-text"), all.length === 0 ? "Nothing is parked: whatever could not be delivered would stand here, with the reason." :
+  say(by("parked-text"), all.length === 0 ? "Nothing is parked. Items that cannot be delivered appear here, with the reason." :
     all.length > MOST_ROWS ? `${count(all.length - MOST_ROWS)} more.` : "");
 }
 
@@ -677,7 +677,7 @@ function parkedRow() {
     number(failures, a.failures || 0);
     const wait = a.next_try_in_ms;
     next.title = wait === undefined ? "" : exact(board.at + wait);
-    say(next, wait === undefined ? "goes out now" : wait < 1000 ? "now" : `in ${span(Math.round(wait / 1000) * 1000).replace(".0", "")}`);
+    say(next, wait === undefined ? "leaves now" : wait < 1000 ? "now" : `in ${span(Math.round(wait / 1000) * 1000).replace(".0", "")}`);
     fill(reason, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
     fill(actions, `${a.state} ${a.parked > 0}`, () => a.name === "" ? [] : [
       ...(a.state === "parked" ? [button("Try now…", () => orderApplication(a.name, "retry"))] : []),
@@ -686,10 +686,10 @@ function parkedRow() {
   return row;
 }
 
-/** What tells rows apart: names may hold any character, so joined they could look like others. */
+/** The key of a row. Names may contain any character, so that simply joined names could be ambiguous. */
 const keyOf = (names) => JSON.stringify(names);
 
-/** Names of applications, in the two fields that take one. */
+/** Offers the names of applications in the two fields that take one. */
 function offer(names) {
   const key = keyOf(names);
   if (offer.key === key) return;
@@ -703,7 +703,7 @@ function offer(names) {
   select.value = chosen;
 }
 
-// ---- items -----------------------------------------------------------------------------------------------
+// ---- items ---------------------------------------------------------------------------------------------------
 
 const askItems = () => askPage(false);
 
@@ -723,13 +723,13 @@ async function askPage(further) {
 function showItems() {
   const rows = list.rows.map((item, n) => [keyOf([item.application, item.id, item.received, item.id ? null : n]), item]);
   const filtered = Object.values(list.filter).some(Boolean);
-  const none = list.next ? "None so far: there is more to look through." :
+  const none = list.next ? "None so far; there are more items to search." :
     list.filter.customer ? "No customer of this name has items that have not ended." :
-      filtered ? "No item that has not ended is of this kind." :
-        "Nothing waits. What is pushed appears here until it has left.";
+      filtered ? "No item matches." :
+        "No items. A pushed item appears here until it has left.";
   table(by("rows"), rows, itemRow, none);
   by("more").hidden = !list.next;
-  const paged = list.pages > 1 ? " This list stands still while more than one page is shown; Search or Clear begins anew." : "";
+  const paged = list.pages > 1 ? " The list is not updated while more than one page is shown; Search or Clear updates it." : "";
   say(by("items-text"), list.rows.length ? `${list.next ? "The first " : ""}${things(list.rows.length, "item")}, in order of due.${paged}` : "");
 }
 
@@ -766,11 +766,11 @@ const note = (text) => make("p", { class: "note" }, text);
 
 const hasEnded = (item) => ["sent", "cancelled", "expired", "dead"].includes(item.state);
 
-/** What has become of an item, step by step. */
+/** The steps of an item so far. */
 async function lifeOf(application, id, row = null) {
   const item = await ask("GET", path("items", application, id), COMMAND_WITHIN_MS);
-  if (item.state === "unknown") return row ? note(`"${id}" has ended, and is remembered no more.`) : null;
-  // A look-up does not tell when it came; its row in the list does, as long as it has not ended.
+  if (item.state === "unknown") return row ? note(`"${id}" has ended and is no longer remembered.`) : null;
+  // A look-up does not contain the time of arrival; the row in the list does, until the item has ended.
   const listed = row || await rowOf(item);
   const steps = [];
   const step = (at, text, kind = "") => steps.push({ at, text, kind });
@@ -827,13 +827,13 @@ function search({ name, application = "", state = "" }) {
   return submitSearch();
 }
 
-/** A name may be a customer's or an item's: both are looked for. */
+/** A name may belong to a customer or an item: the search covers both. */
 async function submitSearch() {
   const name = by("search-name").value, application = by("search-application").value;
-  // Names of customers end sooner than ids do.
+  // Names of customers are shorter than ids.
   const isCustomer = new TextEncoder().encode(name).length <= MOST_NAME;
   list.filter = { customer: isCustomer ? name : "", application, state: by("search-state").value };
-  by("found").replaceChildren(...(name ? [note("Looking…")] : []));
+  by("found").replaceChildren(...(name ? [note("Searching…")] : []));
   try {
     const listed = askItems();
     if (name) {
@@ -844,25 +844,25 @@ async function submitSearch() {
       const customers = isCustomer ? owners.map((of) => customerCard(of, name)) : [];
       const found = await showFound([...names.map((of) => lifeOf(of, name)), ...customers]);
       if (!found) {
-        const some = !application && known.length > MOST_ASKED ? ` Ids were looked for in ${MOST_ASKED} of ${count(known.length)} applications: name one.` : "";
+        const some = !application && known.length > MOST_ASKED ? ` Ids were searched in ${MOST_ASKED} of ${count(known.length)} applications: enter one.` : "";
         by("found").replaceChildren(note(`No customer and no item of this name is known${application ? " to this application" : ""}.${some}`));
       }
     }
     await listed;
   } catch (error) {
     if (error instanceof Unauthorized) return signIn("");
-    by("found").replaceChildren(note(`It could not be looked for: ${fault(error)}.`));
+    by("found").replaceChildren(note(`The search failed: ${fault(error)}.`));
   }
 }
 
-// ---- actions: each asks first, with the number concerned, and says how it ended --------------------------
+// ---- actions: each asks first, with the number of items, and reports its result ------------------------------
 
 let asking = 0;
 
 /**
- * Asks before something is done. `counted` tells the number concerned, and perhaps another word for the button;
- * without it nothing can be done, and it is counted anew when one of `inputs` changes. What comes late from a dialog that is
- * closed, or of what was chosen before, concerns no later one.
+ * Asks before an action. `counted` returns the number of items, and perhaps another text for the button, which is
+ * disabled until then. A change of one of `inputs` starts a new count. A late result of a closed dialog or of earlier
+ * inputs is ignored.
  */
 async function confirmed(title, text, counted, verb, danger, inputs) {
   let mine = ++asking;
@@ -894,7 +894,7 @@ async function confirmed(title, text, counted, verb, danger, inputs) {
     }).catch((error) => {
       if (now !== asking) return;
       if (error instanceof Unauthorized) dialog.close();
-      say(by("ask-count"), `It could not be counted: ${fault(error)}.`);
+      say(by("ask-count"), `The count failed: ${fault(error)}.`);
     });
   };
   inputs.forEach((input) => input.onchange = () => {
@@ -914,7 +914,7 @@ function outcome(good, ...children) {
   if (good) setTimeout(() => element.remove(), 20000);
 }
 
-/** Asks, does it, says how it ended, and looks again; whether it was tried. */
+/** Asks, runs the action, shows the result and updates the page; returns whether the action was tried. */
 async function carryOut({ title, text, counted, verb, danger = false, inputs = [], method, where, told, about,
   act = (target) => ask(method, target, COMMAND_WITHIN_MS) }) {
   let target;
@@ -932,7 +932,7 @@ async function carryOut({ title, text, counted, verb, danger = false, inputs = [
       signIn("This token is not accepted.");
       return false;
     }
-    const perhaps = error instanceof Refused ? "" : " It may still be done.";
+    const perhaps = error instanceof Refused ? "" : " It may still be carried out.";
     outcome(false, `Not done: ${fault(error)}.${perhaps}`, ...about);
   }
   list.at = due.at = 0;
@@ -949,7 +949,7 @@ const cancelled = (answer) => {
     expired: () => "Too late: it has expired.",
     dead: () => `Too late: it is dead (${answer.reason}).`,
     in_flight: () => "It is in flight, and its outcome is not known yet: ask again.",
-    unknown: () => "It is not known any more: nothing was cancelled.",
+    unknown: () => "It is no longer known: nothing was cancelled.",
   };
   return (words[answer.result] || (() => JSON.stringify(answer)))();
 };
@@ -957,13 +957,13 @@ const changed = (yes, no) => (answer) => answer.changed ? yes : no;
 const of = (name) => [" ", foreign(name)];
 
 const ORDERS = {
-  pause: { verb: "Pause", text: "Nothing of it is published meanwhile. Its requests are taken on, and wait.",
+  pause: { verb: "Pause", text: "Its items are not published while it is paused. New requests are accepted, and wait.",
     told: (answer) => `${answer.changed ? "Paused" : "It was paused already"}${answer.until ? `, until ${exact(answer.until)}` : ""}:` },
-  flush: { verb: "Flush", text: "All its open windows close now, and leave before their time.",
+  flush: { verb: "Flush", text: "All its open windows close now and leave before their time.",
     told: (answer) => answer.count ? `Flushed: ${things(answer.count, "item")} of` : "No window was open, nothing was flushed:" },
-  resume: { verb: "Resume", text: "What was held back leaves, in order.", told: changed("Resumed:", "It was not paused:") },
-  retry: { verb: "Try now", text: "One batch is tried at once. If it is delivered, the rest follows.",
-    told: changed("Tried now:", "It is not parked any more:") },
+  resume: { verb: "Resume", text: "Items that were held back leave, in order.", told: changed("Resumed:", "It was not paused:") },
+  retry: { verb: "Try now", text: "One batch is published at once. If it is delivered, the rest follows.",
+    told: changed("Tried now:", "It is no longer parked:") },
 };
 
 async function countApplication(name) {
@@ -998,11 +998,11 @@ function orderOf(order, name, counted, where) {
 function dropParked(name) {
   const counted = async () => {
     const a = await ask("GET", path("applications", name));
-    if (!a.parked) throw new Refused("nothing of it is parked any more");
-    return [`${things(a.parked, "item is", "items are")} parked and will be given up.`, `Drop ${things(a.parked, "item")}`];
+    if (!a.parked) throw new Refused("it has no parked items any more");
+    return [`${things(a.parked, "item is", "items are")} parked and will be dropped.`, `Drop ${things(a.parked, "item")}`];
   };
-  return carryOut({ title: ["Drop what is parked of", ...of(name), "?"],
-    text: [note("They are cancelled for good, without dead letters. What waits for its time stays.")], counted,
+  return carryOut({ title: ["Drop the parked items of", ...of(name), "?"],
+    text: [note("They are cancelled without dead letters. This cannot be undone. Items that wait for their time stay.")], counted,
     verb: "Drop", danger: true, method: "DELETE", where: () => path("applications", name, "parked"), told: cancelled, about: of(name) });
 }
 
@@ -1027,7 +1027,7 @@ function cancelSelected(name) {
   };
   const line = (text, input) => make("label", { class: "line" }, `${text} `, input);
   return carryOut({ title: ["Cancel items of", ...of(name), "?"],
-    text: [note("They will not be sent. What arrives from now on is not touched. With nothing chosen, all items of the application."),
+    text: [note("They will not be sent. Items that arrive from now on are not affected. Without a filter: all items of the application."),
       line("of customers that begin with", prefix), line("due at or after", after), line("due before", before), line("received before", received)],
     counted, inputs, verb: "Cancel", danger: true, where: () => path("applications", name, "items"), told: cancelled, about: of(name),
     act: (target) => ask("DELETE", target + query(chosen()), COMMAND_WITHIN_MS) });
@@ -1048,41 +1048,41 @@ function cancelCustomer(application, customer) {
   const counted = async () => {
     const counts = await countOf(application, customer);
     const all = sumOf(counts);
-    if (all === 0) throw new Refused("there are none any more");
+    if (all === 0) throw new Refused("there are none left");
     return [`${things(all, "item")}: ${count(counts.waiting)} waiting, ${count(counts.in_flight)} in flight, ${count(counts.parked)} parked.`,
       `Cancel ${things(all, "item")}`];
   };
   return carryOut({ title: ["Cancel all of customer", ...of(customer), "?"],
-    text: [make("p", { class: "note" }, "Of application", ...of(application), ". What arrives from now on is not touched.")], counted,
+    text: [make("p", { class: "note" }, "Of application", ...of(application), ". Items that arrive from now on are not affected.")], counted,
     verb: "Cancel all", danger: true, method: "DELETE", where: () => path("customers", application, customer, "items"), told: cancelled, about: of(customer) });
 }
 
 function flush(application, customer) {
   const counted = async () => {
     const counts = await countOf(application, customer);
-    return [`${things(counts.waiting, "item")} of this customer ${counts.waiting === 1 ? "waits" : "wait"}; of these, what is in the open window leaves.`];
+    return [`${things(counts.waiting, "item")} of this customer ${counts.waiting === 1 ? "waits" : "wait"}; of these, the items in the open window leave.`];
   };
   return carryOut({ title: ["Flush the window of", ...of(customer), "?"],
-    text: [make("p", { class: "note" }, "Of application", ...of(application), ". It leaves now and not at its end; items with a time of their own stay.")], counted,
+    text: [make("p", { class: "note" }, "Of application", ...of(application), ". It leaves now instead of at its end; items with their own time stay.")], counted,
     verb: "Flush", method: "POST", where: () => path("customers", application, customer, "flush"),
     told: (answer) => answer.count ? `Flushed: ${things(answer.count, "item")} of` : "No window was open, nothing was flushed:", about: of(customer) });
 }
 
-// ---- dead letters ----------------------------------------------------------------------------------------
+// ---- dead letters --------------------------------------------------------------------------------------------
 
 const letters = { group: null };
 
-/** In a query no name is empty: those whose application could not be read are asked for by a word of their own. */
+/** No name in a query is empty: `unreadable` selects dead letters whose application could not be read. */
 const groupQuery = ({ reason, application }) => application ? { reason, application } : { reason, unreadable: "true" };
 const groupName = (group) => [" ", foreign(group.reason), ...(group.application ? [" of", ...of(group.application)] : [])];
 
-/** What of the queue was not seen, and why. */
+/** How much of the queue was not read, and why. */
 function unseen(told) {
-  const behind = told.more ? ` Looked at ${count(told.looked_at)} of ${count(told.depth)}: there is more behind them.` : "";
-  return behind + (told.stopped ? ` Not all could be looked at: ${told.stopped}.` : "");
+  const behind = told.more ? ` Read ${count(told.looked_at)} of ${count(told.depth)}; there are more behind them.` : "";
+  return behind + (told.stopped ? ` Not all could be read: ${told.stopped}.` : "");
 }
 
-/** Calls along the queue until it ends, or `limit` letters are there. `each` is told of each answer, and says how many it brought. */
+/** Reads the queue call by call, to its end or to `limit` dead letters. `each` gets each answer and returns their number in it. */
 async function walkLetters(method, where, which, limit, each) {
   let place = { walk: "true" };
   for (let left = limit; ;) {
@@ -1093,7 +1093,7 @@ async function walkLetters(method, where, which, limit, each) {
   }
 }
 
-/** All that are there, by reason and application. */
+/** Counts all dead letters, by reason and application. */
 async function countAllLetters() {
   const groups = new Map();
   const told = await walkLetters("GET", path("dead", "count"), {}, 0, (told) => {
@@ -1116,7 +1116,7 @@ async function listLetters(which, limit) {
 }
 
 async function lookIntoLetters() {
-  say(by("dead-text"), "Looking…");
+  say(by("dead-text"), "Reading…");
   by("dead-look").disabled = true;
   try {
     const told = await countAllLetters();
@@ -1128,7 +1128,7 @@ async function lookIntoLetters() {
     if (letters.group) await showLetters(letters.group);
   } catch (error) {
     if (error instanceof Unauthorized) return signIn("");
-    say(by("dead-text"), `They cannot be looked at: ${fault(error)}.`);
+    say(by("dead-text"), `The queue cannot be read: ${fault(error)}.`);
   } finally {
     by("dead-look").disabled = false;
   }
@@ -1153,12 +1153,12 @@ async function showLetters(group) {
   try {
     const found = await listLetters(groupQuery(group), PAGE_ROWS);
     by("dead-table").hidden = found.length === 0;
-    // Two that are alike in all have one key.
+    // Dead letters of equal content have the same key.
     const rows = found.map((letter, n) => [`l${letter.key} ${n}`, letter]);
     table(by("dead-rows"), rows, letterRow, "");
   } catch (error) {
     if (error instanceof Unauthorized) return signIn("");
-    say(by("dead-text"), `They cannot be looked at: ${fault(error)}.`);
+    say(by("dead-text"), `The queue cannot be read: ${fault(error)}.`);
   }
 }
 
@@ -1171,7 +1171,7 @@ function letterRow() {
     number(size, letter.bytes);
     fill(error, letter.error || "", () => letter.error ? [foreign(letter.error, true)] : []);
     const name = of(letter.id || letter.key);
-    fill(actions, letter.key, () => [button("Whole", () => showLetter(letter.key)),
+    fill(actions, letter.key, () => [button("Show", () => showLetter(letter.key)),
       button("Send back…", () => sendBack({ key: letter.key }, name)),
       button("Drop…", () => dropLetters({ key: letter.key }, name), "danger")]);
   };
@@ -1182,7 +1182,7 @@ async function showLetter(key) {
   const shown = by("dead-letter");
   try {
     const [letter] = await listLetters({ key, whole: "true" }, 1);
-    say(shown, letter ? JSON.stringify(letter, null, 2) : "It is not there any more.");
+    say(shown, letter ? JSON.stringify(letter, null, 2) : "It is no longer in the queue.");
   } catch (error) {
     if (error instanceof Unauthorized) return signIn("");
     say(shown, `It cannot be shown: ${fault(error)}.`);
@@ -1193,16 +1193,16 @@ async function showLetter(key) {
 async function countLetters(which) {
   if (which.key) {
     const [letter] = await listLetters(which, 1);
-    if (!letter) throw new Refused("it is not there any more");
+    if (!letter) throw new Refused("it is no longer in the queue");
     return ["1 letter."];
   }
   const told = await countAllLetters();
   const group = told.groups.find((one) => one.reason === which.reason && one.application === (which.application || ""));
-  if (!group) throw new Refused("there are none any more");
+  if (!group) throw new Refused("there are none left");
   return [`${told.more ? "At least " : ""}${things(group.count, "letter")}; at most ${count(MOST_LETTERS)} at a time.`];
 }
 
-/** What is done to several, call by call. */
+/** Runs an action on several dead letters, call by call. */
 const toLetters = (method, which) => async (where) => {
   let done = 0, kept = 0;
   const told = await walkLetters(method, where, which, MOST_LETTERS, (told) => {
@@ -1213,9 +1213,9 @@ const toLetters = (method, which) => async (where) => {
   return { ...told, count: done, kept, left: told.depth - done };
 };
 
-/** Of an answer about several: what was done, what was not, and what is left. */
+/** The sentence for such an action: how many were handled, kept and left. */
 const handled = (verb) => (answer) => `${verb}: ${things(answer.count, "letter")}` +
-  (answer.kept ? `; ${count(answer.kept)} kept: an envelope takes no new time` : "") +
+  (answer.kept ? `; ${count(answer.kept)} kept: an envelope cannot get a new time` : "") +
   (answer.stopped ? `; stopped: ${answer.stopped}` : "") + `; ${count(answer.left)} left in the queue:`;
 
 async function change(order) {
@@ -1226,16 +1226,16 @@ async function change(order) {
 
 function sendBack(which, name) {
   const at = by("dead-at").value;
-  const text = at ? `They leave at ${exact(new Date(at).getTime())}.` : "They go out at once, as requests without a time.";
+  const text = at ? `Their new due is ${exact(new Date(at).getTime())}.` : "They become requests without a time, and leave at once or with their window.";
   return change({ title: ["Send back", ...name, "?"], verb: "Send back", method: "POST", counted: () => countLetters(which),
-    text: [note(`${text} Each leaves the queue of dead letters once it is safe in the ingest queue.`)],
+    text: [note(`${text} Each is removed from the dead-letter queue once its publish to the ingest queue is confirmed.`)],
     where: () => path("dead", "retry"), act: toLetters("POST", { ...which, at: at ? new Date(at).getTime() : "" }),
     told: handled("Sent back"), about: name });
 }
 
 function dropLetters(which, name) {
   return change({ title: ["Drop", ...name, "?"], verb: "Drop", danger: true, method: "DELETE", counted: () => countLetters(which),
-    text: [note("They are gone for good. To keep them, save them first.")],
+    text: [note("This cannot be undone. To keep them, save them first.")],
     where: () => path("dead"), act: toLetters("DELETE", which), told: handled("Dropped"), about: name });
 }
 
@@ -1263,12 +1263,12 @@ async function saveLetters() {
   const address = URL.createObjectURL(new Blob(parts, { type: "application/x-ndjson" }));
   make("a", { href: address, download: "dead-letters.ndjson" }).click();
   URL.revokeObjectURL(address);
-  outcome(!stopped, `Saved: ${things(lines, "letter")}${stopped ? `, and no more: ${stopped}` : ""}.`);
+  outcome(!stopped, `Saved: ${things(lines, "letter")}${stopped ? `; stopped: ${stopped}` : ""}.`);
 }
 
-// ---- what a person does ----------------------------------------------------------------------------------
+// ---- events --------------------------------------------------------------------------------------------------
 
-/** One button of a group is pressed. */
+/** Marks one button of a group as pressed. */
 function press(group, chosen) {
   for (const one of group.querySelectorAll("button")) one.setAttribute("aria-pressed", String(one === chosen));
 }
@@ -1278,7 +1278,7 @@ function refreshTimeline() {
   askTimeline().catch(silentlyAgain);
 }
 
-/** The round says what is wrong; here it is enough that it is asked again. */
+/** The next round shows the error; here a new round is enough. */
 function silentlyAgain(error) {
   if (error instanceof Unauthorized) signIn("");
   else round();
@@ -1319,7 +1319,7 @@ by("token-form").addEventListener("submit", (event) => {
 });
 by("sign-out").addEventListener("click", () => {
   sessionStorage.removeItem(TOKEN_KEY);
-  // What it let be seen is forgotten as well.
+  // The data that the token gave access to is discarded, too.
   location.reload();
 });
 document.addEventListener("visibilitychange", () => {

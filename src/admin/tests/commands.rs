@@ -1,11 +1,11 @@
-//! Commands and applications, over the wire.
+//! Tests of commands and applications over the wire.
 
 use super::*;
 use crate::engine::types::{CustomerOf, Filter, ListedStage, Selection, TimelineQuery};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
 
-/// A loop that answers every command with the same, and passes on what was asked.
+/// A loop that answers every command alike, and passes the commands on.
 fn commanded(status: Status, document: Value) -> (Running, Receiver<CommandRequest>) {
     let (asked, heard) = channel();
     let asked = Mutex::new(asked);
@@ -25,8 +25,8 @@ fn done() -> (Running, Receiver<CommandRequest>) {
     commanded(Status::Known, json!({ "result": "done", "changed": true }))
 }
 
-/// Bodies that are promised and do not come take nobody's place: of what reads none is waited for, of what
-/// changes it is before a place is taken.
+/// A body that is announced and never sent takes no place: that of a read is not waited for, and that of a
+/// change is waited for before the request takes a place.
 #[test]
 fn bodies_that_never_come_keep_no_command_out() {
     let (it, heard) = done();
@@ -209,7 +209,7 @@ fn what_is_not_understood_reaches_nobody() {
     }
     assert_eq!(it.get("/api/v1/items/a/1/2").status, 404);
     assert_eq!(it.get("/api/v1/items/a/b/../../../../livez").status, 404, "no path is tidied up");
-    // What no proper client sends must not be taken for anything either.
+    // Requests that no proper client sends must not be mistaken for others either.
     let raw = b"DELETE /api/v1/items/a/\xff HTTP/1.1\r\nhost: localhost\r\n\r\n";
     assert_eq!(it.raw(raw), "HTTP/1.1 400 Bad Request");
     assert!(heard.try_recv().is_err());

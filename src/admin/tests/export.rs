@@ -1,10 +1,10 @@
-//! The export, as its reader meets it: as it comes, whole or broken off, and refused.
+//! Tests of the export as its client sees it: streamed, whole or broken off, and refused.
 
 use super::*;
 use std::sync::Mutex;
 use tokio::sync::mpsc;
 
-/// A loop that has these helpings for the first who asks, and nothing for the next.
+/// A loop that has these chunks for the first client, and nothing for the next.
 fn feeding(helpings: Vec<io::Result<Vec<u8>>>) -> Ask {
     let feed = Mutex::new(Some(helpings));
     Arc::new(move |query| {
@@ -34,7 +34,7 @@ fn lines_come_as_they_are_and_the_next_reader_waits() {
     assert_eq!((answer.status, answer.json()["error"].as_str()), (503, Some("another export is under way")));
 }
 
-/// Probes need no token, and there may be any number of them: none of them ends what somebody is being told.
+/// Probes need no token and may be of any number; none of them ends the answer to another client.
 #[test]
 fn an_export_goes_on_while_others_come_and_go() {
     let (helping, taken) = mpsc::channel(1);
@@ -59,7 +59,7 @@ fn an_export_goes_on_while_others_come_and_go() {
         assert_ne!(read, 0, "{}", String::from_utf8_lossy(&text));
         text.extend_from_slice(&some[..read]);
     }
-    // More than there are places; each stays after its answer.
+    // More connections than places; each stays after its answer.
     let mut probes = Vec::new();
     for _ in 0..200 {
         let mut probe = TcpStream::connect(it.addr()).unwrap();
@@ -87,7 +87,7 @@ fn an_answer_that_cannot_go_on_breaks_off() {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream.write_all(b"GET /api/v1/export HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").unwrap();
     let mut text = Vec::new();
-    // It ends by itself, and without the last chunk of a whole answer: what was not sent is gone with it.
+    // The answer ends without the last chunk of a whole one: the rest is lost with the connection.
     stream.read_to_end(&mut text).unwrap();
     let text = String::from_utf8_lossy(&text);
     assert!(!text.contains("0\r\n\r\n"), "{text}");

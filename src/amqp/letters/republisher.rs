@@ -1,4 +1,4 @@
-//! Letters on their way back to the ingest exchange, as requests.
+//! Republishes dead letters to the ingest exchange, as requests.
 
 use super::{raw, DeadLetterService, CLOSE_WITHIN, STEP_WITHIN};
 use crate::amqp::blueprint::Names;
@@ -14,20 +14,20 @@ use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
 use tokio::time::timeout;
 
-/// Requests that are published and not confirmed, and bytes of their bodies; the first always fits.
+/// Upper bounds on unconfirmed requests and on the bytes of their bodies; the first request always fits.
 const CHUNK: usize = 64;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// A letter on its way back to the ingest exchange.
+/// A dead letter that is republished to the ingest exchange.
 struct ReturnedRequest {
-    /// Of the letter, on the walk's channel.
+    /// Delivery tag of the dead letter, on the walk's channel.
     tag: u64,
     key: ShortString,
     properties: BasicProperties,
     body: Vec<u8>,
 }
 
-/// Requests that are published to the ingest exchange, some at a time.
+/// Publishes requests to the ingest exchange, a chunk at a time.
 pub(super) struct Republisher<'d> {
     service: &'d DeadLetterService,
     terms: RetryTerms,
@@ -41,7 +41,7 @@ impl<'d> Republisher<'d> {
         Republisher { service, terms, open: None, chunk: Vec::new(), bytes: 0 }
     }
 
-    /// False: it cannot go with these terms.
+    /// Adds a dead letter to the chunk. False: it cannot be sent back on these terms.
     pub(super) fn take(&mut self, delivery: &Delivery) -> bool {
         let now = clock::wall_ms_up();
         let tag = delivery.delivery_tag;
@@ -53,7 +53,7 @@ impl<'d> Republisher<'d> {
         true
     }
 
-    /// Requests that are taken and not sent.
+    /// Requests in the chunk.
     pub(super) fn len(&self) -> usize {
         self.chunk.len()
     }
@@ -62,7 +62,8 @@ impl<'d> Republisher<'d> {
         self.chunk.len() >= CHUNK || self.bytes >= CHUNK_BYTES
     }
 
-    /// Publishes what was taken; the tags of those that are safe in the ingest queue, and what went wrong.
+    /// Publishes the chunk. Returns the tags of the dead letters whose requests are safe in the ingest queue,
+    /// and the fault, if any.
     pub(super) async fn send(&mut self) -> (Vec<u64>, Result<(), Fault>) {
         let chunk = std::mem::take(&mut self.chunk);
         self.bytes = 0;
@@ -70,7 +71,7 @@ impl<'d> Republisher<'d> {
             return (Vec::new(), Ok(()));
         }
         let exchange = &self.service.ingest.exchange;
-        // Its code would say something of the queue of dead letters.
+        // The code is cleared: the caller would read it as one about the dead-letter queue.
         let explained = |fault: Fault| Fault {
             code: None,
             ..fault.while_doing(&format!("sending back to exchange '{exchange}'"))
@@ -92,7 +93,7 @@ impl<'d> Republisher<'d> {
             Some((session, _)) if session.is_blocked() => {
                 Fault::lost("the broker takes nothing at present (memory or disk alarm)")
             }
-            Some(_) | None => Fault::timeout("requests that were sent back", STEP_WITHIN),
+            Some(_) | None => Fault::timeout("publishing requests that are sent back", STEP_WITHIN),
         }
     }
 
@@ -102,8 +103,8 @@ impl<'d> Republisher<'d> {
         }
         let DeadLetterService { amqp, ingest, egress, dead, .. } = self.service;
         let session = self.service.connect(&amqp.endpoints).await?;
-        // What any other queue of the exchange takes is confirmed as well: the binding of the ingest queue is
-        // seen to, as at each connect.
+        // A request that only another queue of the exchange takes is confirmed as well. So the binding of the
+        // ingest queue is ensured first, as at each connect.
         let names = Names::of(ingest, egress, dead);
         let prepared = prepare_ingest(&session, amqp.topology, &names, STEP_WITHIN).await;
         let channel = match prepared {
@@ -128,10 +129,11 @@ impl<'d> Republisher<'d> {
     }
 }
 
-/// Publishes them all, and then waits for all: which tags are safe, and why others are not.
+/// Publishes the whole chunk, and then waits for all confirms. Returns the safe tags, and why others are not
+/// safe.
 ///
-/// lapin tells of a returned message with whichever confirm comes next. So where one came back, none of them
-/// counts; where none did and all have been answered, each answer is its own.
+/// lapin reports a returned message with whichever confirm comes next. So if a message was returned, no
+/// confirm of the chunk counts; if none was and all are answered, each answer belongs to its own message.
 async fn published(
     channel: &Channel,
     exchange: &str,
@@ -152,14 +154,14 @@ async fn published(
                 returned = Some(format!("{} {}", back.reply_code, back.reply_text));
             }
             Confirmation::Nack(None) => {
-                fault = Some(Fault::lost("the ingest queue is full or without its majority (basic.nack)"));
+                fault = Some(Fault::lost("the ingest queue is full or has no majority (basic.nack)"));
             }
             Confirmation::NotRequested => return Err(Fault::lost("the channel does not confirm")),
         }
     }
     match returned {
         Some(text) => {
-            Err(Fault::lost(format!("it has no queue to put requests into: they came back, {text}")))
+            Err(Fault::lost(format!("it routes to no queue, and the requests were returned: {text}")))
         }
         None => Ok((confirmed, fault)),
     }

@@ -1,4 +1,4 @@
-//! A walk along the queue of dead letters, in one call or several.
+//! A walk through the dead-letter queue, in one call or several.
 
 use super::{raw, republisher::Republisher, CLOSE_WITHIN, STEP_WITHIN};
 use crate::amqp::fault::{Fault, FaultKind};
@@ -16,28 +16,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{timeout, Instant};
 
-/// Time to give back letters, for each, and at the most: they go back with the connection in any case.
+/// Time limits for returning dead letters to the queue: for each one, and in total. The end of the connection
+/// returns them in any case.
 const GIVE_BACK_WITHIN: Duration = Duration::from_micros(200);
 const GIVE_ALL_BACK_WITHIN: Duration = Duration::from_secs(6);
-/// Letters of a quorum queue that come back in the order in which they were taken, if all are given back at
-/// once: RabbitMQ keeps more of them in a map without one.
+/// Most dead letters that a quorum queue restores in order if all are returned at once: RabbitMQ keeps more
+/// than that in an unordered map.
 const KEEPS_ORDER: usize = 32;
-/// The letters of a queue, from its head on, as many as there were at the beginning.
+/// A walk over the messages of the queue, from its head, as many as there were at the beginning.
 #[derive(Debug)]
 pub(super) struct Walk {
     channel: Channel,
     queue: ShortString,
-    /// Returns with which a letter is not looked at any more; `None`: looks are known not to use them up.
+    /// Number of returns at which the walk stops in front of a dead letter; `None`: the queue's delivery
+    /// limit is known to be out of reach.
     most_returns: Option<u64>,
     depth: usize,
     looked_at: usize,
-    /// Where the present call ends; when it began, and when it ends.
+    /// Bounds of the present call: the last dead letter by number, the start, and the deadline.
     call_ends: (usize, Instant, Instant),
-    /// Another call may go on.
+    /// Another call may continue the walk.
     goes_on: bool,
-    /// Set when whoever asked for what only looks has gone.
+    /// Set when the client of a read-only call has disconnected.
     gone: Arc<AtomicBool>,
-    /// There is none behind the last one.
+    /// The queue has no further message.
     at_end: bool,
 }
 
@@ -45,7 +47,7 @@ impl Walk {
     pub(super) fn new(channel: Channel, queue: &str, most_returns: Option<u64>) -> Self {
         Walk {
             channel,
-            // The configuration refuses longer names than fit.
+            // The configuration refuses names that do not fit.
             queue: ShortString::try_new(queue).unwrap_or_default(),
             most_returns,
             depth: 0,
@@ -57,25 +59,25 @@ impl Walk {
         }
     }
 
-    /// There are letters that it has not come to.
+    /// Dead letters remain that the walk has not looked at.
     pub(super) fn more(&self) -> bool {
         !self.at_end && self.looked_at < self.depth
     }
 
-    /// What it tells of itself.
+    /// Adds the walk's progress to the report.
     pub(super) fn tell(&self, report: &mut LetterReport) {
         report.more |= self.more();
         (report.depth, report.looked_at) = (self.depth, self.looked_at);
     }
 
-    /// A call begins, which looks at no more letters from `until` on, but for one at least. `goes_on`:
-    /// another may follow. It ends when `gone` is set.
+    /// Begins a call, which takes no dead letter from `until` on, except for the walk's first. `goes_on`:
+    /// another call may follow. The call ends when `gone` is set.
     pub(super) fn begin_call(&mut self, until: Instant, goes_on: bool, gone: Arc<AtomicBool>) {
         (self.goes_on, self.gone) = (goes_on, gone);
         self.call_ends = (self.looked_at + MOST_LOOKED_AT, Instant::now(), until);
     }
 
-    /// The next one; `None`: that was the last one, or enough for this call.
+    /// Takes the next dead letter; `None`: there is no further one, or the call has reached its bound.
     async fn next(&mut self) -> Result<Option<Delivery>, Fault> {
         let first = self.looked_at == 0;
         let (most, begun, until) = self.call_ends;
@@ -83,28 +85,28 @@ impl Walk {
             return Ok(None);
         }
         if self.gone.load(Ordering::Relaxed) {
-            return Err(Fault::lost("whoever asked has gone"));
+            return Err(Fault::lost("the client has disconnected"));
         }
         let late = !first && Instant::now() >= until;
         if late && self.goes_on {
             return Ok(None);
         }
-        // Not an end like another: fewer were looked at than was promised.
+        // A fault, and no ordinary end: the call has looked at fewer dead letters than it promises.
         if late {
             return Err(Fault::lost(format!(
-                "the broker is slow: {} letters were looked at in {} s",
+                "the broker is slow: {} dead letters were read in {} s",
                 self.looked_at + MOST_LOOKED_AT - most,
                 (until - begun).as_secs()
             )));
         }
         let taking = self.channel.basic_get(self.queue.clone(), BasicGetOptions::default());
-        // What the walk before has given back comes first: in a classic queue of RabbitMQ 3 that takes
-        // seconds for some thousand letters, and four times as long for twice as many.
+        // The broker first requeues what the previous walk has returned: a classic queue of RabbitMQ 3 needs
+        // seconds for some thousand messages, and four times as long for twice as many.
         let within = if first { STEP_WITHIN.max(until - Instant::now()) } else { STEP_WITHIN };
         let taken = match timeout(within, taking).await {
             Ok(Ok(taken)) => taken,
             Ok(Err(error)) => return Err(self.explained(Fault::from(error))),
-            Err(_) => return Err(Fault::timeout("taking a letter from its queue", within)),
+            Err(_) => return Err(Fault::timeout("taking a dead letter from its queue", within)),
         };
         let Some(BasicGetMessage { delivery, message_count }) = taken else {
             self.at_end = true;
@@ -117,8 +119,8 @@ impl Walk {
         let returns = raw(&delivery).returns();
         if self.most_returns.is_some_and(|most| returns >= most) {
             return Err(Fault::setup(format!(
-                "letters of queue '{}' have been returned {returns} times, and it is not known to be as \
-                 [dead.queue] says: its delivery limit may drop them at the next look. Describe it there and \
+                "dead letters of queue '{}' have been returned {returns} times, and the queue may differ \
+                 from [dead.queue]: its delivery limit may drop them at the next look. Describe it there and \
                  let tidegate declare it; or, if it has no delivery limit, set dead.queue.max_looks = 0",
                 self.queue.as_str()
             )));
@@ -131,8 +133,8 @@ impl Walk {
             return fault;
         }
         let text = format!(
-            "the letter behind the first {} holds text that is no UTF-8 where AMQP wants some, and cannot be \
-             read here: take it off its queue with RabbitMQ's management page",
+            "the dead letter after the first {} contains text that is not UTF-8 where AMQP requires it, and \
+             cannot be read here: remove it from its queue with RabbitMQ's management page",
             self.looked_at
         );
         Fault { text, ..fault }
@@ -183,7 +185,7 @@ impl Walk {
             report.letters.push(shown);
             let enough = report.letters.len() >= limit;
             full = enough || bytes >= FULL_PAGE;
-            // A short queue is walked to its end: what comes back together keeps its order.
+            // A short queue is walked to its end: messages that are returned together keep their order.
             if full && (self.depth > KEEPS_ORDER || self.goes_on && !enough) {
                 break;
             }
@@ -238,26 +240,24 @@ impl Walk {
         }
     }
 
-    /// Waits until the broker has heard of what was taken away so far: it answers in order.
+    /// Waits until the broker has processed the acks sent so far: it answers in order.
     pub(super) async fn heard(&self) -> Result<(), Fault> {
         let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
         let asking = self.channel.queue_declare(self.queue.clone(), options, FieldTable::default());
         match timeout(STEP_WITHIN, asking).await {
             Ok(done) => Ok(done.map(drop)?),
-            Err(_) => {
-                Err(Fault::timeout("letters that were taken away: they may still be there", STEP_WITHIN))
-            }
+            Err(_) => Err(Fault::timeout("removing dead letters (they may still be queued)", STEP_WITHIN)),
         }
     }
 
     async fn take_away(&self, tag: u64) -> Result<(), Fault> {
         match timeout(STEP_WITHIN, self.channel.basic_ack(tag, BasicAckOptions::default())).await {
             Ok(done) => Ok(done?),
-            Err(_) => Err(Fault::timeout("taking a letter away", STEP_WITHIN)),
+            Err(_) => Err(Fault::timeout("removing a dead letter", STEP_WITHIN)),
         }
     }
 
-    /// Puts what is left back, and waits until the broker has heard of all that was taken away.
+    /// Returns the remaining dead letters to the queue, and waits until the broker has processed all acks.
     pub(super) async fn end(&self) -> Result<(), Fault> {
         if !self.channel.status().connected() {
             return Ok(());
@@ -273,12 +273,12 @@ impl Walk {
         let within = CLOSE_WITHIN + all.min(GIVE_ALL_BACK_WITHIN);
         match timeout(within, ending).await {
             Ok(done) => Ok(done?),
-            Err(_) => Err(Fault::timeout("the last letters' acks: they may still be there", within)),
+            Err(_) => Err(Fault::timeout("removing dead letters (they may still be queued)", within)),
         }
     }
 }
 
-/// Bytes of a letter in an answer.
+/// Bytes of a dead letter in an answer.
 fn json_length(letter: &Letter) -> usize {
     /// Counts what is written to it.
     struct Length(usize);
@@ -292,7 +292,7 @@ fn json_length(letter: &Letter) -> usize {
         }
     }
     let mut length = Length(0);
-    // Nothing of a letter is what JSON has no form for.
+    // JSON has a form for every field of a dead letter.
     let _ = serde_json::to_writer(&mut length, letter);
     length.0
 }

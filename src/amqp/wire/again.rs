@@ -1,11 +1,11 @@
-//! What consumers send back, to be delivered again later (`redeliver` of the configuration): a message of
-//! `passthrough`, an item that was in a batch, or a batch whole.
+//! Messages that consumers send back, to be delivered again later (`redeliver` of the configuration): a
+//! message of `passthrough`, an item that was in a batch, or a whole batch.
 //!
 //! A broker sends a message back as it was delivered, with a note of that (`x-death`), so an own time in it
-//! is one that is over. Where the note is missing the consumer has published it, and a time is its wish. That
-//! tells the two apart because such notes are not passed on to consumers here.
+//! is over. Without that note the consumer has published the message, and an own time is its wish. The note
+//! distinguishes the two because tidegate does not pass such notes on to these consumers.
 //!
-//! A batch that comes back is one item: its id is that of the batch, and it goes out as it came, under the
+//! A batch that comes back becomes one item: its id is that of the batch, and it leaves as it came, under the
 //! same batch id.
 
 use super::batch::{batch_id, BATCH_TYPE};
@@ -19,11 +19,10 @@ use crate::config::terms::{batch_header, MAX_NAME};
 use crate::config::{Readings, Redeliver};
 use crate::engine::types::{BatchId, Dead, DuplicateRule, NewItem, Reason, Tried};
 
-/// What is added to a body of the largest size when it becomes an entry of a batch: names, ids, and a third
-/// for base64.
+/// Upper bound on what an entry of a batch adds to its body, apart from the third for base64: names and ids.
 const AROUND_A_BODY: u64 = 1 << 20;
 
-/// What has come back, where its application has it delivered again.
+/// The next try of a message that has come back, if its application has tries.
 pub(super) struct Comeback {
     /// Number of the try that follows.
     retry: u32,
@@ -34,12 +33,12 @@ pub(super) struct Comeback {
 }
 
 impl Comeback {
-    /// When it is due: then, or at the time that its consumer wishes.
+    /// The time that its consumer wishes, else that of the comeback.
     pub(super) fn due(comeback: Option<&Self>, wished: Option<u64>) -> Option<u64> {
         wished.or(comeback.map(|comeback| comeback.due))
     }
 
-    /// What is known of it from now on.
+    /// Adds the number of the try, and the verdict once there are no further tries.
     pub(super) fn apply(comeback: Option<&Self>, tried: Tried) -> (Tried, Option<Box<Dead>>) {
         match comeback {
             Some(Comeback { retry, over, .. }) => (Tried { retry: *retry, ..tried }, over.clone()),
@@ -49,19 +48,19 @@ impl Comeback {
 }
 
 impl Message<'_> {
-    /// Settings of an application that has what comes back delivered again; `None`: it has not.
+    /// Settings of an application for what comes back; `None`: it has no tries.
     fn redeliver(&self, application: &str) -> Option<&Redeliver> {
         Some(&*self.readings.of(application).redeliver).filter(|redeliver| redeliver.min > 0)
     }
 
-    /// Tells which headers go with an item of this application: brokers' notes and counts of tries do not,
-    /// where what comes back is counted here.
+    /// Selects the headers that go with an item of this application: where tries are counted here, brokers'
+    /// notes and the number of the try do not.
     pub(super) fn kept_headers(&self, application: &str) -> impl Fn(&str) -> bool + Copy {
         let counted = self.redeliver(application).is_some();
         move |name: &str| !counted || name != batch_header::RETRY && !is_of_broker(name)
     }
 
-    /// `None`: it has not come back, or is like any other request.
+    /// `None`: the message has not come back, or is treated as any other request.
     pub(super) fn comeback(&self, application: &str) -> Option<Comeback> {
         self.tried(None).batch?;
         Some(self.try_again(self.redeliver(application)?))
@@ -70,7 +69,7 @@ impl Message<'_> {
     fn try_again(&self, redeliver: &Redeliver) -> Comeback {
         let header = |name: &str| self.properties.headers().as_ref()?.inner().get(name);
         if header(RETRIED).is_some() {
-            // By whoever looks after dead letters: at once, and counted anew.
+            // Sent back from the dead-letter queue: at once, and counted anew.
             return Comeback { retry: 1, due: self.received, over: None };
         }
         let tries = fields::text(batch_header::RETRY, header(batch_header::RETRY), MAX_NAME).ok().flatten();
@@ -88,8 +87,8 @@ impl Message<'_> {
         Comeback { retry: tries.saturating_add(1), due, over }
     }
 
-    /// It is a batch that was published here, by its type, or by its id where its consumer has published it
-    /// without; `None`: it is not.
+    /// Whether it is a batch that tidegate has published: known by its type, or by its id where its consumer
+    /// has published it without. `None`: it is not. `Some(None)`: it is, and has no batch id.
     pub(super) fn returned_batch(&self) -> Option<Option<BatchId>> {
         let id = self.basic.message_id.and_then(|id| batch_id(id.as_bytes()));
         let named = self.tried(None).batch;
@@ -101,7 +100,8 @@ impl Message<'_> {
         (is_one && self.basic.kind.is_none() && wanted()).then_some(named)
     }
 
-    /// Most bytes of a batch that comes back: of one, or of the largest item alone in one.
+    /// Most bytes of a batch that comes back: those of a full batch, or of one with a single item of the
+    /// largest size.
     pub(super) fn most_of_a_batch(&self) -> u64 {
         let application = self.application().ok().flatten().unwrap_or_default();
         let largest = (self.limits.max_body / 3 * 4).saturating_add(AROUND_A_BODY);
@@ -111,13 +111,13 @@ impl Message<'_> {
     /// The item that a batch becomes.
     ///
     /// # Errors
-    /// Its application has no such tries, or it has no id.
+    /// Its application has no tries, or it has no batch id.
     pub(super) fn whole_batch(&self, batch: Option<BatchId>, body: &mut Vec<u8>) -> Result<NewItem, Dead> {
         let application: Box<str> = self.required_application()?.into();
         let Some(redeliver) = self.redeliver(&application) else {
             let name = fields::show_text(&application);
             return Err(fields::invalid(format!(
-                "a batch came back (type {BATCH_TYPE}), and application {name} has no tries again: set \
+                "a batch came back (type {BATCH_TYPE}), and redelivery is off for application {name}: set \
                  redeliver = {{ min = \"10s\" }} in its table of [applications]"
             )));
         };
@@ -135,7 +135,7 @@ impl Message<'_> {
         let properties = basic.write(|out| put_headers(out, self.properties, |name, _| keep(name)));
         let properties = properties.map_err(|_| too_deep())?;
         self.check_size(properties.len())?;
-        // The same try is the same, whatever its consumer has put on it.
+        // The same try has the same fingerprint, whatever its consumer has added.
         let mut fingerprint = Fingerprint::new();
         let retried = self.properties.headers().as_ref().and_then(|headers| headers.inner().get(RETRIED));
         fingerprint.text(retried.map(fields::show).as_deref());

@@ -1,8 +1,7 @@
-//! Batches to output messages: four body formats, and the properties and headers around them.
+//! Encodes batches as output messages: four body formats, and the properties and headers around them.
 //!
 //! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is
-//! shared, not copied. How long a body can become is known beforehand from `engine::size`, and tested against
-//! it here.
+//! shared, not copied. `engine::size` bounds the length of a body beforehand, and the tests check that bound.
 
 use super::copied::Copied;
 use super::event::OwnEvent;
@@ -57,7 +56,7 @@ pub struct Outgoing {
     pub body: Body,
     /// The batch id; as hexadecimal digits also in header `x-batch`.
     pub id: BatchId,
-    /// Where a request of it brought one.
+    /// Present if a request in it carried one.
     pub trace: Option<BatchTrace>,
 }
 
@@ -84,20 +83,20 @@ impl Deref for Body {
 /// The output message of a batch, or the dead letter that it stands for.
 ///
 /// `store_identity` makes the ids of items that came without one unique; `now_ms` (UTC) becomes the message's
-/// timestamp. What was chosen of an item's other properties and headers stands before its payload (see
-/// `copied`). An item without content type has `"content_type": null` in the JSON formats, and in CloudEvents
-/// no `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit
-/// integers, so the extension `due` is text there (UTC ms in decimal); a content encoding travels as the
-/// extension `contentencoding`.
+/// timestamp. The properties and headers that were chosen of an item precede its payload (see `copied`). An
+/// item without content type has `"content_type": null` in the JSON formats, and in CloudEvents no
+/// `datacontenttype`; nor has one whose content type is no media type. CloudEvents know only 32-bit integers,
+/// so the extension `due` is text there (UTC ms in decimal); a content encoding travels as the extension
+/// `contentencoding`.
 ///
-/// A `passthrough` batch or a dead letter has exactly one item. Should there be more, they leave as JSON, so
+/// A `passthrough` batch or a dead letter has exactly one item. If there are more, they leave as JSON, so
 /// that none is lost.
 pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64) -> Outgoing {
     debug_assert!(!batch.items.is_empty());
     let mut members = Members::of(&batch.application);
     if let [item] = batch.items.as_slice() {
         let (basic, table) = parts(&item.content);
-        // No request has this type but a batch that came back.
+        // Only a batch that came back has this type.
         if basic.kind == Some(BATCH_TYPE) && batch.dead.is_none() {
             if let Some(id) = basic.message_id.and_then(|id| batch_id(id.as_bytes())) {
                 return again(batch, item, names, (basic, table), id);
@@ -155,9 +154,9 @@ pub fn batch_id_of(properties: &BasicProperties) -> Option<BatchId> {
     batch_id(properties.headers().as_ref()?.inner().get(header::BATCH)?.as_long_string()?.as_bytes())
 }
 
-/// A batch id of its hexadecimal digits.
+/// Reads a batch id from its hexadecimal digits.
 pub(super) fn batch_id(text: &[u8]) -> Option<BatchId> {
-    // Only digits: the parser of numbers would take a sign, too.
+    // Only digits: the number parser would accept a sign, too.
     let digits: &[u8; BATCH_ID_LENGTH] = text.try_into().ok()?;
     let digits = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
     u128::from_str_radix(digits, 16).ok().map(|number| BatchId(number.to_be_bytes()))
@@ -226,7 +225,7 @@ fn again(
     }
 }
 
-/// How often its consumer has sent it back, if ever: such an item leaves alone.
+/// Sets the number of the try, if its consumer has sent it back: such an item leaves alone.
 fn put_retry(headers: &mut FieldTable, batch: &Batch) {
     let retry = batch.items.iter().map(|item| item.retry).max().unwrap_or_default();
     if retry > 0 && batch.dead.is_none() {
@@ -351,7 +350,7 @@ fn push_text(out: &mut Vec<u8>, text: Option<&str>) {
     }
 }
 
-/// About as many bytes as the JSON body will have, rather more.
+/// Estimated bytes of the JSON body, rather too many than too few.
 fn room(batch: &Batch) -> usize {
     let body = |item: &BatchItem| {
         if item.content.json {
@@ -360,7 +359,7 @@ fn room(batch: &Batch) -> usize {
             item.content.body.len() / 3 * 4
         }
     };
-    // What is passed on is about as long as it is stored.
+    // Copied fields are about as long as they are stored.
     let copied = |content: &Content| {
         if has_choice(&content.properties) {
             content.properties.len()

@@ -1,7 +1,7 @@
 //! Commands: which messages are one, and what they ask for.
 //!
 //! A command names its application, and an item or a customer, in the fields of a request, or in a JSON body.
-//! What the body names comes first: a client library may set a `message_id` of its own on every message.
+//! The body takes precedence: a client library may set its own `message_id` on every message.
 
 use super::envelope::{given_of, is_array, raw, text_of, ShownJson};
 use super::fields;
@@ -14,10 +14,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 
-/// Types that begin so are ours: one that is not known would be a command of a later version.
+/// Prefix of the types that are reserved for tidegate: an unknown one would be a command of a later version.
 const RESERVED: &str = "tidegate.";
 
-/// What kind of command.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Cancel,
@@ -48,7 +48,7 @@ pub(super) fn verb(kind: Option<&str>) -> Result<Option<Verb>, Dead> {
     }
 }
 
-/// Whether a message of this `type` expects to be treated as a command, known or not.
+/// Whether a message of this `type` claims to be a command, known or not.
 pub(super) fn is_reserved(kind: &str) -> bool {
     kind.starts_with(RESERVED)
 }
@@ -59,7 +59,7 @@ pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
     Some(ReplyTo { queue: queue.into(), correlation_id: message.basic.correlation_id.map(Into::into) })
 }
 
-/// What the message asks for.
+/// Reads the command that the message contains.
 ///
 /// # Errors
 /// A field that is missing or not understood.
@@ -96,7 +96,7 @@ pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Com
         Verb::Pause => {
             let end = given.time(message, &application)?;
             if let Some(at) = end.filter(|at| *at <= message.received) {
-                return Err(fields::invalid(format!("the pause is to end at {at}, which is over")));
+                return Err(fields::invalid(format!("the pause is to end at {at}, which has passed")));
             }
             let end = end.map(Moment::At);
             Ok(match customer(given.customer)? {
@@ -120,10 +120,10 @@ pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Com
 }
 
 fn missing(what: &str) -> Dead {
-    fields::invalid(format!("the command names neither in its fields nor in its body {what}"))
+    fields::invalid(format!("neither the fields nor the body of the command name {what}"))
 }
 
-/// What the body names.
+/// Fields that the body names.
 #[derive(Default)]
 struct CommandFields<'a> {
     application: Option<Cow<'a, str>>,
@@ -149,7 +149,7 @@ impl<'a> CommandFields<'a> {
         }
     }
 
-    /// Of an envelope; any other body has no meaning in a command.
+    /// Reads the body of an envelope; any other body has no meaning in a command.
     fn read(message: &Message<'_>, body: &'a [u8]) -> Result<Self, Dead> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]

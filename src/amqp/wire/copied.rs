@@ -1,9 +1,9 @@
-//! What of a request's properties and headers goes into its entry of a batch, beside the contract's fields.
+//! Properties and headers of a request that go into its entry of a batch, beside the contract's fields.
 //!
-//! It is chosen once, when the request is read, by the rules of that moment, and the choice is kept with the
-//! stored properties: so an item's part of a batch is as long as its weight says, whatever is configured when
-//! it leaves, and a batch that is sent again is the same one. The values themselves are read where the stored
-//! properties have them.
+//! They are chosen once, when the request is read, by the configuration of that moment, and the choice is
+//! stored with the properties. So an item's part of a batch is as long as its weight says, whatever is
+//! configured when it leaves, and a batch that is sent again is identical. The values themselves are read
+//! from the stored properties.
 //!
 //! The choice in bytes: properties u8, one bit each in the order of [`CopiedProperty::ALL`], the highest for
 //! the trace context; then a u16 for each header, its place in the table, ascending.
@@ -22,7 +22,7 @@ const _: () = assert!(CopiedProperty::ALL.len() < 8);
 /// First second of the year 0: RFC 3339 has no years before it.
 const FIRST_SECOND: i64 = -62_167_219_200;
 
-/// What was chosen of one item.
+/// Chosen properties and headers of one item.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copied<'a> {
     basic: Basic<'a>,
@@ -39,7 +39,7 @@ enum PropertyValue<'a> {
     Seconds(u64),
 }
 
-/// What goes into an entry, and how long that is.
+/// A choice for an entry, and its length.
 #[derive(Debug, Default)]
 pub(super) struct Choice {
     bytes: Vec<u8>,
@@ -48,7 +48,8 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Of stored properties: what `reading` names and the request has. `traced`: it may have a trace context.
+    /// Chooses of stored properties what `reading` names and the request has. `traced`: it may have a trace
+    /// context.
     fn of(stored: &[u8], reading: &Reading, traced: bool) -> Self {
         let traced = traced && reading.traces;
         if reading.copies.is_empty() && !traced {
@@ -80,7 +81,7 @@ impl Choice {
         Choice { bytes, cost }
     }
 
-    /// Keeps it with the properties that it was made of.
+    /// Stores the choice with the properties that it was made from.
     pub(super) fn keep(&self, stored: &mut Vec<u8>) {
         if !self.bytes.is_empty() {
             put_choice(stored, &self.bytes);
@@ -101,8 +102,8 @@ impl<'a> Choices<'a> {
         Choices { readings, traced, made: Vec::new() }
     }
 
-    /// For an entry of this application. Entries differ in nothing that can be chosen, so it is made and
-    /// measured once for all of them.
+    /// The choice for an entry of this application. Entries do not differ in anything that can be chosen, so
+    /// it is made and measured once for all of them.
     pub(super) fn of(&mut self, application: &str, stored: &[u8]) -> &Choice {
         let reading = self.readings.of(application);
         let known = self.made.iter().position(|(made, _)| std::ptr::eq(*made, reading));
@@ -115,7 +116,7 @@ impl<'a> Choices<'a> {
 }
 
 impl<'a> Copied<'a> {
-    /// Of what [`Basic::parse_with_choice`] gives.
+    /// From the parts that [`Basic::parse_with_choice`] returns.
     pub(super) fn of(basic: Basic<'a>, table: &'a [u8], choice: &'a [u8]) -> Self {
         Copied { basic, table: table.get(4..).unwrap_or_default(), choice }
     }
@@ -137,7 +138,7 @@ impl<'a> Copied<'a> {
         if opened {
             out.push(b'}');
         }
-        // What is copied by name stands among the headers, and not here once more.
+        // A header that is copied by name is among the headers already.
         let named = |field: &str| self.headers().any(|(name, _)| name == field);
         for (name, text) in self.trace_fields().filter(|(name, _)| !named(name)) {
             push_name(out, name);
@@ -145,7 +146,7 @@ impl<'a> Copied<'a> {
         }
     }
 
-    /// The context that its entry has, with its state.
+    /// The trace context of its entry, with its state.
     pub(super) fn trace(&self) -> Option<(SpanContext, Option<&'a str>)> {
         let traced = self.choice.first().is_some_and(|chosen| chosen & TRACED != 0);
         let (text, state) = traced.then(|| trace_of(self.table)).flatten()?;
@@ -161,8 +162,9 @@ impl<'a> Copied<'a> {
 
     /// For `cloudevents`: `,"correlationid":".."` and the like.
     ///
-    /// The configuration refuses names that events cannot carry; what was chosen for another format is left
-    /// out where its name is taken, rather than given twice. So is what the request's own event `has`.
+    /// The configuration refuses names that events cannot carry. What was chosen for another format is left
+    /// out where its name is taken, so that no name occurs twice; so are names that the request's own event
+    /// `has`.
     pub(super) fn push_attributes(&self, out: &mut Vec<u8>, has: &dyn Fn(&str) -> bool) {
         let mut taken: Vec<String> = Vec::new();
         let mut take = |name: &str| {
@@ -174,7 +176,7 @@ impl<'a> Copied<'a> {
             })
         };
         for (property, value) in self.properties() {
-            // The request's type is every event's own.
+            // Every event has the request's type already.
             let Some(name) = take(property.name()) else { continue };
             push_name(out, &name);
             push_property(out, value);
@@ -184,7 +186,7 @@ impl<'a> Copied<'a> {
             push_name(out, &name);
             push_attribute(out, value);
         }
-        // The names of CloudEvents' own extension for it. Both or none: a state is that of its context.
+        // The names of the CloudEvents extension for tracing. Both or none: a state belongs to its context.
         if take(TRACEPARENT).is_some() {
             for (name, text) in self.trace_fields().filter(|(name, _)| !has(name)) {
                 push_name(out, name);
@@ -203,7 +205,7 @@ impl<'a> Copied<'a> {
     fn headers(self) -> impl Iterator<Item = (&'a str, RawValue<'a>)> {
         let places = self.choice.get(1..).unwrap_or_default().chunks_exact(2);
         let mut places = places.map(|place| u16::from_be_bytes([place[0], place[1]])).peekable();
-        // Without one that is left the table is not read on.
+        // The table is read no further than the last place.
         (0_u16..)
             .zip(entries(self.table))
             .map_while(move |(place, entry)| {
@@ -217,7 +219,7 @@ impl<'a> Copied<'a> {
     }
 }
 
-/// The text of a request's trace context, where it is one, with its state. `table`: the entries of its
+/// The text of a request's trace context, if it is valid, with its state. `table`: the entries of its
 /// headers.
 fn trace_of(table: &[u8]) -> Option<(&str, Option<&str>)> {
     let mut entries = entries(table).filter(|(_, value)| value.kind == b'S');
@@ -234,7 +236,7 @@ fn trace_of(table: &[u8]) -> Option<(&str, Option<&str>)> {
     Some((context?, added))
 }
 
-/// `None`: the request has none. Empty text is none.
+/// `None`: the request does not have it. Empty text counts as absent.
 fn value_of<'a>(basic: &Basic<'a>, property: CopiedProperty) -> Option<PropertyValue<'a>> {
     let text = match property {
         CopiedProperty::CorrelationId => basic.correlation_id,
@@ -262,8 +264,8 @@ pub(super) fn push_name(out: &mut Vec<u8>, name: &str) {
     out.push(b':');
 }
 
-/// A header's value as JSON. `depth` counts the tables and arrays around it; the recursion is as deep as that
-/// at most, as it was when the headers were stored.
+/// Writes a header's value as JSON. `depth` counts the tables and arrays around it, and is bounded as it was
+/// when the headers were stored.
 pub(super) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
     match value.kind {
         b'S' => match std::str::from_utf8(value.bytes) {
@@ -304,8 +306,8 @@ pub(super) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
     }
 }
 
-/// A header's value as a CloudEvents attribute: a boolean, a number of 32 bits, or text. A table or an array
-/// is the text of its JSON.
+/// Writes a header's value as a CloudEvents attribute: a boolean, a number of 32 bits, or text. A table or an
+/// array becomes the text of its JSON.
 pub(super) fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
     match value.kind {
         b'S' | b'x' => match std::str::from_utf8(value.bytes) {
@@ -328,14 +330,15 @@ pub(super) fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
     }
 }
 
-/// Bytes that are no text, told from text by standing in an object.
+/// Bytes that are not text: an object distinguishes them from text.
 fn push_binary(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(b"{\"base64\":");
     push_base64(out, bytes);
     out.push(b'}');
 }
 
-/// A text: the moment in RFC 3339; beyond its years (milliseconds by mistake, say) the number.
+/// Text: the moment in RFC 3339, or the number if it is outside the years of that (milliseconds by mistake,
+/// say).
 fn push_seconds(out: &mut Vec<u8>, seconds: u64) {
     // Clients write moments before 1970 as two's complement.
     let seconds = seconds.cast_signed();
@@ -347,7 +350,7 @@ fn push_seconds(out: &mut Vec<u8>, seconds: u64) {
     };
 }
 
-/// What JSON writes without quotes; of floats also what it does not know.
+/// Writes values that JSON has without quotes, and floats that JSON does not have.
 fn push_plain(out: &mut Vec<u8>, value: RawValue<'_>) {
     let bytes = value.bytes;
     // Writing to a vector does not fail.
@@ -395,7 +398,7 @@ fn is_finite(value: RawValue<'_>) -> bool {
     }
 }
 
-/// An integer of any width; `None`: it is none.
+/// An integer of any width; `None`: another type.
 fn whole(value: RawValue<'_>) -> Option<i64> {
     let bytes = value.bytes;
     Some(match value.kind {

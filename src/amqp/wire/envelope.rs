@@ -1,4 +1,4 @@
-//! The JSON envelope: the same fields as the headers', in a JSON body.
+//! The JSON envelope: the fields of the headers, in a JSON body.
 //!
 //! Of the message's own fields only application and id count, as fall-backs. Each entry becomes an item whose
 //! properties are in header form, as if it had come alone: so it can be published to the ingest exchange
@@ -59,7 +59,7 @@ struct EnvelopeEntry<'a> {
 }
 
 impl EnvelopeEntry<'_> {
-    /// Over the entry as it is written, and what it has of the message.
+    /// Hash over the entry as it is written, and over what it takes from the message.
     fn fingerprint(&self, sent: &Fingerprint, id: &str) -> u64 {
         let mut fingerprint = sent.branch();
         fingerprint.text(Some(id));
@@ -92,7 +92,7 @@ impl EnvelopeEntry<'_> {
     }
 }
 
-/// Unlike serde's own way, `null` is a value: a payload may be one.
+/// Unlike serde's default, `null` is a value here: a payload may be `null`.
 pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(from).map(Some)
 }
@@ -100,11 +100,11 @@ pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawV
 /// The items of an envelope.
 ///
 /// # Errors
-/// One entry that is not understood rejects them all; the sentence names its index.
+/// One invalid entry rejects them all; the sentence names its index.
 pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, Dead> {
     let text = std::str::from_utf8(body).map_err(|_| fields::invalid("the envelope is not UTF-8"))?;
     let mut base = Vec::new();
-    // Attributes of an event are those of the envelope: else each entry would be the same event.
+    // Attributes of an event are left out: with them each entry would be the same event.
     let keep = |name: &str| !fields::Fields::is_field(name) && !event::is_attribute(name);
     put_headers(&mut base, message.properties, |name, _| keep(name)).map_err(|TooDeep| too_deep())?;
     let Ok(shared) = message.basic.write(|out| {
@@ -140,15 +140,15 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
         .collect()
 }
 
-/// What a rejected envelope still tells of itself.
+/// Names that can be read from a rejected envelope.
 #[derive(Debug, Default)]
 pub(super) struct EnvelopeNames {
     pub application: Option<Box<str>>,
     pub customer: Option<Box<str>>,
 }
 
-/// Of a single object, whatever else is wrong with it. The entries of an array may differ, so they tell
-/// nothing.
+/// The names in a single object, whatever else is wrong with it. The entries of an array may differ, so an
+/// array gives none.
 pub(super) fn names(body: &[u8]) -> EnvelopeNames {
     #[derive(Deserialize)]
     struct Loose<'a> {
@@ -186,7 +186,7 @@ fn array(text: &str, max: usize) -> Result<Vec<EnvelopeEntry<'_>>, Dead> {
             format!("the envelope has more entries than limits.max_envelope_items ({max})"),
         )),
         Err(error) => Err(fields::invalid(format!("entry {} is not understood: {error}", entries.len()))),
-        Ok(()) if reader.end().is_err() => Err(fields::invalid("the envelope goes on behind its array")),
+        Ok(()) if reader.end().is_err() => Err(fields::invalid("the envelope has text after its array")),
         Ok(()) if entries.is_empty() => Err(fields::invalid("the envelope is an empty array")),
         Ok(()) => Ok(entries),
     }
@@ -241,8 +241,8 @@ impl<'de> Visitor<'de> for Object {
     }
 }
 
-/// One entry to one item. `base`: the message's headers without those that carry fields; `sent`: what the
-/// message says beside its body.
+/// Makes an item of one entry. `base`: the message's headers without those that carry fields; `sent`: hash
+/// over the message without its body.
 fn one(
     message: &Message<'_>,
     base: &[u8],
@@ -315,7 +315,8 @@ fn one(
     Ok(item(&basic, terms, properties, body, choices))
 }
 
-/// Its own id, else the message's; in an array that one with the index, so that each entry has another.
+/// Its own id, else the message's; in an array the latter with the index, so that each entry has a different
+/// one.
 fn id_of<'a>(
     message: &Message<'a>,
     entry: &EnvelopeEntry<'a>,

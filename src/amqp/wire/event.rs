@@ -1,10 +1,10 @@
 //! Requests that are CloudEvents themselves, as the AMQP binding carries them (CloudEvents 1.0, AMQP protocol
-//! binding 1.0.2, sections 3.1 and 3.2): structured, the body is the event, or binary, headers are its
-//! attributes and the body its data. In a batch of the format `cloudevents` such a request is that event, and
-//! not the data of another.
+//! binding 1.0.2, sections 3.1 and 3.2). In structured form the body is the event; in binary form headers are
+//! its attributes and the body is its data. In a batch of the format `cloudevents` such a request is that
+//! event, and not the data of another.
 //!
-//! What lacks one of the four attributes that every event has, or has one in a form that a strict reader
-//! would refuse (and with it the whole batch), is a request like any other.
+//! A request that lacks one of the four required attributes, or has one in a form that a strict reader would
+//! refuse (and with it the whole batch), is treated as any other request.
 
 use super::copied::{push_attribute, push_name, Copied};
 use super::json::{coding, is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
@@ -19,23 +19,23 @@ use std::fmt;
 
 /// Content type of an event in structured form.
 const STRUCTURED: &str = "application/cloudevents+json";
-/// Prefixes of attributes among the headers; the second is for those who cannot write the first.
+/// Prefixes of attributes among the headers; the second is for clients that cannot write the first.
 const PREFIXES: [&str; 2] = ["cloudEvents:", "cloudEvents_"];
 /// Headers that are no attributes: the body and its content type stand for them.
 const NO_ATTRIBUTES: [&str; 3] = ["data", "data_base64", "datacontenttype"];
 /// Attributes that every event has.
 const REQUIRED: [&str; 4] = ["specversion", "id", "source", "type"];
-/// Members of an event, or attributes among the headers; what has more is no event. Each is compared with all
-/// before it, and events have a dozen.
+/// Most members of an event, or attributes among the headers; a request with more is no event. Each is
+/// compared with all before it, and events have a dozen.
 const MOST_MEMBERS: usize = 128;
-/// Attributes that are text of a form of their own where they are there; `due` is tidegate's.
+/// Attributes that must be text of a certain form if they are present; `due` is tidegate's.
 const TEXTS: [&str; 8] =
     ["specversion", "id", "source", "type", "subject", "dataschema", "datacontenttype", "due"];
 const TIME: &str = "time";
 /// The only version that is understood.
 const VERSION: &str = "1.0";
 
-/// An event that a request is.
+/// A request that is an event.
 #[derive(Debug)]
 pub(super) enum OwnEvent<'a> {
     /// The body is the event.
@@ -45,7 +45,7 @@ pub(super) enum OwnEvent<'a> {
     },
     /// Headers are its attributes, by name; the required ones are there.
     Binary {
-        /// No one twice.
+        /// No name occurs twice.
         attributes: Vec<(&'a str, RawValue<'a>)>,
     },
 }
@@ -84,7 +84,7 @@ impl<'a> OwnEvent<'a> {
         }
     }
 
-    /// Writes it, with its due and what is passed on added where it has no attributes of these names.
+    /// Writes the event, and adds its due and the copied fields where it has no attributes of these names.
     pub(super) fn push(
         &self,
         out: &mut Vec<u8>,
@@ -99,7 +99,7 @@ impl<'a> OwnEvent<'a> {
                 self.push_added(out, copied, due);
             }
             OwnEvent::Binary { attributes } => {
-                // One of them stands first, without a comma.
+                // One of them comes first, without a comma.
                 out.extend_from_slice(b"{\"specversion\":\"1.0\"");
                 for (name, value) in attributes.iter().filter(|(name, _)| *name != REQUIRED[0]) {
                     push(out, name, *value);
@@ -136,8 +136,8 @@ fn push(out: &mut Vec<u8>, name: &str, value: RawValue<'_>) {
     push_attribute(out, value);
 }
 
-/// The attributes among the headers, if they are those of an event. Of one that is there under both prefixes
-/// the first counts.
+/// The attributes among the headers, if they are those of an event. Of an attribute under both prefixes the
+/// first one counts.
 fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
     let mut found: Vec<(&str, RawValue<'_>)> = Vec::new();
     for (header, value) in entries(table.get(4..).unwrap_or_default()) {
@@ -165,8 +165,8 @@ fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
     good.then_some(found)
 }
 
-/// Whether a text is what an attribute of this name may be (CloudEvents 1.0, "Context Attributes"): readers
-/// that are strict refuse the whole batch for the sake of one that is not.
+/// Whether a text is valid for the attribute of this name (CloudEvents 1.0, "Context Attributes"): strict
+/// readers refuse the whole batch over an invalid one.
 fn has_form(name: &str, text: &str) -> bool {
     match name {
         "specversion" => text == VERSION,
@@ -177,12 +177,12 @@ fn has_form(name: &str, text: &str) -> bool {
     }
 }
 
-/// A moment as an event may name it.
+/// Whether a text is a moment in the form of an event.
 fn is_time(text: &str) -> bool {
     rfc3339_ms(text, Rounding::Up).is_some()
 }
 
-/// What is a name of an attribute.
+/// Whether this is a valid name of an attribute.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
 }
@@ -193,7 +193,7 @@ fn names(body: &[u8]) -> Option<Vec<Cow<'_, str>>> {
     from.deserialize_map(EventMembers).ok().filter(|_| from.end().is_ok())
 }
 
-/// Reads the names of an object's members, and what every event has.
+/// Reads the names of an object's members, and checks those that every event has.
 struct EventMembers;
 
 impl<'de> Visitor<'de> for EventMembers {

@@ -1,4 +1,4 @@
-//! The contract's fields, one by one: which headers carry them, what they may hold, and the sentence when
+//! The contract's fields, one by one: which headers carry them, what they may contain, and the sentence if
 //! they do not.
 
 use super::event;
@@ -86,7 +86,7 @@ impl<'a> Fields<'a> {
         if Fields::is_field(name) {
             return None;
         }
-        // `application`, `customer` and the like are ordinary words; without `x-` only times are told.
+        // `application`, `customer` and the like are ordinary words; without `x-` only names of times count.
         let bare = |meant: &'static str| meant.strip_prefix("x-").filter(|rest| rest.starts_with("de"));
         ALL.into_iter().find(|meant| alike(name, meant) || bare(meant).is_some_and(|rest| alike(name, rest)))
     }
@@ -111,7 +111,7 @@ pub(super) fn invalid(sentence: impl Into<String>) -> Dead {
 pub(super) fn verdict(reason: Reason, sentence: impl Into<String>) -> Dead {
     let mut sentence = sentence.into();
     if sentence.contains(char::is_control) {
-        // A parser's own words may repeat a key as it came.
+        // A parser's error text may repeat a key as it came.
         sentence = sentence.replace(char::is_control, " ");
     }
     if sentence.len() > MAX_SENTENCE {
@@ -145,7 +145,7 @@ pub(super) fn text<'a>(
     bounded(name, text, max)
 }
 
-/// A header's value, by what it means: AMQP has seven kinds of integers, and three of text.
+/// A header's value by its meaning: AMQP has seven kinds of integers, and three of text.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum HeaderValue<'a> {
     Absent,
@@ -190,7 +190,7 @@ pub(super) fn bounded<'a>(name: &str, text: Cow<'a, str>, max: usize) -> Result<
     }
 }
 
-/// The rule's name as the contract writes it.
+/// Reads the rule's name as the contract writes it.
 pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<DuplicateRule, Dead> {
     match text {
         None | Some("keep") => Ok(DuplicateRule::Keep),
@@ -205,14 +205,14 @@ pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<Duplicate
     }
 }
 
-/// When a request was made, where its delays count from then.
+/// When a request was made, if its delays count from then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Made {
-    /// Nobody says so: delays count from the receipt.
+    /// Not stated: delays count from the receipt.
     Unknown,
     /// At this moment, UTC ms.
     At(u64),
-    /// The note of its arrival is no moment in ms: no delay can count from it.
+    /// The noted time of arrival is too early to be in ms: no delay can count from it.
     TooEarly(u64),
 }
 
@@ -231,7 +231,7 @@ impl OwnTime {
         OwnTime { received, made, max_delay, found: None }
     }
 
-    /// A point in time. Past is now.
+    /// Adds a point in time; a past one counts as now.
     pub(super) fn at(
         &mut self,
         name: &'static str,
@@ -243,7 +243,8 @@ impl OwnTime {
         self.add(name, at.max(self.received))
     }
 
-    /// A delay from the moment of receipt, or from when the request was made. Negative is none.
+    /// Adds a delay from the moment of receipt, or from when the request was made; a negative one counts as
+    /// 0.
     pub(super) fn after(
         &mut self,
         name: &'static str,
@@ -265,7 +266,7 @@ impl OwnTime {
         }
     }
 
-    /// The delay that ends then, ms; none where that is over.
+    /// The delay that ends at `moment`, ms; 0 if that is over.
     pub(super) fn delay_until(&self, moment: u64) -> u64 {
         moment.saturating_sub(self.delays_from())
     }
@@ -279,9 +280,9 @@ impl OwnTime {
         let ahead = moment - self.received.min(moment);
         if ahead > self.max_delay {
             let from = Some(self.delays_from()).filter(|from| *from > self.received);
-            let from = from.map(|made| format!("; its timestamp says {made} ms, which is ahead itself"));
+            let from = from.map(|made| format!("; its timestamp, {made} ms, is in the future itself"));
             return Err(invalid(format!(
-                "{name} lies {ahead} ms ahead, beyond limits.max_delay ({} ms){}",
+                "{name} is {ahead} ms ahead, beyond limits.max_delay ({} ms){}",
                 self.max_delay,
                 from.unwrap_or_default()
             )));
@@ -355,7 +356,7 @@ pub(super) fn show_text(text: &str) -> String {
 }
 
 fn show_bytes(bytes: &[u8]) -> String {
-    // More than is shown, so that a cut character at its end is not.
+    // More than is shown, so that a character that is cut at the end is not.
     show_text(&String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_SHOWN * 5)]))
 }
 

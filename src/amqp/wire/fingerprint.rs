@@ -1,22 +1,22 @@
-//! Whether a request is the same one delivered again: a short hash over all that its producer sent.
+//! Recognizes a request that is delivered again: a short hash over all that its producer sent.
 //!
-//! What a broker adds on the way, and what tidegate computes (the moment of receipt, a due that follows from
-//! it), is left out. A collision (2^-64 for two requests of one id) would drop a request that is marked
-//! redelivered and whose id has ended; nothing else is decided by it. Nobody gains by making one on purpose,
-//! since both requests are of the one who names the id: the hash need be quick and nothing more (XXH3). A
-//! request without an id has none.
+//! The hash leaves out what a broker adds on the way, and what tidegate computes (the moment of receipt, a
+//! due that follows from it). A collision (2^-64 for two requests of one id) would drop a request that is
+//! marked redelivered and whose id has ended; it has no other effect. A deliberate collision gains nothing,
+//! since both requests belong to the producer that names the id: the hash need only be quick (XXH3). A
+//! request without an id has no fingerprint.
 
 use super::properties::{put_headers, TooDeep};
 use super::request::Message;
 use lapin::types::AMQPValue;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Headers that a broker writes. Those that stand for the delivery count are never stored either.
+/// Headers that a broker writes. Those that contain the delivery count are never stored either.
 const BROKER_HEADERS: [&str; 3] = ["x-death", "x-delivery-count", "x-acquired-count"];
-/// Beginnings of such headers (`x-first-death-queue`, `x-last-death-reason` and so on).
+/// Prefixes of such headers (`x-first-death-queue`, `x-last-death-reason` and so on).
 const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 
-/// A hash in the making. Every part carries its length, so that no two sequences of parts read alike.
+/// An unfinished hash. Every part is hashed with its length, so that no two sequences of parts are alike.
 pub(super) struct Fingerprint(Xxh3);
 
 impl Fingerprint {
@@ -24,10 +24,10 @@ impl Fingerprint {
         Fingerprint(Xxh3::new())
     }
 
-    /// Over what a message says beside its body. `stored` is the stored form of all its properties.
+    /// Starts a hash over all of a message but its body. `stored` is the stored form of all its properties.
     /// `application`: as it was understood, since the routing key may name it.
     ///
-    /// `keep`: the headers that `stored` has been written with.
+    /// `keep`: the headers that `stored` contains.
     ///
     /// # Errors
     /// [`TooDeep`], for headers nested too deep.
@@ -47,7 +47,7 @@ impl Fingerprint {
         } else {
             fingerprint.part(stored);
         }
-        // Not stored, and sent all the same.
+        // Not stored, but sent by the producer.
         fingerprint.text(properties.expiration().as_ref().map(|text| text.as_str()));
         fingerprint.text(properties.user_id().as_ref().map(|text| text.as_str()));
         fingerprint.part(properties.delivery_mode().as_ref().map(std::slice::from_ref).unwrap_or_default());
@@ -70,12 +70,12 @@ impl Fingerprint {
         }
     }
 
-    /// The same beginning for another entry.
+    /// A copy of the hash so far, for another entry.
     pub(super) fn branch(&self) -> Self {
         Fingerprint(self.0.clone())
     }
 
-    /// With the body, the whole.
+    /// The hash, complete with the body.
     pub(super) fn finish(self) -> u64 {
         self.0.digest()
     }

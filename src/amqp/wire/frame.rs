@@ -1,8 +1,9 @@
 //! Whether the properties of a message fit into a frame of the connection that it leaves by. Pure.
 //!
-//! A body is divided among frames. Properties and headers are not: where they are larger than the frame that
-//! both ends have agreed upon, RabbitMQ ends the whole connection (501). What is accepted keeps within half a
-//! frame, but a broker may come back with smaller ones than an item was accepted under.
+//! AMQP divides a body among frames, but not properties and headers: where they are larger than the frame
+//! that both ends have agreed upon, RabbitMQ closes the whole connection (501). An accepted request keeps
+//! within half a frame, but a broker may agree to smaller frames after a restart than those an item was
+//! accepted under.
 
 use super::batch::Outgoing;
 use super::fields;
@@ -13,17 +14,17 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::BasicProperties;
 use std::collections::BTreeMap;
 
-/// Of a header frame, what is not properties: type, channel and length; class, weight and length of the body;
-/// the end.
+/// Bytes of a header frame beside the properties: type, channel and length; class, weight and length of the
+/// body; the end.
 const AROUND: usize = 7 + 12 + 1;
-/// More than tidegate adds to the properties of an item: names, numbers and ids in headers, an assigned id.
-/// The error of a dead letter comes on top.
+/// More bytes than tidegate adds to the properties of an item: names, numbers and ids in headers, an assigned
+/// id. The error of a dead letter is not included.
 const ADDED: usize = 1_024;
-/// More than the properties of a batch with a body of tidegate's own can have.
+/// More bytes than the properties of a batch can have whose body tidegate has built.
 const OF_BATCH: usize = 2_048;
-/// The sentence of a dead letter.
+/// Header with the sentence of a dead letter.
 const ERROR: &str = "x-tidegate-error";
-/// What stays on a dead letter whatever else does not fit. Each is short, the sentence apart.
+/// Headers that a dead letter keeps, whatever else does not fit. Each is short, except for the sentence.
 const KEPT: [&str; 8] = [
     fields::APPLICATION,
     fields::CUSTOMER,
@@ -34,7 +35,7 @@ const KEPT: [&str; 8] = [
     batch_header::ATTEMPT,
     batch_header::BATCH,
 ];
-/// More than any of those needs; a header of the request may have the same name.
+/// More bytes than any of those needs; a larger header of the same name is one of the request.
 const KEPT_BYTES: usize = 1_024;
 
 /// Most bytes of properties in a frame of that size.
@@ -42,11 +43,11 @@ fn room(frame_max: u32) -> usize {
     (frame_max as usize).saturating_sub(AROUND)
 }
 
-/// Sees to it that the message, which stands for `batch`, fits into frames of `frame_max` bytes. A dead
-/// letter is made to: the largest headers of its own that it can do without are left out.
+/// Ensures that the message of `batch` fits into frames of `frame_max` bytes. A dead letter is made to fit:
+/// its largest dispensable headers are left out.
 ///
 /// # Errors
-/// It does not fit, in words.
+/// Why it does not fit, as a sentence.
 pub fn fit(message: &mut Outgoing, batch: &Batch, frame_max: u32) -> Result<(), String> {
     let most = room(frame_max);
     if roughly(batch) <= most {
@@ -66,7 +67,7 @@ pub fn fit(message: &mut Outgoing, batch: &Batch, frame_max: u32) -> Result<(), 
     Ok(())
 }
 
-/// No less than [`size`] will say, and mostly enough to know that it fits.
+/// Upper bound on [`size`], which mostly suffices to know that the message fits.
 fn roughly(batch: &Batch) -> usize {
     match (batch.items.as_slice(), &batch.dead) {
         ([item], Some(verdict)) => item.content.properties.len() + ADDED + verdict.error.len(),
@@ -78,11 +79,12 @@ fn roughly(batch: &Batch) -> usize {
 /// Bytes of the properties in their frame.
 fn size(properties: &BasicProperties) -> usize {
     let written = Basic::of(properties).write(|out| put_headers(out, properties, |_, _| true));
-    // The delivery mode is not among what is written. Headers too deep to be walked do not fit.
+    // The delivery mode is not written here. Headers nested too deep do not fit.
     written.map_or(usize::MAX, |bytes| bytes.len() + 1)
 }
 
-/// Leaves out headers until there are so many bytes less; if that is not enough, the sentence is cut.
+/// Leaves out headers until the properties are `excess` bytes smaller; if that is not enough, cuts the
+/// sentence.
 fn shed(properties: &mut BasicProperties, excess: usize) {
     let mut excess = excess;
     let mut headers: BTreeMap<ShortString, AMQPValue> =

@@ -3,7 +3,7 @@
 use crate::engine::types::{AssignedId, Identity, Target};
 
 /// The identity of a producer's id within an application: the first 128 bits of a cryptographic hash over
-/// both, so that no choice of ids makes two meet.
+/// both, so that no choice of ids makes two of them collide.
 pub fn identity(application: &str, id: &str) -> Identity {
     let mut hasher = blake3::Hasher::new();
     for text in [application, id] {
@@ -16,8 +16,8 @@ pub fn identity(application: &str, id: &str) -> Identity {
     Identity::given(hash)
 }
 
-/// The item that a command names by its application and id: its producer's, or one assigned by the store with
-/// this identity.
+/// The item that a command names by its application and id: the id is the producer's, or one assigned by the
+/// store with this identity.
 pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
     Target {
         application: application.into(),
@@ -27,9 +27,9 @@ pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
     }
 }
 
-/// The id of an item that came without one: unique, because the store's identity is, and the arrival number
-/// is within it. The due as accepted stands behind them, and of whoever is not the first member of its window
-/// how far it is behind that one, so that the store finds the item by its id alone.
+/// The id of an item that came without one. It is unique, because the store's identity is unique, and so is
+/// the arrival number within the store. The due as accepted follows, and for every member of a window but the
+/// first the distance to the first one, so that the store finds the item by its id alone.
 pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
     let AssignedId { seq, due, .. } = id;
     match id.key().behind_first() {
@@ -38,7 +38,7 @@ pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
     }
 }
 
-/// What an id of exactly the form of [`assigned`] says.
+/// Reads an id of exactly the form of [`assigned`].
 pub(super) fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
     let (_, numbers) = id.split_once('-')?;
     let (seq, rest) = numbers.split_once('-')?;

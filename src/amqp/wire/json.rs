@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 /// Deepest nesting of a payload that is embedded. Consumers' parsers have limits of their own near this.
 const MAX_DEPTH: usize = 128;
 
-/// What stands in the property `content_encoding`, in any case, and changes no byte of the body.
+/// Values of the property `content_encoding`, in any case, that change no byte of the body.
 const NO_CODING: [&str; 6] = ["utf-8", "utf8", "us-ascii", "ascii", "identity", ""];
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
@@ -32,7 +32,7 @@ pub fn is_embeddable(content_type: Option<&str>, content_encoding: Option<&str>,
     serde_json::from_str::<IgnoredAny>(text).is_ok() && is_shallow_unicode(body)
 }
 
-/// A content encoding, where it is one. Clients write the character set there: that is none, nor is
+/// A content encoding, if it is one. Clients also write the character set there, which is none; nor is
 /// `identity`, nor the empty text.
 pub(super) fn coding(content_encoding: Option<&str>) -> Option<&str> {
     content_encoding.filter(|text| !NO_CODING.iter().any(|none| text.eq_ignore_ascii_case(none)))
@@ -67,7 +67,7 @@ pub(super) fn media_type(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
 }
 
-/// Of valid JSON: no deeper than the limit, and every escaped surrogate is one of a pair.
+/// Whether valid JSON is no deeper than the limit, and every escaped surrogate is one of a pair.
 fn is_shallow_unicode(json: &[u8]) -> bool {
     let openers = json.iter().filter(|byte| matches!(byte, b'[' | b'{')).count();
     if openers <= MAX_DEPTH && !json.contains(&b'\\') {
@@ -93,7 +93,8 @@ fn is_shallow_unicode(json: &[u8]) -> bool {
     true
 }
 
-/// `at` is behind the opening quote; the answer is behind the closing one. `None`: a lone surrogate.
+/// `at`: the place behind the opening quote. Returns the place behind the closing one; `None`: a lone
+/// surrogate.
 fn end_of_string(json: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match json.get(at)? {

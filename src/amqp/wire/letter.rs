@@ -16,13 +16,13 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use serde_json::{json, Map, Value};
 
-/// Set on what is sent back, with another value each time: it makes of equal bytes another request, which an
-/// ended one's return is not taken for.
+/// Set on what is sent back, with another value each time: so equal bytes are another request, and not a
+/// redelivery of the ended one.
 pub(super) const RETRIED: &str = "x-tidegate-retried";
-/// What the other headers of RabbitMQ about that begin with.
+/// Prefixes of RabbitMQ's headers about dead-lettering.
 const BROKER_DEATHS: [&str; 3] = [DEATHS, "x-first-death-", "x-last-death-"];
 
-/// A message of the queue of dead letters.
+/// A message of the dead-letter queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawLetter<'a> {
     pub(crate) routing_key: &'a str,
@@ -31,10 +31,10 @@ pub(crate) struct RawLetter<'a> {
 }
 
 impl RawLetter<'_> {
-    /// What it says; `whole`: all of it.
+    /// Reads a summary; `whole`: with all properties and headers, and the body.
     pub(crate) fn read(&self, whole: bool) -> Letter {
         let basic = Basic::of(self.properties);
-        // Headers nested too deep cannot be walked; without them it still has a key.
+        // Headers nested too deep cannot be walked; without them the message still has a key.
         let stored = basic.write(|out| put_headers(out, self.properties, |_, _| true));
         let stored = stored.or_else(|_| basic.write(|_| Ok::<(), ()>(()))).unwrap_or_default();
         let text = |name: &str| self.text(name).filter(|text| !text.is_empty()).map(|text| shown(&text));
@@ -54,7 +54,7 @@ impl RawLetter<'_> {
         }
     }
 
-    /// How often it was returned to its queue; 0 where nobody counts.
+    /// How often it was returned to its queue; 0 if the queue does not count.
     pub(crate) fn returns(&self) -> u64 {
         self.number("x-delivery-count").unwrap_or(0)
     }
@@ -72,7 +72,7 @@ impl RawLetter<'_> {
         self.properties.headers().as_ref()?.inner().get(name)
     }
 
-    /// Of a text or a number.
+    /// A header that is text or a number, as text.
     fn text(&self, name: &str) -> Option<String> {
         fields::text(name, self.header(name), usize::MAX).ok().flatten().map(|text| text.into_owned())
     }
@@ -109,11 +109,11 @@ impl RawLetter<'_> {
         whole
     }
 
-    /// Its properties as a request that is sent back at `now` (UTC ms). `mark` is unlike that of any other
-    /// time. What tidegate and the broker added is taken off, an old time always, and an expiry that could
-    /// not be met any more.
+    /// Its properties as a request that is sent back at `now` (UTC ms). `mark` must differ each time. Removed
+    /// are the headers that tidegate and the broker added, an old own time, and an expiry that can no longer
+    /// be met.
     ///
-    /// `None`: it is an envelope, whose times stand in its body, and another is asked for.
+    /// `None`: it is an envelope, whose times are in its body, and `terms` ask for others.
     pub(crate) fn sent_back(&self, terms: &RetryTerms, now: u64, mark: &str) -> Option<BasicProperties> {
         let basic = Basic::of(self.properties);
         let envelope = basic.content_type.is_some_and(|text| media_type(text).eq_ignore_ascii_case(ENVELOPE));
@@ -134,7 +134,7 @@ impl RawLetter<'_> {
         let time = match terms.time {
             NewTime::Now => None,
             NewTime::At(at) => Some((fields::DELIVER_AT, at)),
-            // No delay, which might count from when the request was made.
+            // Not as a delay, which might count from when the request was made.
             NewTime::After(_) => Some((fields::DELIVER_AT, due)),
         };
         let expiry = terms.deliver_before.map(|before| (fields::DELIVER_BEFORE, before));
@@ -153,7 +153,7 @@ impl RawLetter<'_> {
                 .ok()
                 .flatten()
                 .and_then(|given| time::moment(given).ok());
-            // One that cannot be read is what it died of.
+            // An unreadable one is why it was dead-lettered.
             return new_expiry.is_none() && old.is_none_or(|old| old > due);
         }
         let added = [batch_header::DUE, batch_header::ATTEMPT, batch_header::BATCH, batch_header::RETRY];
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(&*letter(&BasicProperties::default()).read(false).reason, "unknown");
     }
 
-    /// Anybody who may publish makes such letters.
+    /// Any publisher can make such dead letters.
     #[test]
     fn what_is_shown_is_bounded_and_what_is_cut_is_no_name_that_can_be_meant() {
         let long = "ä".repeat(60_000);
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((whole.body, whole.body_base64.map(|text| text.len())), (None, Some(4_000)));
     }
 
-    /// Looking at a letter changes its count of deliveries, and nothing else.
+    /// A look at a dead letter changes only its count of deliveries.
     #[test]
     fn a_key_outlives_looks_and_tells_letters_apart() {
         let key = |properties: &BasicProperties| letter(properties).read(false).key;

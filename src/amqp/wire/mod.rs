@@ -1,7 +1,7 @@
-//! The pure translation between AMQP messages and the engine's types, as the contract words it.
+//! The pure translation between AMQP messages and the engine's types, as the contract defines it.
 //!
 //! [`request`] reads one ingest message, a push or a command; [`encode`] writes one output message or dead
-//! letter. Nothing here talks to a broker, reads a clock, keeps state or panics, whatever a message holds.
+//! letter. Nothing here talks to a broker, reads a clock, keeps state or panics, whatever a message contains.
 
 mod again;
 mod answer;

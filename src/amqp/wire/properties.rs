@@ -1,8 +1,8 @@
 //! Basic properties to bytes and back: cleaned of what must never be copied, bounded in depth.
 //!
-//! The stored form is AMQP's own wire encoding; behind it may stand which of it goes into the entries of
-//! batches (see `copied`), marked by a flag that AMQP does not use. Batches are built from views that borrow
-//! from those bytes; a header table is only decoded where it travels on as a table (`passthrough`, dead
+//! The stored form is AMQP's own wire encoding. The choice of what goes into the entries of batches may
+//! follow it (see `copied`), marked by a flag that AMQP does not use. Batches are built from views that
+//! borrow from those bytes; a header table is only decoded where it leaves as a table (`passthrough`, dead
 //! letters). The delivery mode is not kept: it is 2 on every output.
 
 use crate::config::terms::NEVER_COPIED;
@@ -10,16 +10,16 @@ use lapin::types::parsing::parse_field_table;
 use lapin::types::{AMQPValue, FieldTable, ShortString, MAX_SHORT_STRING_LENGTH};
 use lapin::BasicProperties;
 
-/// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth; our own walk, the
-/// decoder that reads the stored copy, and every consumer's recurse.
+/// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth, but the encoder here,
+/// the decoder of the stored copy, and those of all consumers recurse.
 pub(super) const MAX_DEPTH: usize = 64;
 
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
 
-/// The flag, counted from the highest, of what stands behind the properties. AMQP has 14 of them.
+/// The flag, counted from the highest, of a choice behind the properties. AMQP has 14 flags.
 const CHOICE: u32 = 14;
 
-/// Where a foreign `user_id` travels: as a property the broker would refuse it and close the channel.
+/// Header of a foreign `user_id`: as a property the broker would refuse it and close the channel.
 const USER_ID_HEADER: &str = "x-user-id";
 
 /// The header table is nested deeper than [`MAX_DEPTH`].
@@ -72,7 +72,7 @@ impl<'a> Basic<'a> {
         Self::parse_with_choice(bytes).map(|(basic, table, _)| (basic, table))
     }
 
-    /// The same, with what [`put_choice`] has put behind them; empty if it has not.
+    /// The same, with the choice that [`put_choice`] has put behind them; empty if there is none.
     pub(super) fn parse_with_choice(bytes: &'a [u8]) -> Option<(Self, &'a [u8], &'a [u8])> {
         let mut from = TableReader(bytes);
         let flags = u16::from_be_bytes(from.array()?);
@@ -229,7 +229,7 @@ pub(super) fn put_header_number(out: &mut Vec<u8>, name: &str, number: u64) {
     out.extend_from_slice(&signed(number).to_be_bytes());
 }
 
-/// Puts what is chosen behind stored bytes that have nothing there.
+/// Puts a choice behind stored bytes that have none.
 pub(super) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
     let Some(flags) = bytes.first_chunk_mut() else { return };
     *flags = (u16::from_be_bytes(*flags) | 1 << (15 - CHOICE)).to_be_bytes();
@@ -237,7 +237,7 @@ pub(super) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
     bytes.extend_from_slice(choice);
 }
 
-/// Whether there is something chosen behind stored bytes.
+/// Whether there is a choice behind stored bytes.
 pub(super) fn has_choice(bytes: &[u8]) -> bool {
     bytes.first_chunk().is_some_and(|flags| u16::from_be_bytes(*flags) & 1 << (15 - CHOICE) != 0)
 }
@@ -262,7 +262,7 @@ fn put_text(out: &mut Vec<u8>, text: Option<&str>, mark: impl FnOnce()) {
 }
 
 fn put_long(out: &mut Vec<u8>, bytes: &[u8]) {
-    // Whatever is here came in frames of 128 KiB, or was cut to less.
+    // The bytes came in frames of 128 KiB, or were cut to less.
     debug_assert!(u32::try_from(bytes.len()).is_ok());
     out.extend_from_slice(&(bytes.len() as u32).to_be_bytes());
     out.extend_from_slice(bytes);
@@ -278,9 +278,9 @@ fn put_sized<E>(out: &mut Vec<u8>, fill: impl FnOnce(&mut Vec<u8>) -> Result<(),
     Ok(())
 }
 
-/// `depth` counts the tables and arrays around the value; the recursion is as deep as that at most.
+/// `depth` counts the tables and arrays around the value, and bounds the recursion.
 fn put_value(out: &mut Vec<u8>, value: &AMQPValue, depth: usize) -> Result<(), TooDeep> {
-    // A short string has no place inside a table: RabbitMQ reads its mark as another type, or closes the
+    // A short string is not allowed inside a table: RabbitMQ reads its mark as another type, or closes the
     // connection.
     if let AMQPValue::ShortString(text) = value {
         out.push(b'S');
@@ -375,7 +375,7 @@ impl<'a> TableReader<'a> {
         self.take(usize::try_from(length).ok()?.checked_add(4)?)
     }
 
-    /// Of the types that [`put_value`] writes.
+    /// Reads a value of the types that [`put_value`] writes.
     fn value(&mut self) -> Option<RawValue<'a>> {
         let [kind] = self.array()?;
         let bytes = match kind {

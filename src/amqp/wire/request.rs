@@ -1,4 +1,4 @@
-//! One ingest message to one request: the contract's table of fields, line by line.
+//! Reads one ingest message as one request: the contract's table of fields, line by line.
 
 use super::again::Comeback;
 use super::batch::batch_id;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 /// Most headers of a request.
 const MAX_HEADERS: usize = 1_000;
-/// What is left of a frame for the headers that are added to a dead letter.
+/// Bytes of a frame that are kept free for the headers added to a dead letter.
 const ADDED_HEADERS: usize = 8 << 10;
 
 /// Content type of the JSON envelope.
@@ -70,9 +70,9 @@ impl RequestLimits {
     }
 }
 
-/// Reads one ingest message. Whatever it holds, it becomes items, a command, or a rejection that carries it
-/// whole. `readings` tells what of it goes into its entries of batches, and from when a delay counts;
-/// `store_identity`, which ids this store assigns.
+/// Reads one ingest message. Whatever it contains, it becomes items, a command, or a rejection that carries
+/// the whole message. `readings` determine what of it goes into its entries of batches, and from when a delay
+/// counts; `store_identity`, which ids this store assigns.
 pub fn request(
     parts: Incoming<'_>,
     limits: &RequestLimits,
@@ -113,7 +113,7 @@ pub(super) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Takes the body only once nothing can be wrong any more.
+    /// Takes the body only once no check can fail any more.
     fn read(&self, body: &mut Vec<u8>) -> Result<RequestBody, Dead> {
         let batch = self.returned_batch();
         let most = if batch.is_some() { self.most_of_a_batch() } else { self.limits.max_body };
@@ -122,7 +122,7 @@ impl<'a> Message<'a> {
             let bytes = body.len();
             let text = match batch {
                 None => format!("the body has {bytes} bytes, more than limits.max_body ({max_body})"),
-                Some(_) => format!("the batch has {bytes} bytes, more than comes back ({most})"),
+                Some(_) => format!("the batch has {bytes} bytes, more than a returned one may have ({most})"),
             };
             return Err(fields::verdict(Reason::TooLarge, text));
         }
@@ -201,7 +201,8 @@ impl<'a> Message<'a> {
         fields::text(fields::CUSTOMER, self.fields.customer, MAX_NAME)
     }
 
-    /// What it says of an earlier try of the item with its id. An `x-batch` that is no batch id names none.
+    /// What it reveals about an earlier try of the item with its id. An `x-batch` that is no batch id names
+    /// none.
     pub(super) fn tried(&self, id: Option<&str>) -> Tried {
         let named = self.fields.batch;
         let text = |value| fields::text(batch_header::BATCH, Some(value), usize::MAX).ok().flatten();
@@ -225,7 +226,7 @@ impl<'a> Message<'a> {
     fn made(&self) -> Made {
         let headers = self.properties.headers().as_ref();
         let noted = headers.and_then(|headers| headers.inner().get(fields::TIMESTAMP_IN_MS));
-        // What is negative or no integer says nothing.
+        // A negative value or one that is no integer does not count.
         if let Some(HeaderValue::Integer(noted @ 0..)) = noted.map(fields::header_value) {
             let noted = noted.cast_unsigned();
             return if noted < FIRST_PLAUSIBLE_MS { Made::TooEarly(noted) } else { Made::At(noted) };
@@ -299,15 +300,16 @@ impl<'a> Message<'a> {
             }
         };
         let application = named.application.or_else(|| self.application().ok().flatten().map(Into::into));
-        // A dead letter is never embedded, so its body is not judged.
+        // A dead letter is never embedded, so its body is not checked.
         let content = Content { properties: self.dead_properties(), body, json: false };
-        // Who pushed an item may have set `reply_to` for the consumers; who sent a command waits for
-        // tidegate.
+        // The producer of an item may have set `reply_to` for the consumers; the sender of a command waits
+        // for tidegate.
         let reply_to = self.basic.kind.filter(|kind| command::is_reserved(kind)).and(command::reply_to(self));
         Rejected { application, customer: named.customer, dead, content: Arc::new(content), reply_to }
     }
 
-    /// As they came; where they cannot travel so, only headers that are plain values, as many as fit.
+    /// The properties as they came; if they do not fit so, only headers that are plain values, as many as
+    /// fit.
     fn dead_properties(&self) -> Vec<u8> {
         if let Ok(bytes) = self.basic.write(|out| put_headers(out, self.properties, |_, _| true)) {
             if bytes.len() <= self.limits.max_dead_properties() {
@@ -349,7 +351,7 @@ pub(super) struct Terms {
     pub event: usize,
 }
 
-/// An item of these parts; `basic` is what `properties` holds.
+/// Builds an item of these parts; `basic` is the content of `properties`.
 pub(super) fn item(
     basic: &Basic<'_>,
     terms: Terms,

@@ -1,8 +1,9 @@
 //! Numbers and moments as producers write them, to whole milliseconds.
 //!
 //! Intermediate values are `i128` and saturate, so nothing here overflows. Fractions round up, since an item
-//! never leaves early; those of an expiry down, since it leaves before. What is below 0 is over in any case
-//! and rounds away from it. There is no clock here: "now" is the moment of receipt, given.
+//! never leaves early; those of an expiry round down, since the item leaves before it. A value below 0 is
+//! over in any case and rounds away from 0. There is no clock here: "now" is the moment of receipt, which the
+//! caller gives.
 
 use super::fields::{header_value, HeaderValue};
 use crate::config::rfc3339::{rfc3339_ms, Rounding};
@@ -106,7 +107,7 @@ fn of_decimal(decimal: DecimalValue, rounding: Rounding) -> i128 {
     whole + beyond(value < 0, rest != 0, rounding)
 }
 
-/// What a rest beyond the whole milliseconds adds to them.
+/// Adjustment of the whole milliseconds for a rest beyond them.
 fn beyond(negative: bool, rest: bool, rounding: Rounding) -> i128 {
     match (rest, negative) {
         (true, true) => -1,

@@ -1,9 +1,9 @@
-//! Trace contexts: those that requests bring, and the one that a batch goes out with (W3C Trace Context,
+//! Trace contexts: those that requests carry, and the one that a batch leaves with (W3C Trace Context,
 //! recommendation of November 2021, sections 3.2 and 3.3).
 //!
-//! A batch whose members are of one trace goes on with that trace; one of several is the root of a trace of
-//! its own, and each member's context stands in its entry, for links. Nothing is drawn at random: ids are
-//! made of the batch id and the number of the attempt, so whoever sees an attempt twice sees one span.
+//! A batch whose members belong to one trace continues that trace. A batch of several traces is the root of a
+//! new one, and each member's context is in its entry, for links. Nothing is random: ids are derived from the
+//! batch id and the number of the attempt, so an attempt that is seen twice is one span.
 
 use crate::engine::types::BatchId;
 use crate::telemetry::{SpanName, MOST_LINKS};
@@ -15,7 +15,7 @@ pub(super) const TRACEPARENT: &str = "traceparent";
 pub(super) const TRACESTATE: &str = "tracestate";
 /// Longest state that is passed on, bytes: what the recommendation asks everyone to carry.
 const LONGEST_STATE: usize = 512;
-/// Length of a context in the only version whose form is known whole.
+/// Length of a context in version 00, the only one whose form is known completely.
 const LENGTH: usize = 55;
 
 /// A span in a trace, as others refer to it.
@@ -30,12 +30,13 @@ pub(super) struct SpanContext {
 }
 
 impl SpanContext {
-    /// Of the text of a header. `None`: it is none, and counts as absent, as the recommendation has it.
+    /// Reads the text of a header. `None`: it is invalid, and counts as absent, as the recommendation
+    /// demands.
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
         let (known, rest) = text.split_at_checked(LENGTH)?;
         let [a, b, b'-', rest_of @ ..] = known else { return None };
         let version = hex_byte(*a, *b)?;
-        // What a later version adds stands behind another dash.
+        // A later version adds its fields behind another dash.
         let whole =
             if version == 0 { rest.is_empty() } else { rest.first().is_none_or(|byte| *byte == b'-') };
         let (trace, behind) = rest_of.split_at_checked(32)?;
@@ -55,11 +56,11 @@ impl fmt::Display for SpanContext {
     }
 }
 
-/// What the members of a batch bring, and what it goes out with.
+/// Contexts of the members of a batch, from which its own is made.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Traces<'a> {
     first: Option<(SpanContext, Option<&'a str>)>,
-    /// Of all of them, as many as a span may have links.
+    /// Spans of the members, as many as a span may have links.
     links: Vec<SpanName>,
     several: bool,
     sampled: bool,
@@ -70,23 +71,23 @@ pub(super) struct Traces<'a> {
 pub struct BatchTrace {
     /// Its own, with a span of this attempt.
     pub(super) context: SpanContext,
-    /// The member's span that it goes on from; `None`: it is the root of a trace of its own.
+    /// The member's span that it continues; `None`: it is the root of a new trace.
     pub parent: Option<[u8; 8]>,
-    /// What goes on of that member's trace.
+    /// Trace state of that member.
     pub state: Option<String>,
     /// Spans of members.
     pub links: Vec<SpanName>,
 }
 
 impl BatchTrace {
-    /// Trace and span, where somebody may have recorded a member's: then this one is recorded as well.
+    /// Trace and span, if a member's may have been recorded: then this one is recorded as well.
     pub fn sampled(&self) -> Option<SpanName> {
         self.context.sampled.then_some((self.context.trace, self.context.span))
     }
 }
 
 impl<'a> Traces<'a> {
-    /// A member's context, if it has one, with its state.
+    /// Adds a member's context, if it has one, with its state.
     pub(super) fn add(&mut self, member: Option<(SpanContext, Option<&'a str>)>) {
         let Some((context, state)) = member else { return };
         self.sampled |= context.sampled;
@@ -96,13 +97,13 @@ impl<'a> Traces<'a> {
         match self.first {
             None => self.first = Some((context, state)),
             Some((first, _)) if first.trace != context.trace => self.several = true,
-            // The span that the batch goes on from is one that somebody has recorded.
+            // The batch continues a span that was recorded, if there is one.
             Some((first, _)) if context.sampled && !first.sampled => self.first = Some((context, state)),
             Some(_) => {}
         }
     }
 
-    /// The context of this attempt to send the batch. `None`: no member brings any.
+    /// The context of this attempt to send the batch. `None`: no member has one.
     pub(super) fn of_attempt(self, batch: BatchId, attempt: u32) -> Option<BatchTrace> {
         let (first, state) = self.first?;
         let trace = if self.several { drawn("trace", batch, 0) } else { first.trace };
@@ -113,7 +114,7 @@ impl<'a> Traces<'a> {
     }
 }
 
-/// An id that looks random and is made of what the batch is. All zero is no id.
+/// An id that looks random and is derived from the batch. All zero is no id.
 fn drawn<const N: usize>(kind: &str, batch: BatchId, attempt: u32) -> [u8; N] {
     let mut hasher = blake3::Hasher::new();
     hasher.update(b"tidegate ");

@@ -1,4 +1,4 @@
-//! What may be written behind the commands that ask the running daemon.
+//! Arguments of the commands that query the running daemon.
 
 use super::{id, name};
 use crate::admin::parse::{cursor, moment, stage};
@@ -6,12 +6,12 @@ use crate::engine::types::{ListedStage, Rate};
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
-/// Most items of one list: they are held in memory for their columns.
+/// Most items of one list, which is held in memory for its column widths.
 const MAX_LISTED: u64 = 100_000;
 
-/// A place in a list, as [`cursor`] reads it.
+/// A position in a list, as [`cursor`] reads it.
 fn place(text: &str) -> Result<String, &'static str> {
-    cursor(text).map(|_| text.to_owned()).ok_or("it is no `next` of a list")
+    cursor(text).map(|_| text.to_owned()).ok_or("it is not a `next` of a list")
 }
 
 /// Arguments of `cancel`.
@@ -46,7 +46,7 @@ pub(crate) struct CancelArgs {
     pub dry_run: bool,
 }
 
-/// What `cancel` may be told of many items.
+/// Arguments that select the items of `cancel`.
 const WANTED: [&str; 6] =
     ["all", "customer", "customer_prefix", "due_after", "due_before", "received_before"];
 
@@ -80,7 +80,7 @@ pub(crate) struct PauseArgs {
     pub end: EndArgs,
 }
 
-/// When what holds for a while ends.
+/// The end of a pause or of a rate.
 #[derive(Args, Debug, Default)]
 pub(crate) struct EndArgs {
     /// Duration, such as 10m [default: until another command ends it]
@@ -174,7 +174,7 @@ pub(crate) struct ListArgs {
     pub count: bool,
 }
 
-/// `pause`, `resume` and `parked retry`.
+/// Arguments of `pause`, `resume` and `parked retry`.
 #[derive(Args, Debug)]
 pub(crate) struct ApplicationArgs {
     /// Name of the application

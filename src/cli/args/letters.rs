@@ -1,4 +1,4 @@
-//! What may be written behind `dead`.
+//! Arguments of `dead`.
 
 use super::name;
 use crate::admin::parse::{expiry, moment};
@@ -6,11 +6,11 @@ use crate::letters::{LetterKey, MOST_LOOKED_AT, MOST_OF_A_WALK};
 use clap::{Args, Subcommand};
 use std::time::Duration;
 
-/// A letter's key, as lists show it.
+/// The key of a dead letter, as shown by list.
 fn key(text: &str) -> Result<String, &'static str> {
     LetterKey::parse(text)
         .map(|_| text.to_owned())
-        .ok_or("it is no key: 32 hexadecimal digits, as lists show it")
+        .ok_or("it is not a key: 32 hexadecimal digits, as shown by list")
 }
 
 /// Subcommands of `dead`.
@@ -31,7 +31,7 @@ pub(crate) enum DeadCommand {
     Export(LetterExportArgs),
 }
 
-/// Which letters are shown.
+/// Which dead letters are shown.
 #[derive(Args, Debug, Default)]
 pub(crate) struct LetterFilterArgs {
     /// Only dead letters with this reason: invalid, expired, attempts, ..., broker:expired, ...
@@ -48,7 +48,7 @@ pub(crate) struct LetterFilterArgs {
 /// Arguments of `dead list`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterListArgs {
-    /// Which letters it is about.
+    /// Selection of dead letters.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
     /// Maximum number of dead letters
@@ -72,7 +72,7 @@ pub(crate) struct LetterArgs {
     pub key: String,
 }
 
-/// Which letters are meant, for what changes something.
+/// Which dead letters a change selects.
 #[derive(Args, Debug)]
 pub(crate) struct MeantArgs {
     /// Key of one dead letter, as shown by list
@@ -82,7 +82,7 @@ pub(crate) struct MeantArgs {
         conflicts_with_all = ["reason", "application", "unreadable", "all"]
     )]
     pub key: Option<String>,
-    /// Which letters it is about.
+    /// Selection of dead letters.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
     /// All dead letters
@@ -99,7 +99,7 @@ pub(crate) struct MeantArgs {
 /// Arguments of `dead retry`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterRetryArgs {
-    /// Which letters it is about.
+    /// The dead letters to send back.
     #[command(flatten)]
     pub meant: MeantArgs,
     /// New time of delivery: RFC 3339 with offset, or UTC milliseconds [default: immediately]
@@ -116,7 +116,7 @@ pub(crate) struct LetterRetryArgs {
 /// Arguments of `dead drop`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterDropArgs {
-    /// Which letters it is about.
+    /// The dead letters to drop.
     #[command(flatten)]
     pub meant: MeantArgs,
 }
@@ -124,7 +124,7 @@ pub(crate) struct LetterDropArgs {
 /// Arguments of `dead export`.
 #[derive(Args, Debug)]
 pub(crate) struct LetterExportArgs {
-    /// Which letters it is about.
+    /// Selection of dead letters.
     #[command(flatten)]
     pub filter: LetterFilterArgs,
     /// Maximum number of dead letters [default: all that match and were there at the start]

@@ -1,4 +1,4 @@
-//! What may be written behind `store`.
+//! Arguments of `store`.
 
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub(crate) enum StoreCommand {
     Compact(StoreDirArgs),
 }
 
-/// Which store is meant.
+/// The store of a command.
 #[derive(Args, Debug)]
 pub(crate) struct StoreDirArgs {
     /// Directory of the store; if given, no configuration is read [default: store.path]

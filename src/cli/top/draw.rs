@@ -1,4 +1,4 @@
-//! The picture of `top`: a head, the applications, and the keys.
+//! The screen of `top`: a head, the applications, and the keys.
 
 use super::super::output::plain;
 use super::super::status::{bytes, ms, span};
@@ -10,23 +10,23 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 use ratatui::Frame;
 
-/// Fewer columns show fewer numbers of an application, and the head on more lines.
+/// With fewer columns, an application has fewer numbers, and the head has more lines.
 const WIDE: u16 = 80;
 const KEYS: &str =
     "q end  p pause  sort: n name  w waiting  r rate  l lateness  k parked  arrows, PgUp, PgDn scroll";
 const KEYS_NARROW: &str = "q end  p pause  sort n w r l k  arrows PgUp PgDn";
 
-/// Draws all of it, and tells the view how much of the table fits.
+/// Draws the screen, and stores in the view how many lines of the table fit.
 pub(super) fn draw(frame: &mut Frame<'_>, view: &mut TopView) {
     let wide = frame.area().width >= WIDE;
     let text = header(view, wide);
-    // With an empty line below it.
+    // One empty line follows.
     let lines = u16::try_from(text.lines.len()).unwrap_or(u16::MAX).saturating_add(1);
     let parts = [Constraint::Length(lines), Constraint::Min(0), Constraint::Length(1)];
     let [head, table, foot] = Layout::vertical(parts).areas(frame.area());
     frame.render_widget(Paragraph::new(text), head);
     view.room = usize::from(table.height.saturating_sub(1)).max(1);
-    // Applications may have gone, or the window grown.
+    // Applications may have disappeared, or the window may have grown.
     view.top = view.top.min(view.last_top());
     frame.render_widget(applications(view, wide), table);
     frame.render_widget(
@@ -38,12 +38,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, view: &mut TopView) {
 fn header(view: &TopView, wide: bool) -> Text<'static> {
     let mut lines = Vec::new();
     if let Some(why) = &view.away {
-        let since = if view.document.is_some() { " (what follows is older)" } else { "" };
+        let since = if view.document.is_some() { " (the values below are older)" } else { "" };
         lines.push(marked(view, Color::Red, format!("NO ANSWER{since}: {}", plain(why))));
     }
     match &view.document {
         Some(d) => lines.extend(summary(view, d, wide)),
-        None if view.away.is_none() => lines.push(Line::from("asking the daemon")),
+        None if view.away.is_none() => lines.push(Line::from("waiting for the daemon")),
         None => {}
     }
     Text::from(lines)
@@ -80,7 +80,7 @@ fn summary(view: &TopView, d: &Document, wide: bool) -> Vec<Line<'static>> {
     let within = |us: Option<u64>| us.map_or_else(|| "?".to_owned(), |us| format!("<={}", ms(us)));
     let lateness = match view.lateness {
         Some(now) => format!("lateness now p50 {} p99 {}", within(now.p50_us), within(now.p99_us)),
-        // Nothing has left just now.
+        // No item has left in this round.
         None => format!("lateness since the start p50 {} p99 {}", ms(l.p50_us), ms(l.p99_us)),
     };
     let free = s.free_bytes.map_or(String::new(), |free| format!(", {} free", bytes(free)));

@@ -1,4 +1,4 @@
-//! Pictures of `top` from state documents, on a terminal that is none.
+//! Tests of the screen of `top` for several state documents, on a simulated terminal.
 
 use super::*;
 use crate::admin::state::tests::example;
@@ -16,7 +16,7 @@ fn heard(view: &mut TopView, input: &StateInput) {
     }));
 }
 
-/// The lines of the screen, without the blanks at their ends.
+/// The lines of the screen, without trailing blanks.
 fn picture(view: &mut TopView, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, view)).unwrap();
@@ -62,7 +62,7 @@ fn a_wide_screen_shows_all_of_it_with_rates_between_two_documents() {
     let words: Vec<&str> = mail.split_whitespace().collect();
     assert_eq!(words, ["mail", "open", "3", "2", "9", "2.5", "-"], "{then:?}");
     assert!(then[11].starts_with("q end"), "{then:?}");
-    // Another run: nothing to compare with.
+    // Another run of the daemon: there is nothing to compare with.
     input.started_at += 1;
     heard(&mut view, &input);
     assert_eq!(view.rates, None);
@@ -81,7 +81,7 @@ fn sixty_columns_keep_the_numbers_that_matter() {
     let head = lines.iter().find(|line| line.starts_with("APPLICATION")).expect("a head");
     assert!(head.ends_with("WAITING    PARKED     OUT/S"), "{lines:?}");
     assert!(!head.contains("IN FLIGHT"), "{lines:?}");
-    // Whatever the size, it is drawn.
+    // It can be drawn at any size.
     for (width, height) in [(1, 1), (10, 3), (200, 2)] {
         assert_eq!(picture(&mut view, width, height).len(), usize::from(height));
     }
@@ -161,7 +161,7 @@ fn a_daemon_that_is_away_is_told_and_what_was_known_stays() {
     heard(&mut view, &example());
     view.hear(Err("gone".into()));
     let lines = picture(&mut view, 100, 12);
-    assert_eq!(lines[0], "NO ANSWER (what follows is older): gone");
+    assert_eq!(lines[0], "NO ANSWER (the values below are older): gone");
     assert!(lines[1].starts_with("tidegate 0.0.0-test"), "{lines:?}");
     view.pause();
     heard(&mut view, &example());

@@ -1,14 +1,14 @@
-//! How late items left between two looks, from the histogram of `/metrics`: the document tells of the whole
-//! life of the daemon alone; pure.
+//! Lateness of the items that left between two queries, from the histogram of `/metrics`; the state document
+//! covers only the whole run of the daemon. Pure.
 
-/// Begins each of its lines.
+/// Prefix of the lines of the histogram.
 const BUCKET: &str = "tidegate_publish_lateness_seconds_bucket{le=\"";
 
-/// Items that left at most so late, by upper bound in microseconds, the last without one.
+/// Number of items that left no later than each upper bound in microseconds; the last has no bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LatenessBuckets(Vec<(Option<u64>, u64)>);
 
-/// Upper bounds of quantiles, in microseconds; `None`: above the largest bound there is.
+/// Upper bounds of the quantiles in microseconds; `None`: above the largest bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LatenessNow {
     pub(super) p50_us: Option<u64>,
@@ -16,11 +16,11 @@ pub(super) struct LatenessNow {
 }
 
 impl LatenessBuckets {
-    /// Of the text of `/metrics`; `None` if it has no such histogram.
+    /// Reads the text of `/metrics`; `None` without the histogram.
     pub(super) fn read(text: &str) -> Option<Self> {
         let one = |line: &str| {
             let (bound, count) = line.strip_prefix(BUCKET)?.split_once("\"} ")?;
-            // An exemplar may follow.
+            // An exemplar may follow the number.
             let count = count.split_whitespace().next()?.parse().ok()?;
             let bound = match bound {
                 "+Inf" => None,
@@ -32,7 +32,8 @@ impl LatenessBuckets {
         (!buckets.is_empty()).then_some(LatenessBuckets(buckets))
     }
 
-    /// Quantiles of what has left since `before`; `None` if nothing has, or if it is of another run.
+    /// Quantiles of the items that left since `before`; `None` if there are none, or `before` is from another
+    /// run.
     pub(super) fn since(&self, before: &Self) -> Option<LatenessNow> {
         if self.0.len() != before.0.len() {
             return None;
@@ -43,7 +44,7 @@ impl LatenessBuckets {
         let left = left?;
         let all = left.last().map(|(_, count)| *count).filter(|all| *all > 0)?;
         let bound = |hundredths: u64| {
-            // Of one item, both are that one.
+            // For a single item, both quantiles are its value.
             let wanted = (all.saturating_mul(hundredths)).div_ceil(100);
             left.iter().find(|(_, count)| *count >= wanted).and_then(|(bound, _)| *bound)
         };

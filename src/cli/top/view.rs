@@ -1,12 +1,12 @@
-//! What `top` shows at a moment: the last document, what has changed since the one before, and where the
-//! operator has scrolled to; pure.
+//! The model behind `top`: the last document, the changes since the previous one, and the operator's scroll
+//! position. Pure.
 
 use super::lateness::{LatenessBuckets, LatenessNow};
 use super::{Look, SeenState};
 use crate::admin::state::{Application, Document};
 use std::collections::HashMap;
 
-/// What the table is sorted by, the largest first; names the other way round.
+/// Sort key of the table: largest first, names in alphabetical order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Name,
@@ -17,7 +17,7 @@ pub(super) enum Order {
 }
 
 impl Order {
-    /// As it is shown.
+    /// The word that is shown.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Order::Name => "name",
@@ -29,7 +29,7 @@ impl Order {
     }
 }
 
-/// One application's line.
+/// One line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ShownApplication {
     pub(super) name: String,
@@ -39,34 +39,34 @@ pub(super) struct ShownApplication {
     pub(super) waiting: u64,
     pub(super) in_flight: u64,
     pub(super) parked: u64,
-    /// Items confirmed a second since the document before; `None` where it is the first.
+    /// Items confirmed per second since the previous document; `None` for the first one.
     pub(super) rate: Option<f64>,
-    /// Since when its oldest item is due, ms.
+    /// How long its oldest item has been due, ms.
     pub(super) late_ms: u64,
 }
 
-/// See the module.
+/// The state of the display.
 pub(super) struct TopView {
     pub(super) colours: bool,
     pub(super) document: Option<Box<Document>>,
-    /// Why the last answer did not come.
+    /// Why the last query has no answer.
     pub(super) away: Option<String>,
     pub(super) paused: bool,
     pub(super) order: Order,
     pub(super) applications: Vec<ShownApplication>,
-    /// Items accepted and confirmed a second, between the last two documents of one run.
+    /// Items accepted and confirmed per second, between the last two documents of one run.
     pub(super) rates: Option<(f64, f64)>,
-    /// Of the items that left between the last two looks.
+    /// Lateness of the items that left between the last two queries.
     pub(super) lateness: Option<LatenessNow>,
     buckets: Option<LatenessBuckets>,
-    /// First line of the table that is shown.
+    /// First visible line of the table.
     pub(super) top: usize,
-    /// Lines of the table there is room for: as it was last drawn.
+    /// Number of lines that fit, as of the last drawing.
     pub(super) room: usize,
 }
 
 impl TopView {
-    /// Before the first answer.
+    /// A display before the first answer.
     pub(super) fn new(colours: bool) -> Self {
         TopView {
             colours,
@@ -83,7 +83,7 @@ impl TopView {
         }
     }
 
-    /// Takes an answer; a paused display lets it pass.
+    /// Takes an answer; a paused display ignores it.
     pub(super) fn hear(&mut self, answer: Look) {
         if self.paused {
             return;
@@ -98,7 +98,7 @@ impl TopView {
         self.away = None;
         self.lateness = buckets.as_ref().zip(self.buckets.as_ref()).and_then(|(now, then)| now.since(then));
         self.buckets = buckets;
-        // Counters of another run begin anew.
+        // Counters of another run start at 0.
         let before = self.document.take().filter(|b| b.started_at == document.started_at);
         let ms =
             before.as_ref().and_then(|b| document.uptime_ms.checked_sub(b.uptime_ms)).filter(|ms| *ms > 0);
@@ -120,7 +120,8 @@ impl TopView {
             waiting: a.total.saturating_sub(a.in_flight + a.parked),
             in_flight: a.in_flight,
             parked: a.parked,
-            // One that was not there before has begun at 0, unless it was merely not shown.
+            // An application that was not in the previous document started at 0, unless the document left it
+            // out.
             rate: passed.and_then(|ms| Some(rate(a.confirmed, *known.get(&*a.name)?, ms))),
             late_ms: a.oldest_due_at.map_or(0, |due| document.at.saturating_sub(due)),
         };
@@ -129,29 +130,29 @@ impl TopView {
         self.put_in_order();
     }
 
-    /// Stops what is shown, or lets it go on.
+    /// Freezes or continues the display.
     pub(super) fn pause(&mut self) {
         self.paused = !self.paused;
     }
 
-    /// Sorts the table, and shows its head.
+    /// Sorts the table, and scrolls to its head.
     pub(super) fn sort(&mut self, order: Order) {
         self.order = order;
         self.top = 0;
         self.put_in_order();
     }
 
-    /// Moves the table by lines, within its bounds.
+    /// Scrolls by lines, within the table.
     pub(super) fn scroll(&mut self, lines: isize) {
         self.top = self.top.saturating_add_signed(lines).min(self.last_top());
     }
 
-    /// Moves the table by what fits on the screen.
+    /// Scrolls by the number of lines that fit.
     pub(super) fn page(&mut self, pages: isize) {
         self.scroll(pages.saturating_mul(isize::try_from(self.room).unwrap_or(isize::MAX)));
     }
 
-    /// The first line, when the last is at the bottom.
+    /// The first line, if the last one is at the bottom.
     pub(super) fn last_top(&self) -> usize {
         self.applications.len().saturating_sub(self.room)
     }
@@ -166,7 +167,7 @@ impl TopView {
                 Order::Late => b.late_ms.cmp(&a.late_ms),
                 Order::Parked => b.parked.cmp(&a.parked),
             };
-            // Lines of equal numbers stay where they are.
+            // The name decides between equal numbers, so that lines keep their place.
             first.then_with(|| a.name.cmp(&b.name))
         });
     }

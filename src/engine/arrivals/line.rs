@@ -1,4 +1,4 @@
-//! What has come in, the lines in which it stands, and what is known of each.
+//! Arrivals, the lines that hold them, and what is known of each.
 
 use super::{Knowledge, Line, LineEntry, Placed};
 use crate::engine::event::Found;
@@ -8,12 +8,12 @@ use crate::engine::reads::Watch;
 use crate::engine::types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
 use crate::engine::waits::Waiter;
 
-/// One thing that has come in and has not been judged.
+/// A request or command that has not been judged.
 #[derive(Debug)]
 pub(in crate::engine) enum Arrival {
     Item(Box<NewItem>, Origin),
     Rejected(Box<Rejected>, Origin),
-    /// `until`: it has been waiting for an outcome, and does so no longer than this, monotonic.
+    /// `until`: set once it waits for an outcome; when that wait ends, monotonic ms.
     Command {
         command: Command,
         asker: Asker,
@@ -22,7 +22,7 @@ pub(in crate::engine) enum Arrival {
 }
 
 impl Arrival {
-    /// Whom it is about: application and identities, in the order in which they are looked for.
+    /// The application and the identities that it concerns, in the order of looking.
     pub(in crate::engine) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
         match self {
             Arrival::Item(item, _) => Some((&item.application, [item.identity, None])),
@@ -34,7 +34,7 @@ impl Arrival {
         }
     }
 
-    /// The message that it came with, of which there may be other entries.
+    /// The message that it came with; the message may have other entries.
     pub(in crate::engine) fn delivery(&self) -> Option<Delivery> {
         match self {
             Arrival::Item(_, origin) | Arrival::Rejected(_, origin) => Some(origin.delivery),
@@ -42,7 +42,7 @@ impl Arrival {
         }
     }
 
-    /// The customer whose items it adds to or is about.
+    /// The application and customer that it concerns.
     pub(in crate::engine) fn customer(&self) -> Option<(&str, &str)> {
         match self {
             Arrival::Item(item, _) => Some((&item.application, item.customer.as_deref()?)),
@@ -54,13 +54,13 @@ impl Arrival {
         }
     }
 
-    /// Who waits, where it waits for the outcome of an item.
+    /// How it is counted while it waits for an outcome.
     pub(super) fn waiter(&self) -> Waiter<'_> {
         let application = self.subject().map_or("", |(application, _)| application);
         Waiter { application, local: self.is_local() }
     }
 
-    /// It is a request that this command, which came behind it, takes back.
+    /// Whether it is a request that this later command cancels.
     pub(super) fn is_meant_by(&self, command: &Command) -> bool {
         let Arrival::Item(item, _) = self else { return false };
         match command {
@@ -104,8 +104,8 @@ impl LineEntry {
         LineEntry { placed, knowledge: Knowledge::Unasked, at_once: false }
     }
 
-    /// That nothing has to be asked is an answer as well, and true until its identity changes: what the
-    /// entries before it do to others of its application is no reason to ask.
+    /// Records that the store need not be asked. This is valid until the identity changes: else changes that
+    /// earlier entries make to other items of its application would cause a question.
     pub(super) fn keep_knowledge(&mut self, watch: &mut Watch) {
         let (Knowledge::Unasked, Arrival::Item(item, _)) = (&self.knowledge, &self.placed.arrival) else {
             return;
@@ -115,7 +115,7 @@ impl LineEntry {
         }
     }
 
-    /// Answers that are not true any more are none.
+    /// Drops answers that have become stale.
     pub(super) fn forget_if_stale(&mut self, watch: &mut Watch) {
         let Knowledge::Known(asked, _) = &self.knowledge else { return };
         if asked.iter().any(|one| !watch.is_worth(one)) {
@@ -128,7 +128,7 @@ impl LineEntry {
 }
 
 impl Line {
-    /// It goes where its place is: nearly always close to the head.
+    /// Inserts an entry by its place, nearly always close to the head.
     pub(super) fn insert(&mut self, entry: LineEntry) {
         let index = match mutated(Mutant::ReturnedAhead) {
             true => 0,
@@ -144,10 +144,10 @@ impl Line {
     }
 }
 
-/// Names one of the lines.
+/// Name of one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum LineName {
-    /// What waited for an outcome; it goes before what comes in.
+    /// Arrivals that have waited for an outcome; judged before new ones.
     Returned,
     Requests,
     Local,

@@ -1,4 +1,4 @@
-//! What is told of items to those who look at them.
+//! The state of items as lists and look-ups report it.
 
 use super::Core;
 use crate::engine::event::Stored;
@@ -7,7 +7,7 @@ use crate::engine::items::{Residence, Stage};
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::{Listed, ListedStage, Now};
 
-/// What is to be told of an item in memory.
+/// Describes an item in memory.
 pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
     let item = &core.live.items()[id];
     let (application, customer) = core.live.row(item).address();
@@ -34,7 +34,7 @@ pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
     }
 }
 
-/// Of an item that is due and not in flight.
+/// State of an item that is due and not in flight.
 fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
     let queue = &core.live.queues[queue];
     if queue.is_failing() || (queue.is_paused() && mutated(Mutant::PausedToldParked)) {
@@ -44,7 +44,7 @@ fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
     }
 }
 
-/// What is to be told of an item in the store alone.
+/// Describes an item that is in the store only.
 pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
     let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
     let queue = core.live.queues.find(stored.queue()).filter(|_| is_due);
@@ -63,7 +63,7 @@ pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
     }
 }
 
-/// Items that nothing but the broker keeps, for lists.
+/// Items that only the broker keeps, for lists.
 pub(in crate::engine) fn pending(core: &Core) -> Vec<ItemId> {
     let is_pending = |id: &ItemId| {
         let item = &core.live.items()[*id];

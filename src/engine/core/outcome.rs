@@ -1,4 +1,4 @@
-//! What became of a publish, and what that means for the items of its batch and for their queue.
+//! The outcome of a publish, and what it means for the items of its batch and for their queue.
 
 use super::Core;
 use crate::engine::ids::{ItemId, QueueId};
@@ -9,19 +9,18 @@ use crate::engine::snapshot::Counters;
 use crate::engine::types::{BatchId, End, Now, Outcome, Reason, Settled};
 use std::sync::Arc;
 
-/// First pause of a dead letter that the broker refuses, ms; doubled with each further refusal, up to
+/// First delay of a dead letter that the broker refuses, ms; doubled with each further refusal, up to
 /// [`LAST_ASIDE_MS`].
 const FIRST_ASIDE_MS: u64 = 5_000;
 const LAST_ASIDE_MS: u64 = 300_000;
 
 impl Core {
-    /// Publishes have ended; [`Core::settle`] looks at them.
+    /// Takes ended publishes; [`Core::settle`] processes them.
     pub(in crate::engine) fn hand_in(&mut self, settled: Vec<Settled>) {
         self.settled.extend(settled);
     }
 
-    /// Looks at publishes that have ended, in order, until `rows` items have been in them. Whether that was
-    /// all.
+    /// Processes ended publishes in order, until `rows` items have been in them. Whether that was all.
     pub(in crate::engine) fn settle(&mut self, rows: usize, now: Now) -> bool {
         let mut done = 0;
         let mut delivered = Vec::new();
@@ -29,7 +28,7 @@ impl Core {
             let Some(settled) = self.settled.pop_front() else { break };
             done += self.dispatch.flights.get(settled.number).map_or(0, |flight| flight.rows.len());
             if !matches!(settled.outcome, Outcome::Confirmed(_)) {
-                // What others do next finds them gone.
+                // The next outcomes must find these items ended.
                 self.live.finish(&std::mem::take(&mut delivered));
             }
             Landing { core: self, number: settled.number, now }.judge(settled.outcome, &mut delivered);
@@ -38,7 +37,7 @@ impl Core {
         self.settled.is_empty()
     }
 
-    /// As [`Core::remember_dead`] says.
+    /// Remembers the former id of a confirmed dead letter; see [`Core::remember_dead`].
     fn remember_letter(&mut self, id: ItemId, now: Now) {
         let item = &self.live.items()[id];
         let Some(LetterFacts { dead, former: Some(identity), .. }) = item.letter().cloned() else { return };
@@ -48,7 +47,7 @@ impl Core {
         self.remember(queue, identity, ended);
     }
 
-    /// A member of a failed batch waits again, unless it has had its last attempt.
+    /// Returns a member of a failed batch to its queue, or dead-letters it after its last attempt.
     pub(super) fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
         let queue = self.live.items()[id].queue();
         let allowed = self.live.queues.settings_of(queue).retry.attempts;
@@ -66,11 +65,11 @@ impl Core {
         let mut home = self.live.home_of(id);
         home.set_flying(id, None);
         home.push_ready(id);
-        self.tell(identity, None);
+        self.report(identity, None);
     }
 
-    /// The queue is left alone for a while; then one probe tries it. What waits for its next try goes back to
-    /// its head.
+    /// Parks the queue for its back-off; then one probe tries it. Batches that wait for their next try return
+    /// to the head of the queue.
     fn park(&mut self, queue: QueueId, error: &str, now: Now) {
         let retry = self.live.queues.settings_of(queue).retry;
         let live = self.live.queues.at(queue).at_work();
@@ -78,7 +77,7 @@ impl Core {
         if let Some(until) = live.health_mut().failed(error, &retry, &mut self.random, now.mono) {
             self.dispatch.begin_backoff(queue, until);
         }
-        // What waits for its rate goes back at once.
+        // Batches that wait for their rate return at once.
         self.dispatch.paced.recheck(queue);
         for id in self.dispatch.recall(&mut self.live, queue) {
             self.return_to_queue(id, false, error, now);
@@ -86,7 +85,7 @@ impl Core {
         self.live.begin_evicting(queue, now);
     }
 
-    /// The dead exchange is the last resort: a letter that the broker refuses waits and is tried again,
+    /// The dead exchange is the last resort: a dead letter that the broker refuses waits and is tried again,
     /// alone, and those behind it go on.
     fn step_aside(&mut self, id: ItemId, text: &str, now: Now) {
         if self.live.items()[id].is_orphaned() {
@@ -99,17 +98,17 @@ impl Core {
     }
 }
 
-/// A publish that has ended, and what that means.
+/// Processes one ended publish.
 #[derive(Debug)]
 struct Landing<'c> {
     core: &'c mut Core,
-    /// Of its flight.
+    /// Number of its flight.
     number: u64,
     now: Now,
 }
 
 impl Landing<'_> {
-    /// What has been delivered is added to `delivered`, and is to be finished.
+    /// Applies the outcome. Delivered items are added to `delivered`; the caller finishes them.
     fn judge(mut self, outcome: Outcome, delivered: &mut Vec<ItemId>) {
         let Some(alone) = self.core.dispatch.landed(&mut self.core.live, self.number) else { return };
         if !matches!(outcome, Outcome::Confirmed(_)) {
@@ -168,7 +167,7 @@ impl Landing<'_> {
         self.core.live.shared.counters_mut()
     }
 
-    /// Confirmed and not returned: this, and nothing else, ends an item well.
+    /// Confirmed and not returned: only this makes an item sent.
     fn delivered(self, batch: BatchId, delivered: &mut Vec<ItemId>) {
         let Landing { core, number, now } = self;
         let Some(flight) = core.dispatch.flights.end(number) else { return };
@@ -207,8 +206,8 @@ impl Landing<'_> {
         queue.requeue();
     }
 
-    /// Could not be delivered: its members go back to the head of their queue, which is left alone for a
-    /// while. `attempted`: the attempt counts.
+    /// The batch could not be delivered: its members return to the head of their queue, which is parked.
+    /// `attempted`: the attempt counts.
     fn failed(self, error: &str, attempted: bool) {
         let Landing { core, number, now } = self;
         let Some(flight) = core.dispatch.flights.end(number) else { return };
@@ -223,17 +222,18 @@ impl Landing<'_> {
         core.park(flight.queue, error, now);
     }
 
-    /// The broker closed the channel over this batch, or perhaps over another that was out with it.
+    /// The broker closed the channel because of this batch, or of another that was unconfirmed on it.
     fn refused(mut self, alone: bool, text: &str) {
         if !alone {
-            // What went before the culprit may have arrived: its confirm is gone with the channel.
+            // Batches published before the refused one may have arrived: their confirms were lost with the
+            // channel.
             if !mutated(Mutant::SharedRefusalIsKnown) {
                 self.note_unknown();
             }
             return self.suspect();
         }
         self.note_known();
-        self.tell_not_out();
+        self.report_attempt_end();
         let Landing { core, number, now } = self;
         if core.dispatch.split(&mut core.live, number) {
             return;
@@ -249,8 +249,8 @@ impl Landing<'_> {
         }
     }
 
-    /// No confirm came in time. Where others were out with it, it is one of the suspects; where it was alone,
-    /// its queue is left alone, and the attempt does not count.
+    /// No confirm came in time. If others were unconfirmed on its channel, it is one of the suspects; if it
+    /// was alone, its queue is parked, and the attempt does not count.
     fn overdue(self, alone: bool) {
         let Some(queue) = self.core.dispatch.flights.get(self.number).map(|flight| flight.queue) else {
             return;
@@ -266,23 +266,23 @@ impl Landing<'_> {
         }
     }
 
-    /// It goes again, alone.
+    /// Publishes it again, alone.
     fn suspect(mut self) {
         if !self.forget_lost() {
-            self.tell_not_out();
+            self.report_attempt_end();
             self.core.dispatch.suspect(&mut self.core.live, self.number, false);
         }
     }
 
-    /// The connection is to blame: the same members go again, under the same batch id.
+    /// The connection was the cause: the same members are published again under the same batch id.
     fn try_again(mut self, alone: bool) {
         if !self.forget_lost() {
-            self.tell_not_out();
+            self.report_attempt_end();
             self.core.dispatch.try_again(&mut self.core.live, self.number, alone);
         }
     }
 
-    /// Members that others have taken the place of were not sent: they are replaced for good.
+    /// Superseded members were not sent: they are forgotten, their replacements stay.
     fn replace_superseded(&mut self) {
         let Core { live, dispatch, .. } = &mut *self.core;
         let is_replaced = |id| live.items()[id].superseded().is_some();
@@ -291,8 +291,8 @@ impl Landing<'_> {
         }
     }
 
-    /// The broker has these requests back and delivers them again: nothing of the flight goes again. Until
-    /// its turn came, its members would count as waiting beside what has come in their place.
+    /// If the broker redelivers all requests of the flight, the flight ends here: else its members would
+    /// count as waiting beside the redelivered ones.
     fn forget_lost(&mut self) -> bool {
         let Core { live, dispatch, .. } = &mut *self.core;
         let Some(flight) = dispatch.flights.get(self.number) else { return false };
@@ -309,25 +309,25 @@ impl Landing<'_> {
         flight.map(|flight| flight.rows.clone()).unwrap_or_default()
     }
 
-    /// It has ended, and waits for another: so whoever waits for what becomes of its members is judged again,
-    /// and may find one to replace.
-    fn tell_not_out(&mut self) {
+    /// Its attempt has ended, and another follows. Requests that wait for the outcome of its members are
+    /// judged again, and may replace one.
+    fn report_attempt_end(&mut self) {
         if !self.core.outcomes_wanted || mutated(Mutant::EndOfAttemptUntold) {
             return;
         }
         for id in self.members() {
-            self.core.tell(self.core.live.items()[id].identity(), None);
+            self.core.report(self.core.live.items()[id].identity(), None);
         }
     }
 
-    /// The broker did not take it: whatever was unknown of an earlier attempt, its members may be taken back
-    /// and moved again. Else what was out when a connection was lost, and is parked since, could be for ever
-    /// neither.
+    /// The broker did not take it: its members may be cancelled and moved again, even if the outcome of an
+    /// earlier attempt is unknown. Else items that were in flight at the loss of a connection, and are parked
+    /// since, could never be cancelled or moved.
     fn note_known(&mut self) {
         self.set_unknown(false);
     }
 
-    /// Whether its members were delivered cannot be known.
+    /// Its members may or may not have been delivered.
     fn note_unknown(&mut self) {
         self.set_unknown(true);
     }

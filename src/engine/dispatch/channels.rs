@@ -1,9 +1,10 @@
-//! The channels on which a batch goes alone: who has one, whose turn is next, and who gives its own up.
+//! The channels for batches that are sent alone: which flight has one, which queue is next, and which flight
+//! gives its channel up.
 //!
-//! Guarantee: however many queues take what they are sent and confirm nothing, a queue that does not fail
-//! finds a channel. Those that fail may have a part of the channels only; and whatever has been out for long
-//! gives its channel up once another needs it, one of a failing queue first. Without need nothing is given
-//! up: a queue that confirms after all has been sent its batch once.
+//! Guarantee: however many queues take batches and confirm nothing, a queue that does not fail finds a
+//! channel. Failing queues may have a part of the channels only; and a flight that is unconfirmed for long
+//! gives its channel up once another needs it, flights of failing queues first. No channel is given up
+//! without need: a queue that confirms late has received its batch once.
 
 use crate::engine::ids::QueueId;
 use crate::engine::mutant::{mutated, Mutant};
@@ -13,28 +14,29 @@ use std::ops::Bound;
 
 use super::LATE_PROBE_MS;
 
-/// How far a slow broker is waited for: most that a confirm counts in [`SoloChannels::patience`], ms.
+/// Upper bound of a confirm time in [`SoloChannels::patience`], ms: limits the wait for a slow broker.
 const SLOW_MS: u64 = 2_000;
-/// A confirm is late after this many times what confirms take at present.
+/// A confirm is late after this many times the usual confirm time.
 const LATE_FACTOR: u64 = 4;
-/// Weight of a slower confirm in what they take is one in this many.
+/// A slower confirm enters the usual confirm time with the weight one in this many.
 const SLOWER_OVER: u64 = 8;
 
 /// A flight that has a channel.
 #[derive(Debug)]
 struct TakenChannel {
-    /// Since when it has it; once the publisher has the flight, since then. Monotonic ms.
+    /// Since when it has the channel, or, once launched, since when the publisher has the flight. Monotonic
+    /// ms.
     since: u64,
-    /// The publisher has the flight. It knows nothing of one whose payloads are still fetched.
+    /// The publisher has the flight; false while payloads are fetched.
     out: bool,
-    /// Of a queue that failed when it was tried last.
+    /// The last try of its queue failed.
     failing: bool,
     bytes: u64,
-    /// The publisher was told; the flight has its channel until it is settled.
+    /// The publisher has the order to give it up; the flight keeps its channel until it is settled.
     given_up: bool,
 }
 
-/// Queues whose probe waits for a channel, and the one that got the last free one: they take turns.
+/// Queues whose probes wait for a channel, and the queue that got the last one: they take turns.
 #[derive(Debug, Default)]
 struct Turns {
     waiting: BTreeSet<QueueId>,
@@ -54,26 +56,26 @@ impl Turns {
     }
 }
 
-/// What cannot be sent for want of a channel, in batches.
+/// Numbers of batches that cannot be sent for lack of a channel.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Shortage {
-    /// Of queues that do not fail, of failing ones.
+    /// Batches of queues that do not fail.
     pub(super) sound: usize,
     pub(super) failing: usize,
-    /// One batch, of whatever queue, finds no slot because of those that are alone.
+    /// A batch of any queue finds no slot because of the batches that are alone.
     pub(super) slot: bool,
 }
 
 /// See the module's page.
 #[derive(Debug)]
 pub(super) struct SoloChannels {
-    /// Most at a time: half of the publisher's slots, or all that there are.
+    /// Maximum number in use: half of the publisher's slots, and at most [`ALONE_CHANNELS`].
     most: usize,
     /// By flight number.
     taken: BTreeMap<u64, TakenChannel>,
     sound: Turns,
     failing: Turns,
-    /// What a confirm takes at present, ms: the fastest of late.
+    /// The usual confirm time, ms: follows the fastest recent ones.
     usual: u64,
 }
 
@@ -93,7 +95,7 @@ impl SoloChannels {
         self.most = (slots / 2).clamp(1, ALONE_CHANNELS);
     }
 
-    /// Of these failing queues may have so many.
+    /// Maximum number of channels for failing queues.
     fn most_failing(&self) -> usize {
         (self.most * 3 / 4).max(1)
     }
@@ -107,7 +109,7 @@ impl SoloChannels {
         self.most_failing().saturating_sub(failing).min(self.free())
     }
 
-    /// A channel is free for a batch of a queue that fails, or does not.
+    /// Whether a channel is free for a batch of a queue, by whether the queue fails.
     pub(super) fn has_room(&self, failing: bool) -> bool {
         if mutated(Mutant::HungBatchHindersAll) {
             return self.taken.is_empty();
@@ -124,32 +126,32 @@ impl SoloChannels {
             .insert(number, TakenChannel { since: now.mono, out: false, failing, bytes, given_up: false });
     }
 
-    /// The flight is handed to the publisher, if it has a channel.
+    /// The flight was handed to the publisher.
     pub(super) fn launched(&mut self, number: u64, now: Now) {
         if let Some(taken) = self.taken.get_mut(&number) {
             (taken.since, taken.out) = (now.mono, true);
         }
     }
 
-    /// Whether the flight had one.
+    /// Frees the channel of a flight. Whether it had one.
     pub(super) fn release(&mut self, number: u64) -> bool {
         self.taken.remove(&number).is_some()
     }
 
-    /// The connection was blocked until now: no confirm could come.
+    /// The connection was blocked until now, so that no confirm could come: times count from now.
     pub(super) fn unblocked(&mut self, now: Now) {
         self.taken.values_mut().for_each(|taken| taken.since = now.mono);
     }
 
-    /// A confirm came, of a batch that was out for so many ms. One that is fast counts at once: a single slow
-    /// queue is not to lend its patience to those that are silent.
+    /// A confirm came after `took` ms. A fast one counts at once: a single slow queue must not extend the
+    /// patience with silent ones.
     pub(super) fn heard(&mut self, took: u64) {
         let took = took.min(SLOW_MS);
         let more = took.saturating_sub(self.usual).div_ceil(SLOWER_OVER);
         self.usual = took.min(self.usual + more);
     }
 
-    /// How long a batch may be out before its channel is another's, if that needs it, ms.
+    /// How long a batch may be unconfirmed before it must give up a channel that another needs, ms.
     fn patience(&self) -> u64 {
         LATE_PROBE_MS.max(LATE_FACTOR * self.usual)
     }
@@ -160,41 +162,41 @@ impl SoloChannels {
         turns.waiting.insert(queue);
     }
 
-    /// Queues whose probes wait for one: of those that do not fail, of failing ones.
+    /// Numbers of queues whose probes wait for a channel: sound ones, failing ones.
     pub(super) fn waiting(&self) -> (usize, usize) {
         (self.sound.waiting.len(), self.failing.waiting.len())
     }
 
-    /// The queue whose turn it is, if there is a channel for it; it waits no more.
+    /// Takes the queue whose turn it is, if there is a channel for it.
     pub(super) fn next_waiting(&mut self) -> Option<QueueId> {
         let sound = if self.has_room(false) { self.sound.next() } else { None };
         sound.or_else(|| if self.has_room(true) { self.failing.next() } else { None })
     }
 
-    /// Flights that have a channel, and since when, monotonic.
+    /// Flights that have a channel, and since when, monotonic ms.
     pub(super) fn taken(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.taken.iter().map(|(number, taken)| (*number, taken.since))
     }
 
-    /// How many they are, and bytes of their payloads.
+    /// Number of these flights, and bytes of their payloads.
     pub(super) fn held(&self) -> (usize, u64) {
         (self.taken.len(), self.taken.values().map(|taken| taken.bytes).sum())
     }
 
-    /// How many are to be given up beyond those that are already: of whatever queue, of failing ones.
+    /// How many more channels must be given up: by flights of any queue, by flights of failing ones.
     fn short(&self, wanted: Shortage) -> (usize, usize) {
         let given_up = |failing: bool| {
             let is = |taken: &&TakenChannel| taken.given_up && (taken.failing || !failing);
             self.taken.values().filter(is).count()
         };
-        // Where they have their part, they take turns in it.
+        // Failing queues that use their full part take turns within it.
         let full = self.taken.values().filter(|taken| taken.failing).count() >= self.most_failing();
         let (others, failing) = if full { (0, wanted.failing) } else { (wanted.failing, 0) };
         let any = (wanted.sound + others).saturating_sub(self.free()).max(usize::from(wanted.slot));
         (any.saturating_sub(given_up(false)), failing.saturating_sub(given_up(true)))
     }
 
-    /// Those that can be given up, in the order in which they are.
+    /// Flights that can give up their channels, in this order.
     fn givers(&self) -> Vec<(bool, u64, u64)> {
         let left = self.taken.iter().filter(|(_, taken)| !taken.given_up && taken.out);
         let mut givers: Vec<_> = left.map(|(number, taken)| (!taken.failing, taken.since, *number)).collect();
@@ -202,7 +204,7 @@ impl SoloChannels {
         givers
     }
 
-    /// The flights that give their channels up now, so that what is wanted can go.
+    /// The flights that give up their channels now, so that the waiting batches can be sent.
     pub(super) fn give_up(&mut self, wanted: Shortage, now: Now) -> Vec<u64> {
         let (mut any, mut failing) = self.short(wanted);
         if any + failing == 0 || mutated(Mutant::HungKeepChannels) {
@@ -227,7 +229,7 @@ impl SoloChannels {
         given_up
     }
 
-    /// When the next one is given up, monotonic.
+    /// When the next channel is given up, monotonic ms.
     pub(super) fn next_given_up(&self, wanted: Shortage) -> Option<u64> {
         let (any, failing) = self.short(wanted);
         let wants = |sound: bool| any > 0 || (failing > 0 && !sound);

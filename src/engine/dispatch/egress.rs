@@ -1,4 +1,4 @@
-//! The egress end, as far as it is known: whether it takes batches, and how many more.
+//! The state of egress: whether it takes batches, and how many more.
 
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::Settings;
@@ -9,7 +9,7 @@ pub(in crate::engine) struct Egress {
     /// As last reported.
     ready: bool,
     blocked: bool,
-    /// Batches that hold a slot, and bytes of their payloads.
+    /// Number of batches that hold a slot, and bytes of their payloads.
     slots: usize,
     bytes: u64,
     max_in_flight: usize,
@@ -41,28 +41,28 @@ impl Egress {
         self.slots
     }
 
-    /// The first batch always fits, however large.
+    /// Whether a batch may be sent now. The first one always fits, however large.
     pub(super) fn has_slot(&self) -> bool {
         self.is_open() && self.has_room()
     }
 
-    /// A slot is free, whether it is open or not.
+    /// Whether a slot is free, also while egress is not open.
     pub(in crate::engine) fn has_room(&self) -> bool {
         self.slots < self.max_in_flight
             && (self.slots == 0 || self.bytes < self.max_bytes || mutated(Mutant::BytesIgnoredInFlight))
     }
 
-    /// So many batches and bytes are half of what may be under way, or more.
+    /// Whether this many batches or bytes are at least half of what may be in flight.
     pub(super) fn is_mostly(&self, slots: usize, bytes: u64) -> bool {
         slots * 2 > self.max_in_flight || bytes * 2 >= self.max_bytes
     }
 
-    /// A slot is free behind that many more batches.
+    /// Whether a slot is free after this many more batches.
     pub(super) fn has_slots_behind(&self, batches: usize) -> bool {
         self.slots + batches < self.max_in_flight
     }
 
-    /// A queue may not take all slots: another's batch finds one free within a confirm.
+    /// Maximum number of slots for one queue: a batch of another finds a free slot within one confirm time.
     pub(in crate::engine) fn share(&self) -> usize {
         if mutated(Mutant::OneTakesAllSlots) {
             return self.max_in_flight;

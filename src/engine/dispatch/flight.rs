@@ -1,4 +1,4 @@
-//! A batch on its way out: what could be sent next, and what has been formed.
+//! Candidates, which could be sent next, and flights, which have been formed.
 
 use crate::engine::ids::{CustomerId, ItemId, QueueId};
 use crate::engine::items::{Item, NumberMap, Stage};
@@ -7,30 +7,30 @@ use crate::engine::lookup::Lookup;
 use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::Format;
 
-/// What could be sent next.
+/// A batch that could be sent next.
 #[derive(Debug)]
 pub(in crate::engine) struct Candidate {
-    /// Its number, where it has been out before.
+    /// Its number, if it is a repeat.
     pub(super) number: Option<u64>,
     pub(in crate::engine) queue: QueueId,
     pub(in crate::engine) rows: Vec<ItemId>,
     pub(super) alone: bool,
-    /// Its format, bytes and publishes, where it has been out before.
+    /// Its format and number of publishes, if it is a repeat.
     pub(super) before: Option<(Format, u32)>,
     pub(super) suspect: bool,
 }
 
 impl Candidate {
-    /// Somebody may have had it.
+    /// Whether it was published before, so that a consumer may have received it.
     pub(in crate::engine) fn has_been_out(&self) -> bool {
         self.before.is_some_and(|(_, publishes)| publishes > 0)
     }
 }
 
-/// How far a batch is.
+/// State of a flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlightState {
-    /// Formed; that many payloads are still to come from the store. Holds a slot.
+    /// Formed; `missing` payloads are still to come from the store. Holds a slot.
     Fetching { missing: usize, alone: bool },
     /// With the publisher. Holds a slot.
     Out { alone: bool },
@@ -40,17 +40,17 @@ pub(super) enum FlightState {
     Suspect,
 }
 
-/// A batch from the moment it is formed until it is settled for good.
+/// A batch, from its forming until its items have ended or returned to the queue.
 #[derive(Debug)]
 pub(in crate::engine) struct Flight {
     pub(in crate::engine) queue: QueueId,
-    /// Whose items they are, where they are a customer's.
+    /// Customer of its items, if they have one.
     pub(super) customer: Option<CustomerId>,
-    /// In order of (due, seq). Empty only while they are looked at before they are sent.
+    /// In order of (due, seq). Empty only while they are checked before they are sent.
     pub(in crate::engine) rows: Vec<ItemId>,
     /// Payload bytes, against the publisher's bound.
     pub(super) bytes: u64,
-    /// Fixed when it is formed: a repeat is the same message, whatever the settings have become meanwhile.
+    /// Fixed when it is formed: a repeat is the same message, also if the settings have changed.
     pub(super) format: Format,
     pub(super) publishes: u32,
     pub(super) state: FlightState,
@@ -58,12 +58,13 @@ pub(in crate::engine) struct Flight {
     pub(in crate::engine) since: u64,
     /// Same as [`crate::engine::types::Batch::held`].
     pub(super) held: Option<[u64; 2]>,
-    /// Its queue was given up while payloads were fetched: its members go back once these have come.
+    /// Its queue was parked while payloads were fetched: its members return to the queue once these have
+    /// come.
     pub(super) recalled: bool,
 }
 
 impl FlightState {
-    /// It is with the publisher, or on its way there.
+    /// Whether it holds a slot of the publisher.
     pub(super) fn holds_slot(self) -> bool {
         match self {
             FlightState::Fetching { .. } | FlightState::Out { .. } => true,
@@ -72,7 +73,7 @@ impl FlightState {
     }
 }
 
-/// All batches from the moment they are formed, by number.
+/// All flights, by number.
 #[derive(Debug)]
 pub(in crate::engine) struct Flights {
     table: NumberMap<u64, Flight>,
@@ -84,8 +85,8 @@ impl Flights {
         Flights { table: Lookup::new(), next_number: 1 }
     }
 
-    /// The number of a new one. There is one for each of its items: a half of it has one too, and the place
-    /// in any order that is its own.
+    /// The number of a new flight of this many items. It reserves one number for each item, so that the
+    /// halves of a split have numbers too, at their places in the order.
     pub(super) fn number(&mut self, items: usize) -> u64 {
         self.next_number += items as u64;
         self.next_number - items as u64
@@ -103,7 +104,7 @@ impl Flights {
         self.table.get_mut(&number)
     }
 
-    /// One is over; its members.
+    /// Ends a flight and returns it.
     pub(in crate::engine) fn end(&mut self, number: u64) -> Option<Flight> {
         self.table.remove(&number)
     }
@@ -113,22 +114,22 @@ impl Flights {
         self.get(number)
     }
 
-    /// Published and not settled, or on its way to the publisher.
+    /// Whether the item's flight is with the publisher, or fetches payloads for that.
     pub(in crate::engine) fn is_in_flight(&self, item: &Item) -> bool {
         self.of(item).is_some_and(|flight| flight.state.holds_slot())
     }
 
-    /// Its flight waits for payloads.
+    /// Whether the item's flight waits for payloads.
     pub(in crate::engine) fn is_fetching(&self, item: &Item) -> bool {
         self.of(item).is_some_and(|flight| matches!(flight.state, FlightState::Fetching { .. }))
     }
 
-    /// Whether it has not been out.
+    /// Whether the flight has never been published.
     pub(in crate::engine) fn is_new(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.publishes == 0)
     }
 
-    /// Whether its queue has been given up since it was formed.
+    /// Whether its queue was parked since it was formed.
     pub(in crate::engine) fn is_recalled(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.recalled)
     }
@@ -138,7 +139,7 @@ impl Flights {
         self.get(number).is_some_and(|flight| flight.state.holds_slot())
     }
 
-    /// So many of one that was formed do not leave after all: the rates are charged for what does.
+    /// This many members of a formed flight do not leave: the rates are not charged for them.
     pub(in crate::engine) fn refund(&self, live: &mut LiveItems, number: u64, rows: u64) {
         if let Some(flight) = self.get(number) {
             live.queues.at(flight.queue).at_work().pace_mut().refund(rows);
@@ -146,14 +147,14 @@ impl Flights {
         }
     }
 
-    /// It was handed over, and went nowhere.
+    /// The flight was handed over, but was not published.
     pub(in crate::engine) fn not_published(&mut self, number: u64) {
         if let Some(flight) = self.get_mut(number) {
             flight.publishes = flight.publishes.saturating_sub(u32::from(!mutated(Mutant::UnsentCounts)));
         }
     }
 
-    /// Members that `leaves` names leave a flight that has landed and may be sent again.
+    /// Removes the members that `leaves` selects from a flight that has ended its publish, and returns them.
     pub(in crate::engine) fn split_off(
         &mut self,
         number: u64,

@@ -1,4 +1,4 @@
-//! What leaves its flight, or the list of those to be sent again, without having been sent.
+//! Flights that end without having been sent.
 
 use super::Dispatch;
 use crate::engine::ids::{ItemId, QueueId};
@@ -7,22 +7,23 @@ use crate::engine::mutant::{mutated, Mutant};
 use std::collections::VecDeque;
 
 impl Dispatch {
-    /// All flights of a queue that wait for their next try: it is given up for now. Their members, in order.
-    /// Those that wait for payloads follow when these have come: what has failed goes before them.
+    /// Ends all flights of a parked queue that wait for their next try. Returns their members, in order.
+    /// Flights that wait for payloads are only marked, and end once these have come: failed ones go before
+    /// them.
     pub(in crate::engine) fn recall(&mut self, live: &mut LiveItems, queue: QueueId) -> Vec<ItemId> {
         for number in live.queues.at(queue).at_work().flights().fetching() {
             if let Some(flight) = self.flights.get_mut(number) {
                 flight.recalled = true;
             }
         }
-        let lane = live.queues.at(queue).at_work().flights_mut();
-        let mut numbers = lane.recall();
-        if lane.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
+        let queue_flights = live.queues.at(queue).at_work().flights_mut();
+        let mut numbers = queue_flights.recall();
+        if queue_flights.suspects() > 0 && !mutated(Mutant::SuspectsStay) {
             let flights = &self.flights;
             let is_mine = |number: &&u64| flights.get(**number).is_some_and(|flight| flight.queue == queue);
             let (mine, others) = self.suspects.iter().partition::<VecDeque<u64>, _>(is_mine);
             self.suspects = others;
-            lane.remove_suspects(mine.len());
+            queue_flights.remove_suspects(mine.len());
             numbers.extend(mine);
         }
         numbers.sort_unstable();

@@ -1,4 +1,4 @@
-//! What waits for the rate of its application, and until when.
+//! Batches that wait for the rate of their application, and until when.
 
 use super::Dispatch;
 use crate::engine::ids::QueueId;
@@ -7,36 +7,36 @@ use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::Now;
 use std::collections::BTreeSet;
 
-/// What it is that waits.
+/// The step that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PacedStep {
-    /// The next batch is not formed before.
+    /// The forming of the next batch.
     Form,
-    /// One that has been formed, and has its payloads by now, does not leave before.
+    /// The launch of a formed batch whose payloads are complete.
     Leave,
 }
 
-/// Queues that wait for their rates, by when they are looked at again, monotonic ms.
+/// Queues that wait for their rates, by the time of the next check, monotonic ms.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct PacedQueues(BTreeSet<(u64, QueueId, PacedStep)>);
 
 impl PacedQueues {
-    /// When the next of them is looked at.
+    /// Time of the next check.
     pub(super) fn next(&self) -> Option<u64> {
         self.0.first().map(|(at, ..)| *at)
     }
 
-    /// What has been formed of the queue may not wait any more, or not for so long.
+    /// Checks the formed batches of the queue at once: their wait may have ended or become shorter.
     pub(in crate::engine) fn recheck(&mut self, queue: QueueId) {
         self.0.insert((0, queue, PacedStep::Leave));
     }
 
-    /// A batch that has been formed may leave then.
+    /// A formed batch of the queue may leave at this time.
     pub(super) fn wait_to_leave(&mut self, queue: QueueId, at: u64) {
         self.0.insert((at, queue, PacedStep::Leave));
     }
 
-    /// The next batch of the queue may be formed then, and not at `before`.
+    /// The next batch of the queue may be formed at `until`, and no longer at `before`.
     fn wait_to_form(&mut self, queue: QueueId, before: Option<u64>, until: Option<u64>) {
         if let Some(at) = before {
             self.0.remove(&(at, queue, PacedStep::Form));
@@ -44,8 +44,8 @@ impl PacedQueues {
         self.0.extend(until.map(|at| (at, queue, PacedStep::Form)));
     }
 
-    /// Queues whose next batch may be formed by now stand in line again; and those of which one that has
-    /// been formed may leave.
+    /// Puts queues whose next batch may be formed now into the run queue, and returns those of which a formed
+    /// batch may leave.
     pub(in crate::engine) fn end(&mut self, live: &mut LiveItems, now: Now) -> Vec<QueueId> {
         let mut leave = Vec::new();
         while let Some((_, queue, step)) = self.0.first().copied().filter(|(at, ..)| *at <= now.mono) {
@@ -69,7 +69,8 @@ impl PacedQueues {
 }
 
 impl Dispatch {
-    /// The queue's next batch waits for its rate. It is looked at again when that may leave.
+    /// Whether the queue's next batch waits for its rate. The queue is checked again when the batch may
+    /// leave.
     pub(super) fn paces(&mut self, live: &mut LiveItems, queue: QueueId, now: Now) -> bool {
         let active = live.queues.at(queue).at_work();
         let again = active.flights().first_to_resend().and_then(|number| self.flights.get(number));

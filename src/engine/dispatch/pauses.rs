@@ -1,4 +1,4 @@
-//! Queues that are left alone for a while, probes that are out for long, and who gives way to whom.
+//! Queues in back-off, slow probes, and which flights give up their channels to others.
 
 use super::channels::Shortage;
 use super::{Dispatch, LATE_PROBE_MS};
@@ -10,12 +10,12 @@ use crate::engine::types::Now;
 use std::collections::BTreeSet;
 
 impl Dispatch {
-    /// The queue is left alone until then, monotonic.
+    /// Begins the back-off of a queue, until `until`, monotonic ms.
     pub(in crate::engine) fn begin_backoff(&mut self, queue: QueueId, until: u64) {
         self.backoffs.insert((until, queue));
     }
 
-    /// Queues whose pause has ended.
+    /// Ends the back-offs whose time has come.
     pub(in crate::engine) fn end_backoffs(&mut self, live: &mut LiveItems, now: Now) {
         if mutated(Mutant::ParkedForEver) {
             return;
@@ -32,13 +32,13 @@ impl Dispatch {
         }
     }
 
-    /// A command ends the pause of a queue now.
+    /// Ends the back-off of a queue now, by a command.
     pub(in crate::engine) fn retry_now(&mut self, live: &mut LiveItems, queue: QueueId, until: u64) {
         self.backoffs.remove(&(until, queue));
         self.end_backoff(live, queue, until);
     }
 
-    /// Queues whose probe has been out for long, and that were not known to be hindered.
+    /// Queues whose probes have become slow since the last call.
     pub(in crate::engine) fn late_probes(&self, live: &LiveItems, now: Now) -> Vec<QueueId> {
         let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
         let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
@@ -49,7 +49,7 @@ impl Dispatch {
             .collect()
     }
 
-    /// When something is to be done without any event, monotonic.
+    /// When something must be done without an event, monotonic ms.
     pub(in crate::engine) fn deadline(&self, live: &LiveItems) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let channel = self.channels.next_given_up(self.wanted(live));
@@ -61,9 +61,9 @@ impl Dispatch {
         [backoff, channel, late, self.paced.next()].into_iter().flatten().min()
     }
 
-    // ---- who gives way ------------------------------------------------------------------------------------
+    // ---- giving up channels -------------------------------------------------------------------------------
 
-    /// What waits for a channel, or for the slot of a batch that is alone.
+    /// Batches that wait for a channel, or for the slot of a batch that is alone.
     fn wanted(&self, live: &LiveItems) -> Shortage {
         if !self.egress.is_open() {
             return Shortage::default();
@@ -84,13 +84,13 @@ impl Dispatch {
         }
     }
 
-    /// Flights that give their channels up, so that others can go: the publisher settles them.
+    /// The flights that give up their channels for others; the publisher settles them.
     pub(in crate::engine) fn give_up(&mut self, live: &LiveItems, now: Now) -> Vec<u64> {
         let wanted = self.wanted(live);
         self.channels.give_up(wanted, now)
     }
 
-    /// A batch was confirmed that took its slot at `since`.
+    /// A batch that took its slot at `since` was confirmed.
     pub(in crate::engine) fn heard(&mut self, since: u64, now: Now) {
         self.channels.heard(now.mono.saturating_sub(since));
     }

@@ -1,4 +1,4 @@
-//! One item in memory: what the store keeps of it, and what stands here beside that.
+//! One item in memory: the fields that the store keeps, and the volatile ones.
 
 pub(in crate::engine) use super::packed::ItemFlag;
 use super::packed::{PackedResidence, PackedState};
@@ -10,19 +10,19 @@ use crate::engine::types::{ClosedBy, Content, Dead, DuplicateRule, Identity, Key
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-/// Where an item in memory stands on its way.
+/// The list that an item in memory is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Stage {
     /// Waits for its own time, in the schedule.
     Scheduled,
     /// Member of its customer's open window, at `pos` of its list. While `scheduled` it is in the schedule
-    /// too, so that memory can be given back in order of key.
+    /// too, so that items can be evicted in order of key.
     Windowed { pos: u32, scheduled: bool },
     /// Due, in its queue.
     Ready,
     /// Member of the flight with this number, which is not 0.
     Flying(u64),
-    /// On no list: on its way from one to another, within a call.
+    /// On no list: it moves from one to another within a call.
     Detached,
 }
 
@@ -38,14 +38,14 @@ impl Stage {
 pub(in crate::engine) enum Residence {
     /// The broker's unacked message with this tag, of the present generation.
     Pending(NonZeroU64),
-    /// The broker's message, which it will deliver again: the item here is to be forgotten.
+    /// The broker's message, which it will redeliver: the item here must be forgotten.
     Orphaned,
     /// The store's row, written with this commit; 0 = before this life.
     Stored(Token),
 }
 
-/// One item in memory. The payload is apart, and may be in the store alone. What is looked at when it
-/// comes due stands first.
+/// One item in memory. The payload is separate, and may be in the store only. Fields that are read when the
+/// item comes due come first.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::engine) struct Item {
@@ -53,7 +53,7 @@ pub(in crate::engine) struct Item {
     planned: u64,
     /// Its arrival number.
     seq: u64,
-    /// When it is really due: earlier than planned where its window closed sooner, UTC ms.
+    /// Its actual due, UTC ms: earlier than `planned` if its window closed sooner.
     due: u64,
     /// When it arrived, UTC ms.
     received: u64,
@@ -64,7 +64,7 @@ pub(in crate::engine) struct Item {
     queue: QueueId,
     customer: Option<CustomerId>,
     weight: u32,
-    /// How far its number is from that of its window's first member: a window closes before that is too much.
+    /// Distance of its number from that of its window's first member; a window closes before this overflows.
     behind: u32,
     state: PackedState,
     residence: PackedResidence,
@@ -72,47 +72,48 @@ pub(in crate::engine) struct Item {
     extra: Option<Box<Extra>>,
 }
 
-/// What few items have.
+/// Fields that few items have.
 #[derive(Clone, Debug, Default)]
 struct Extra {
-    /// Where it differs from the due in the key, UTC ms.
+    /// Set if it differs from the due in the key, UTC ms.
     accepted_due: Option<u64>,
     tries: Tries,
     /// It is a dead letter.
     letter: Option<LetterFacts>,
-    /// Another has its place, by this rule, unless the attempt that is under way succeeds.
+    /// Another item takes its place, by this rule, unless the attempt under way succeeds.
     superseded: Option<DuplicateRule>,
 }
 
-/// What attempts have left behind.
+/// The results of its attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Tries {
-    /// Those that have failed and count.
+    /// Failed attempts that count.
     pub(in crate::engine) attempts: u32,
-    /// The outcome of one stayed unknown, and the broker has refused none since: it may have been delivered.
+    /// The outcome of an attempt is unknown, and the broker has refused none since: it may have been
+    /// delivered.
     pub(in crate::engine) outcome_unknown: bool,
     pub(in crate::engine) last_error: Option<Arc<str>>,
-    /// How often its consumer has sent it back; if ever, it leaves alone.
+    /// How often its consumer has sent it back; if not 0, it leaves in a batch of its own.
     pub(in crate::engine) retry: u32,
 }
 
 static UNTRIED: Tries = Tries { attempts: 0, outcome_unknown: false, last_error: None, retry: 0 };
 
-/// What a dead letter has beside what other items have.
+/// Additional fields of a dead letter.
 #[derive(Clone, Debug)]
 pub(in crate::engine) struct LetterFacts {
-    /// Why it is one.
+    /// Reason and error of its death.
     pub(in crate::engine) dead: Arc<Dead>,
-    /// Whom it was meant for.
+    /// The application and customer it was meant for.
     pub(in crate::engine) meant_for: Address,
-    /// Where nothing stores it: its identity while it lived, to be remembered with its confirm.
+    /// Without a store: its former identity, which is remembered with its confirm.
     pub(in crate::engine) former: Option<Identity>,
 }
 
 /// Application and customer by name.
 pub(in crate::engine) type Address = (Arc<str>, Option<Arc<str>>);
 
-/// Where an item that comes in is put, and where it came from.
+/// Place and origin of a new item.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine) struct Placement {
     pub(in crate::engine) key: Key,
@@ -120,14 +121,14 @@ pub(in crate::engine) struct Placement {
     pub(in crate::engine) customer: Option<CustomerId>,
     /// When it arrived, UTC ms.
     pub(in crate::engine) received: u64,
-    /// Of its delivery; 0 = the broker has it no more.
+    /// Tag of its delivery; 0 = the broker no longer has it.
     pub(in crate::engine) tag: u64,
 }
 
 impl Item {
     // ---- how it comes to be -------------------------------------------------------------------------------
 
-    /// Of a request. `own_time`: it named its due.
+    /// An item of a request. `own_time`: the request named its due.
     pub(in crate::engine) fn arrived(new: NewItem, own_time: bool, placement: Placement) -> Self {
         let mut item = Item {
             expiry: new.expiry.unwrap_or(u64::MAX),
@@ -144,7 +145,7 @@ impl Item {
         item
     }
 
-    /// Of a request that is a dead letter from the start.
+    /// An item of a request that is a dead letter from the start.
     pub(in crate::engine) fn dead_on_arrival(
         dead: Arc<Dead>,
         meant_for: Address,
@@ -153,12 +154,12 @@ impl Item {
     ) -> Self {
         let letter = Some(LetterFacts { dead, meant_for, former: None });
         let extra = Some(Box::new(Extra { letter, ..Extra::default() }));
-        // What it will cost when it leaves, and has had to be read.
+        // Its size when it leaves and was read from the store before.
         let weight = u32::try_from(content.size()).unwrap_or(u32::MAX);
         Item { weight, content: Some(content), extra, ..Item::bare(placement) }
     }
 
-    /// As the store has kept it.
+    /// An item as the store has kept it.
     pub(in crate::engine) fn restored(stored: Stored, queue: QueueId, customer: Option<CustomerId>) -> Self {
         let is_dead = stored.dead.is_some();
         let key = stored.key;
@@ -187,7 +188,7 @@ impl Item {
         item.state.set_closed_by(stored.closed_by);
         let own_time = stored.own_time && !mutated(Mutant::OwnTimeNotRestored);
         item.state.set(ItemFlag::OwnTime, own_time);
-        // Perhaps it has none; removing a row that is not there costs nothing worth knowing.
+        // It may have no such row; removing a missing row costs next to nothing.
         item.state.set(ItemFlag::Indexed, customer.is_some());
         item
     }
@@ -220,7 +221,7 @@ impl Item {
         Key { due: self.planned, window: self.seq - u64::from(self.behind), seq: self.seq }
     }
 
-    /// When it is really due: earlier than its key says where its window closed sooner, UTC ms.
+    /// Its actual due, UTC ms: earlier than the due in its key if its window closed sooner.
     pub(in crate::engine) fn due(&self) -> u64 {
         self.due
     }
@@ -271,22 +272,22 @@ impl Item {
         self.state.has(flag)
     }
 
-    /// What attempts have left behind.
+    /// The results of its attempts.
     pub(in crate::engine) fn tries(&self) -> &Tries {
         self.extra.as_deref().map_or(&UNTRIED, |extra| &extra.tries)
     }
 
-    /// Of a dead letter.
+    /// Its additional fields, if it is a dead letter.
     pub(in crate::engine) fn letter(&self) -> Option<&LetterFacts> {
         self.extra.as_deref()?.letter.as_ref()
     }
 
-    /// `None`: in the store alone.
+    /// Its payload; `None`: it is in the store only.
     pub(in crate::engine) fn content(&self) -> Option<&Arc<Content>> {
         self.content.as_ref()
     }
 
-    /// Its place among what is due: by this it leaves, and by this it is held against its queue's bound.
+    /// Its place in the order of leaving; also compared with its queue's bound in memory.
     pub(in crate::engine) fn place(&self) -> Key {
         Key { due: self.due, ..self.key() }
     }
@@ -299,7 +300,7 @@ impl Item {
         self.residence() == Residence::Orphaned
     }
 
-    /// Another has its place, by this rule, unless the attempt that is under way succeeds.
+    /// Another item takes its place, by this rule, unless the attempt under way succeeds.
     pub(in crate::engine) fn superseded(&self) -> Option<DuplicateRule> {
         self.extra.as_deref()?.superseded
     }
@@ -313,7 +314,7 @@ impl Item {
         AssignedId::of(self.key(), self.accepted_due())
     }
 
-    /// The identity row that it has in the store.
+    /// The identity of its identity row in the store, if it has one.
     pub(in crate::engine) fn identity_row(&self) -> Option<Identity> {
         let moved = self.accepted_due() != self.planned;
         (self.letter().is_none() && (self.identity.is_given() || moved)).then_some(self.identity)
@@ -325,19 +326,19 @@ impl Item {
         self.state.set_stage(stage);
     }
 
-    /// Its window has closed: it is due then.
+    /// Its window has closed: sets its due and the cause.
     pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy) {
         self.due = due;
         self.state.set_closed_by(cause);
     }
 
-    /// Its row is written with this commit, and says all.
+    /// Its row is written with this commit, and is complete.
     pub(in crate::engine) fn set_stored(&mut self, token: Token) {
         self.residence = Residence::Stored(token).into();
         self.state.set(ItemFlag::Amended, false);
     }
 
-    /// Its only safe copy is the broker's, or none.
+    /// Its only safe copy is the broker's message with this tag; `None`: it is orphaned.
     pub(in crate::engine) fn set_tag(&mut self, tag: Option<NonZeroU64>) {
         self.residence = tag.map_or(Residence::Orphaned, Residence::Pending).into();
     }
@@ -346,21 +347,21 @@ impl Item {
         self.state.set(flag, on);
     }
 
-    /// It is in flight, and another has its place: nothing keeps it beyond this attempt.
+    /// It is in flight, and another item has taken its place: it is not kept beyond this attempt.
     pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) {
         self.extra.get_or_insert_default().superseded = Some(rule);
         self.set_tag(None);
         self.state.set(ItemFlag::Indexed, false);
     }
 
-    /// It is due then, and waits for that.
+    /// Sets a later due, for which it waits in the schedule.
     pub(in crate::engine) fn defer(&mut self, until: u64) {
         self.move_key(until);
         self.due = until;
         self.state.set_stage(Stage::Scheduled);
     }
 
-    /// It is due at a time of its own from now on, whatever it waited for.
+    /// Sets an own time, whatever it waited for before.
     pub(in crate::engine) fn reschedule(&mut self, due: u64) {
         self.move_key(due);
         self.due = due;
@@ -379,7 +380,7 @@ impl Item {
         self.planned = due;
     }
 
-    /// Changes what attempts have left behind: its row says otherwise then.
+    /// Changes its tries; its row is out of date then.
     pub(in crate::engine) fn amend(&mut self, change: impl FnOnce(&mut Tries)) {
         let mut tries = self.tries().clone();
         change(&mut tries);
@@ -389,7 +390,7 @@ impl Item {
         }
     }
 
-    /// What this dead letter's request had for an id and a fingerprint is to be remembered with its confirm.
+    /// Sets the id and fingerprint of this dead letter's request, to be remembered with its confirm.
     pub(in crate::engine) fn set_former(&mut self, identity: Identity, fingerprint: u64) {
         self.fingerprint = fingerprint;
         if let Some(letter) = self.extra.as_mut().and_then(|extra| extra.letter.as_mut()) {
@@ -397,8 +398,8 @@ impl Item {
         }
     }
 
-    /// It is a dead letter from now on, in their queue: in the order of its due, and due at once, for an item
-    /// may be given up before its time.
+    /// Turns it into a dead letter in the dead-letter queue, ordered by its due but due at once: an item may
+    /// be dead-lettered before its time.
     pub(in crate::engine) fn become_dead_letter(
         &mut self,
         dead: Dead,
@@ -421,7 +422,7 @@ impl Item {
 
     // ---- what the table of items counts and indexes -------------------------------------------------------
 
-    /// A dead item is known by its arrival number alone. The identity that it had.
+    /// Replaces the identity of a dead item by its arrival number. Returns the former identity.
     pub(super) fn lose_identity(&mut self) -> Identity {
         std::mem::replace(&mut self.identity, Identity::assigned(self.seq))
     }

@@ -1,11 +1,11 @@
-//! What changes most of an item in memory, in sixteen bytes instead of forty: with that a row of the table
-//! fits into two lines of the processor's cache.
+//! The fields of an item that change most, in sixteen bytes instead of forty, so that a row of the table fits
+//! into two cache lines.
 
 use super::item::{Residence, Stage};
 use crate::engine::types::ClosedBy;
 use std::num::NonZeroU64;
 
-/// Causes, by their number.
+/// Causes, by number.
 const CAUSES: [ClosedBy; 6] =
     [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
@@ -14,18 +14,18 @@ const STAGE_BITS: u32 = 57;
 const STAGE: u64 = (1 << STAGE_BITS) - 1;
 const CAUSE: u64 = 7 << STAGE_BITS;
 
-/// What an item is or is not.
+/// Boolean facts about an item.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
 pub(in crate::engine) enum ItemFlag {
-    /// Its window is open, and it was due by the wall clock when it came into memory: it counts there as one
-    /// that is in the store alone.
+    /// Its window is open, and it was due by the wall clock when it came into memory: the window counts it as
+    /// an item that is in the store only.
     Stray = 1 << 60,
-    /// It named its due.
+    /// Its request named its due.
     OwnTime = 1 << 61,
     /// Its row may have a row under its customer.
     Indexed = 1 << 62,
-    /// What attempts have left behind differs from what its row says.
+    /// Its tries differ from those in its row.
     Amended = 1 << 63,
 }
 
@@ -34,7 +34,7 @@ pub(in crate::engine) enum ItemFlag {
 pub(super) struct PackedState(u64);
 
 impl PackedState {
-    /// Without flags, closed by time.
+    /// State without flags, closed by time.
     pub(super) fn new(stage: Stage) -> Self {
         PackedState(pack(stage))
     }

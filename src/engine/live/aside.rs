@@ -1,12 +1,13 @@
-//! Customers that stand aside: those that are held back, those that wait for their rate, and those that wait
-//! for what was passed over of them. And how much of a customer memory holds.
+//! Customers that are set aside, as they are held back, wait for their rate, or wait for items that were
+//! passed over. Also how many due items of one customer memory holds.
 
 use super::*;
 use crate::engine::event::HeldRow;
 use crate::engine::queue::{Room, LAST};
 
 impl LiveItems {
-    /// What is due of customers that are held back leaves memory, and of others what is more than their fill.
+    /// Moves out of memory the due items of customers that are held back, and of other customers those beyond
+    /// their fill. Returns whether more is left to do.
     pub(super) fn evict_leaving(&mut self, left: &mut usize, now: Now) -> bool {
         let mut stays = Vec::new();
         while *left > 0 {
@@ -14,7 +15,7 @@ impl LiveItems {
             if self.customers().get(customer).is_none() {
                 continue;
             }
-            // Where the first items are to be given up they stay for that.
+            // The first items of a queue that trims are to be given up, so they stay in memory.
             if self.queues[queue].is_trimming() {
                 stays.push((queue, customer));
             } else if self.at(queue).of(customer).evict_excess(left, now) {
@@ -26,7 +27,8 @@ impl LiveItems {
         more
     }
 
-    /// The customer of this name is held back until then, UTC ms. Until when it was before, if it was.
+    /// Holds the customer of this name back until `until`, UTC ms. Returns until when it was held back
+    /// before, if it was.
     pub(in crate::engine) fn hold(&mut self, queue: QueueId, customer: &str, until: u64) -> Option<u64> {
         let customer: Arc<str> = customer.into();
         let before = self.queues.at(queue).hold(&customer, until);
@@ -36,7 +38,7 @@ impl LiveItems {
         before
     }
 
-    /// It goes on. Whether it was held back.
+    /// Ends the hold of a customer. Returns whether it was held back.
     pub(in crate::engine) fn let_go(&mut self, queue: QueueId, customer: &str) -> bool {
         let id = self.queues[queue].customer(customer);
         if !self.queues.at(queue).let_go(customer) {
@@ -47,7 +49,7 @@ impl LiveItems {
         true
     }
 
-    /// The item's customer is held back.
+    /// Whether the item's customer is held back.
     pub(in crate::engine) fn is_held(&self, id: ItemId) -> bool {
         let item = &self.items()[id];
         let passed = self.queues[item.queue()].passed();
@@ -55,7 +57,7 @@ impl LiveItems {
         passed.held() > 0 && name.is_some_and(|name| passed.held_until(name).is_some())
     }
 
-    /// All customers that stand aside are in line again: what they wait for is another.
+    /// Puts all customers that are set aside back into the ready queue, as their conditions have changed.
     pub(in crate::engine) fn call_all(&mut self, queue: QueueId) {
         let aside = self.queues[queue].active().map(|active| active.ready().aside().clone());
         aside.into_iter().flatten().for_each(|id| self.at(queue).of(id).call());
@@ -73,7 +75,8 @@ impl LiveItems {
 
 #[cfg(test)]
 impl LiveItems {
-    /// Whoever waits for what was passed over of them gets it.
+    /// Each customer that waits for items that were passed over gets them: they are wanted, or are being
+    /// read.
     pub(super) fn check_behind(&self) {
         for queue in self.queues.ids() {
             let (passed, active) = (self.queues[queue].passed(), self.queues[queue].active());
@@ -88,7 +91,7 @@ impl LiveItems {
     }
 }
 
-/// Customers whose rate lets something go by now are in line again, as many as a call has time for.
+/// Puts customers whose rate has room by now back into the ready queue, as many as a call has time for.
 pub(super) fn call_paced(live: &mut LiveItems, now: Now) {
     for _ in 0..live.thresholds().due {
         let Some(id) = live.shared.customers.take_paced(now) else { break };
@@ -101,8 +104,9 @@ pub(super) fn call_paced(live: &mut LiveItems, now: Now) {
     }
 }
 
-/// A stored item that has been read is passed over, where it is due: its customer is held back, memory has
-/// its fill of it, or others come before it that were passed over. `back`: these are being read.
+/// Passes over a stored item that has been read and is due, where its customer is held back, memory has its
+/// fill of that customer, or earlier items of it were passed over. Returns whether it did. `back`: the read
+/// is one of items that were passed over.
 pub(super) fn passes_over(
     live: &mut LiveItems,
     queue: QueueId,
@@ -121,14 +125,14 @@ pub(super) fn passes_over(
     if is_held || is_behind || filled {
         live.queues.at(queue).pass_over(name, place);
     }
-    // What waits for more is to be read first where it was passed over.
+    // A customer waits for its first item that was passed over, so that one is read first.
     if filled && back {
         live.queues.at(queue).passed_mut().set_room(name, Room::None);
     }
     is_held || is_behind || filled
 }
 
-/// That many items of a customer, or of nobody, are due, or not any more.
+/// Counts due items of a customer, or of no customer, in or out.
 pub(super) fn count_due(at: &mut QueueItems<'_>, customer: Option<CustomerId>, change: i32) {
     let aside = customer.is_some_and(|id| {
         let customer = &mut at.shared.customers[id];
@@ -138,8 +142,8 @@ pub(super) fn count_due(at: &mut QueueItems<'_>, customer: Option<CustomerId>, c
     at.queue.count_ready(change.into(), aside);
 }
 
-/// How many due items memory holds of each customer of this application of whom something is passed over:
-/// what comes behind is read back once half of these have left.
+/// How many due items memory holds of a customer of this application once items of it were passed over.
+/// Further ones are read back when half of these have left.
 pub(in crate::engine) fn fill_of(live: &LiveItems, queue: QueueId) -> u64 {
     fill(live.queues.settings_of(queue), live.thresholds(), &live.shared)
 }
@@ -153,7 +157,7 @@ fn fill(settings: &AppSettings, turn: &Thresholds, shared: &SharedItems) -> u64 
     fill.max(1)
 }
 
-/// A batch of this application, which is to be whole, or some items.
+/// A full batch of this application, but no fewer than a few items.
 fn batch_of(settings: &AppSettings, turn: &Thresholds) -> u64 {
     turn.few.max(settings.most_of_batch().0) as u64
 }
@@ -163,7 +167,7 @@ impl CustomerItems<'_, '_> {
         &self.at.shared.customers[self.id]
     }
 
-    /// It stands there now.
+    /// Changes where the customer waits, with the counts that depend on it.
     pub(super) fn turn_to(&mut self, turn: CustomerTurn) {
         let customer = &mut self.at.shared.customers[self.id];
         let before = std::mem::replace(&mut customer.turn, turn);
@@ -176,7 +180,7 @@ impl CustomerItems<'_, '_> {
         }
     }
 
-    /// It stands aside, and is in line again.
+    /// Puts it back into the ready queue if it is set aside.
     pub(super) fn call(&mut self) {
         if self.at.shared.customers.get(self.id).is_some_and(|customer| customer.turn.is_aside()) {
             self.turn_to(CustomerTurn::InLine);
@@ -185,14 +189,15 @@ impl CustomerItems<'_, '_> {
         }
     }
 
-    /// It waits for its rate, and is in line again: its next batch is another.
+    /// Puts it back into the ready queue if it waits for its rate: its next batch has changed.
     pub(super) fn call_paced(&mut self) {
         if self.at.shared.customers.get(self.id).is_some_and(|known| known.turn == CustomerTurn::Paced) {
             self.call();
         }
     }
 
-    /// It waited for what was passed over of it, and is in line again: more has been read.
+    /// Puts it back into the ready queue if it waits for items that were passed over: more of them have been
+    /// read.
     pub(in crate::engine) fn call_behind(&mut self) {
         if self.at.shared.customers.get(self.id).is_some_and(|known| known.turn == CustomerTurn::Behind) {
             self.call();
@@ -201,13 +206,13 @@ impl CustomerItems<'_, '_> {
 
     // ---- what leaves memory -------------------------------------------------------------------------------
 
-    /// It is held back, and what is due of it leaves memory, where there is a store.
+    /// It is held back: its due items leave memory, where there is a store.
     pub(super) fn leave(&mut self) {
         self.turn_to(CustomerTurn::Leaving);
         self.list_leaving();
     }
 
-    /// What is more than its fill leaves memory.
+    /// Its due items beyond its fill are to leave memory.
     pub(super) fn leave_beyond_fill(&mut self) {
         if self.fill().is_some_and(|fill| u64::from(self.known().due) > fill) {
             self.list_leaving();
@@ -222,8 +227,8 @@ impl CustomerItems<'_, '_> {
         }
     }
 
-    /// What is more than it is to have leaves memory, the last of it, at most `left`, which is counted down.
-    /// Whether there is still more.
+    /// Moves its due items beyond its fill out of memory, the last first; all of them where it is held back.
+    /// At most `left`, which is counted down. Returns whether there are more.
     fn evict_excess(&mut self, left: &mut usize, now: Now) -> bool {
         let id = self.id;
         let is_held = self.known().turn == CustomerTurn::Leaving;
@@ -252,8 +257,8 @@ impl CustomerItems<'_, '_> {
 
     // ---- what is passed over ------------------------------------------------------------------------------
 
-    /// How many due items of it memory holds at most, where something bounds them. As long as it waits for
-    /// nothing, what may leave at once does.
+    /// How many of its due items memory holds at most, where anything bounds them. As long as it does not
+    /// wait, that is what may leave at once: a batch or its burst, whichever is larger.
     pub(super) fn fill(&self) -> Option<u64> {
         let QueueItems { queue, shared } = &*self.at;
         let (settings, turn) = (queue.settings(), queue.thresholds());
@@ -266,7 +271,7 @@ impl CustomerItems<'_, '_> {
         Some(fill).filter(|_| !mutated(Mutant::FillIgnored))
     }
 
-    /// Memory has its fill of it, and an item at this place would be the last.
+    /// Whether memory has its fill of it, and an item at this place would come last.
     fn is_filled_before(&self, place: Key) -> bool {
         let due = u64::from(self.known().due);
         let place_of = |item| self.at.shared.items.get(item).map(Item::place);
@@ -275,17 +280,18 @@ impl CustomerItems<'_, '_> {
             && self.known().ready.ends_before(place, place_of)
     }
 
-    /// More of what was passed over was read, and found no room.
+    /// Whether more of its items that were passed over were read and found no room.
     pub(super) fn lacks_room(&self) -> bool {
         self.at.queue.passed().room(&self.known().name) == Room::None
     }
 
-    /// Something of it is passed over.
+    /// Whether any of its items are passed over.
     fn is_passed(&self) -> bool {
         self.at.queue.passed().first(&self.known().name) < LAST
     }
 
-    /// Nothing of it leaves at or behind this place before something else has been read.
+    /// The first place of its items that were passed over: none at or behind it leaves before those have been
+    /// read.
     pub(super) fn passed_from(&self) -> Key {
         if mutated(Mutant::PassedOvertaken) {
             return LAST;
@@ -293,7 +299,7 @@ impl CustomerItems<'_, '_> {
         self.at.queue.passed().first(&self.known().name)
     }
 
-    /// It is held back.
+    /// Whether it is held back.
     pub(super) fn is_held(&self) -> bool {
         let passed = self.at.queue.passed();
         passed.held() > 0
@@ -301,8 +307,8 @@ impl CustomerItems<'_, '_> {
             && self.at.shared.customers.get(self.id).is_some_and(|of| passed.held_until(&of.name).is_some())
     }
 
-    /// Its name, where an item of it that leaves memory is passed over: others of it are that are due, or it
-    /// is held back.
+    /// Its name, if an item of it that leaves memory counts as passed over: others of its due items are, or
+    /// it is held back.
     pub(super) fn passed(&self, place: Key, now: Now) -> Option<Arc<str>> {
         if self.at.queue.passed().is_empty() || place.due > now.wall {
             return None;
@@ -310,14 +316,14 @@ impl CustomerItems<'_, '_> {
         (self.is_held() || self.is_passed()).then(|| Arc::clone(&self.known().name))
     }
 
-    /// The same of one that does not come into memory: others come before it that do not, or there are
-    /// enough.
+    /// The same for a new item, which does not come into memory where earlier ones are not there or memory
+    /// has its fill.
     pub(super) fn passes(&self, place: Key) -> Option<Arc<str>> {
         let passes = self.is_held() || place >= self.passed_from() || self.is_filled_before(place);
         passes.then(|| Arc::clone(&self.known().name))
     }
 
-    /// Where less than half of its fill is there, more of what was passed over of it is wanted.
+    /// Asks for more of its items that were passed over, once memory has less than half of its fill.
     pub(super) fn want_passed(&mut self) {
         if self.at.queue.passed().is_empty() || !self.is_passed() {
             return;

@@ -1,22 +1,22 @@
-//! What is due in a queue: into its line, and from there into batches.
+//! Due items of a queue: into its ready queue, and from there into batches.
 
 use super::*;
 use crate::engine::queue::LAST;
 
-/// How long what has been read of a window waits for its rest where others, which do not move, fill the
-/// memory, ms.
+/// How long the members of a window that have been read wait for the rest while memory is full of items that
+/// cannot move, ms.
 const REST_MS: u64 = 5_000;
 
 impl QueueItems<'_> {
     pub(super) fn is_crowded(&self) -> bool {
         let ready = self.queue.active().map_or(0, |active| active.ready().items());
         let turn = self.queue.thresholds();
-        // What waits for a rate needs no more than its head there.
+        // A queue that waits for its rate needs only its head in memory.
         let paced = self.queue.paced_until().is_some();
         ready >= if paced { turn.enough } else { turn.ready.max(self.shared.budget.rows as u64 / 2) }
     }
 
-    /// An item is due: it goes into the line, or out of memory where older ones have gone before it.
+    /// Puts a due item into the ready queue, or out of memory where older ones left memory before it.
     pub(super) fn make_ready(&mut self, id: ItemId, now: Now) {
         self.shared.set_stage(id, Stage::Ready);
         let customer = self.shared.items[id].customer();
@@ -30,7 +30,7 @@ impl QueueItems<'_> {
         }
     }
 
-    /// Puts a due item into the line.
+    /// Puts a due item into the ready queue.
     pub(in crate::engine) fn push_ready(&mut self, id: ItemId) {
         self.shared.set_stage(id, Stage::Ready);
         let (customer, place) = (self.shared.items[id].customer(), self.shared.items[id].place());
@@ -47,16 +47,16 @@ impl QueueItems<'_> {
         }
         let turn = customer.map(|customer| self.shared.customers[customer].turn);
         if turn == Some(CustomerTurn::Stalled) && place < self.queue.near_until() {
-            // What else its customer has may wait for a load; this one need not.
+            // Other items of its customer may wait for a load, but this one need not.
             self.unstall();
         }
         entry.into_iter().for_each(|entry| self.queue.ready_mut().push(entry));
         self.queue.run();
     }
 
-    /// As many due items as the next batch takes, of one customer, in order of (due, arrival). Nothing at or
-    /// above the queue's bound: older ones have still to be loaded; nor what comes behind an item that is due
-    /// and still in the schedule. A window whose rest lies there waits for it.
+    /// Takes the due items of the next batch, all of one customer, in order of (due, arrival). It takes none
+    /// at or above the queue's bound, as older ones have still to be loaded, and none behind a due item that
+    /// is still in the schedule. A window whose rest is beyond the bound waits for it.
     pub(in crate::engine) fn take_batch(&mut self, most: usize, now: Now) -> Vec<ItemId> {
         let near = if mutated(Mutant::FarOvertaken) { LAST } else { self.queue.near_until() };
         let scheduled = match self.shared.behind {
@@ -77,7 +77,7 @@ impl QueueItems<'_> {
                     }
                 }
                 Entry::Customer(customer) if self.of(customer).is_held() => {
-                    // It was held back while it stood in line.
+                    // It was held back while it was in the ready queue.
                     self.of(customer).leave();
                     continue;
                 }
@@ -117,13 +117,14 @@ impl QueueItems<'_> {
             self.shared.stalled.insert(self.queue.id());
             self.queue.mark_for_loader();
         };
-        // What is due has not all been taken from the schedule: the queue waits for the next turn.
+        // Due items are left in the schedule: the queue waits for the next turn.
         self.queue.ready_mut().put_back(held);
         self.shared.held.insert(self.queue.id());
         Vec::new()
     }
 
-    /// More of the queue has been loaded: what waited for that stands in line again, before the others.
+    /// Puts stalled entries back into the ready queue, ahead of the others, as more of the queue has been
+    /// loaded.
     pub(in crate::engine) fn unstall(&mut self) {
         self.shared.stalled.remove(&self.queue.id());
         let again = self.queue.ready_mut().unstall();
@@ -136,17 +137,17 @@ impl QueueItems<'_> {
         self.queue.run();
     }
 
-    /// There is no room for the rest of the window that the queue waits for, and nothing that could make it.
-    /// Where what is here fills half of the memory, or it has been so for long, it leaves without. For how
-    /// long it waits still, ms; `None`: it does not wait for that.
+    /// The rest of the window that the queue waits for has no room, and nothing can make any. Where the due
+    /// items here fill half of memory, or the queue has waited `REST_MS`, they leave without the rest.
+    /// Returns how long the queue still waits, ms; `None`: it does not wait for the rest of a window.
     pub(in crate::engine) fn leave_in_parts(&mut self, now: Now) -> Option<u64> {
         let half = self.shared.budget.rows as u64 / 2;
-        let line = self.queue.ready_mut();
-        if !line.has_stalled() || !line.is_empty() {
+        let ready = self.queue.ready_mut();
+        if !ready.has_stalled() || !ready.is_empty() {
             return None;
         }
-        let fills = line.items() >= half;
-        let left = if fills { 0 } else { REST_MS.saturating_sub(line.lacks_room(now.mono)) };
+        let fills = ready.items() >= half;
+        let left = if fills { 0 } else { REST_MS.saturating_sub(ready.lacks_room(now.mono)) };
         if left == 0 {
             self.unstall();
             self.queue.ready_mut().leave_in_parts();
@@ -154,7 +155,7 @@ impl QueueItems<'_> {
         Some(left)
     }
 
-    /// An item is under way, or is not any more: what is may not be dropped.
+    /// Sets whether an item is in flight; one that is may not be dropped.
     pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
         let key = self.shared.items[id].place();
         self.shared.set_stage(id, flight.map_or(Stage::Ready, Stage::Flying));

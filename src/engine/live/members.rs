@@ -1,10 +1,10 @@
-//! Members of a customer's window: how they join, what its end makes of them, and how they leave with others
-//! of their customer.
+//! Members of a customer's window: how they join, how the end of the window changes them, and how they leave
+//! in a batch with other items of their customer.
 
 use super::*;
 use crate::engine::queue::{Room, LAST};
 
-/// What of a queue's stock is one customer's.
+/// The live items of one customer of a queue.
 #[derive(Debug)]
 pub(in crate::engine) struct CustomerItems<'q, 's> {
     pub(super) id: CustomerId,
@@ -12,14 +12,14 @@ pub(in crate::engine) struct CustomerItems<'q, 's> {
 }
 
 impl QueueItems<'_> {
-    /// Members of a window in the store alone are due when it closed.
+    /// A window has closed: its members in the store alone are due at that moment.
     pub(super) fn close_far(&mut self, closed: &ClosingRow) {
         let to = Key { due: closed.due, window: closed.window, seq: 0 };
         self.shared.retold.push((Arc::clone(&closed.application), to));
         self.queue.closed_far(to);
     }
 
-    /// An item in the store alone is no member any more, if it was one of an open window.
+    /// Removes an item in the store alone from its window, if it was a member of an open one.
     pub(super) fn leave_window_far(&mut self, stored: &Stored) {
         let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
         if let Some(id) = self.queue.customer(customer) {
@@ -27,7 +27,7 @@ impl QueueItems<'_> {
         }
     }
 
-    /// An item is not among those of its open window any more, whose member it is in the store alone.
+    /// Removes a stray, which its open window counts among the members in the store alone.
     pub(super) fn leave_as_stray(&mut self, item: &Item) {
         if let Some(id) = item.customer().filter(|_| item.is(ItemFlag::Stray)) {
             self.of(id).leave_unseen(item.key(), item.weight());
@@ -40,7 +40,7 @@ impl CustomerItems<'_, '_> {
         self.at.customer(self.id)
     }
 
-    /// An item that would take the window over its bytes closes it first.
+    /// Closes the window first if an item of this weight would take it over its bytes.
     pub(super) fn close_overflowing(&mut self, weight: u32, now: Now) {
         let (next, span) = (self.at.shared.journal.next_number(), self.at.queue.thresholds().span);
         if let Some(cause) = self.customer().would_overflow((weight, next), span) {
@@ -48,14 +48,14 @@ impl CustomerItems<'_, '_> {
         }
     }
 
-    /// Counts a new item into the window, opening one if need be; where its members lie in the store.
-    /// `inherited`: see [`Admission`].
+    /// Counts a new item into the window and opens one if there is none. Returns the key under which its
+    /// members are stored. `inherited`: see [`Admission`].
     pub(super) fn join_window(&mut self, member: Member, inherited: Option<u64>, now: Now) -> Key {
         let settings = Arc::clone(self.at.queue.settings());
         let mut customer = self.customer();
         if !customer.has_window() {
             let length = match inherited {
-                // Bounded, should the clock have gone back between the two.
+                // Bounded, in case the clock has gone back between the two.
                 Some(end) => end.saturating_sub(now.wall).min(settings.window),
                 None => window::length(&settings, now),
             };
@@ -67,8 +67,9 @@ impl CustomerItems<'_, '_> {
         customer.join(member, now)
     }
 
-    /// A stored item has come back whose window had not ended: into that window, which may have to be opened
-    /// anew with at most its old time left, and at most `window`. False: another window is open.
+    /// Lets an item that has come from the store rejoin its window, which had not ended. The window may have
+    /// to be opened anew, with at most its old time left and at most `window`. Returns false if another
+    /// window is open.
     pub(super) fn rejoin_window(&mut self, id: ItemId, now: Now) -> bool {
         let longest = self.at.queue.settings().window;
         let item = &self.at.shared.items[id];
@@ -87,7 +88,7 @@ impl CustomerItems<'_, '_> {
         true
     }
 
-    /// A member of the open window that stays in memory.
+    /// Adds a member of the open window that stays in memory.
     pub(super) fn add_member(&mut self, id: ItemId, now: Now) {
         let SharedItems { items, customers, schedule, .. } = &mut *self.at.shared;
         let key = items[id].key();
@@ -103,7 +104,7 @@ impl CustomerItems<'_, '_> {
         self.at.shared.set_stage(id, Stage::Windowed { pos, scheduled });
     }
 
-    /// Closes the gap in the window's list.
+    /// Removes a member from the window's list and closes the gap.
     pub(super) fn forget_member(&mut self, pos: u32) {
         let Some(window) = self.at.shared.customers[self.id].window.as_mut() else { return };
         if let Some(moved) = window.remove_member(pos) {
@@ -113,22 +114,23 @@ impl CustomerItems<'_, '_> {
         }
     }
 
-    /// A member ended while the window was open.
+    /// Counts out a member that ended while the window was open.
     pub(super) fn leave_window(&mut self, weight: u32, was_far: bool) {
         let SharedItems { customers, journal, .. } = &mut *self.at.shared;
         customers.at(self.id, self.at.queue.active_mut()).leave(weight, was_far, journal.ops());
     }
 
-    /// What lies in the store under this key leaves the window, if it is a member of that.
+    /// Counts out the item in the store with this key, if it is a member of the window.
     fn leave_unseen(&mut self, key: Key, weight: u32) {
-        // With its last item the customer may have gone.
+        // The customer may have gone with its last item.
         if self.at.shared.customers.window(self.id).is_some_and(|window| window.holds(key)) {
             self.leave_window(weight, true);
             self.customer().release();
         }
     }
 
-    /// Its window is over, and has not been closed yet: what is in it may come before what is due.
+    /// Why its window is over, if it is and has not been closed: its members may come before the items that
+    /// are due.
     pub(super) fn over(&self, now: Now) -> Option<ClosedBy> {
         if self.at.shared.behind == Behind::Nothing {
             return None;
@@ -138,7 +140,7 @@ impl CustomerItems<'_, '_> {
         (at <= now.mono).then_some(cause)
     }
 
-    /// Ends the window: its members are due, for good.
+    /// Closes the window: its members become due and stay so.
     pub(in crate::engine) fn close_window(&mut self, cause: ClosedBy, now: Now) {
         self.at.shared.customers.pin(Some(self.id));
         let SharedItems { customers, journal, counters, .. } = &mut *self.at.shared;
@@ -192,8 +194,8 @@ impl CustomerItems<'_, '_> {
         }
     }
 
-    /// Items in memory that lie among the members of a window that has ended and are none of them: strays,
-    /// and those that came into memory while another window was open.
+    /// Items in memory whose keys are among those of an ended window and that are not in its list: strays,
+    /// and items that came into memory while another window was open.
     fn others(&self, window: &Window, may_be: bool) -> Vec<ItemId> {
         let SharedItems { items, customers, .. } = &*self.at.shared;
         let is_other = |id: &ItemId| {
@@ -206,8 +208,8 @@ impl CustomerItems<'_, '_> {
         all.filter(is_other).collect()
     }
 
-    /// As many due items as a batch takes, below the bound and before what was passed over of it. `None`:
-    /// nothing of theirs is due any more.
+    /// Takes the due items of a batch, below the bound and before the first that was passed over. `None`: it
+    /// has no due items any more.
     pub(super) fn take_batch(&mut self, bound: Key, most: usize, now: Now) -> Option<Formed> {
         self.at.shared.customers.get(self.id)?;
         let passed = self.passed_from();
@@ -223,7 +225,7 @@ impl CustomerItems<'_, '_> {
             match formed {
                 None => passed.set_room(&name, Room::Some),
                 Some(Formed::Aside) if waits => passed.set_room(&name, Room::Some),
-                // What comes behind may find room now.
+                // Later items may find room now.
                 Some(Formed::Batch(_)) if passed.room(&name) == Room::None => {
                     passed.set_room(&name, Room::Unknown);
                 }
@@ -233,16 +235,16 @@ impl CustomerItems<'_, '_> {
         formed
     }
 
-    /// What of it leaves together. A window that is cut by the bound waits for its rest, unless the batch is
-    /// full, or it is to leave in parts. One for which a rate has no room stays where it is. `None`: nothing
-    /// is due any more.
+    /// Forms a batch. A window that is cut by the bound waits for its rest, unless the batch is full or the
+    /// window is to leave in parts. A batch for which a rate has no room is put back. `None`: it has no due
+    /// items any more.
     fn form(&mut self, bound: Key, most: usize, now: Now) -> Option<Formed> {
         let filled = bound < LAST && bound == self.passed_from() && self.lacks_room();
         let QueueItems { queue, shared } = &mut *self.at;
         let SharedItems { items, customers, counters, .. } = &mut **shared;
         let is_ready = |id: &ItemId| items.get(*id).is_some_and(|item| item.stage() == Stage::Ready);
         let in_parts = filled || queue.active().is_some_and(|active| active.ready().is_in_parts());
-        // Where the clock was set back its rest waits for it, and what is here was due.
+        // After the clock was set back the rest waits for it, while the members here were due already.
         let waits = !in_parts && bound.due <= now.wall && !mutated(Mutant::WindowInParts);
         let settings = queue.settings();
         let (max_items, max_bytes) = settings.most_of_batch();
@@ -308,19 +310,19 @@ impl CustomerItems<'_, '_> {
     }
 }
 
-/// What is due of a customer, as a batch.
+/// Result of forming a batch of one customer.
 pub(super) enum Formed {
-    /// What leaves together. Empty: it waits for what has still to be loaded.
+    /// Items that leave together. Empty: it waits for items that have still to be loaded.
     Batch(Vec<ItemId>),
-    /// So many items, for which the rate of their queue has no room now.
+    /// The rate of the queue has no room now for this many items.
     TooLarge(u64),
-    /// Nothing now: it stands aside.
+    /// No items for now: the customer is set aside.
     Aside,
 }
 
-/// How many of these, which are due and lie below the bound, leave nothing of their windows behind. The rest
-/// of one lies beyond the bound, or something of the same millisecond does, `next`, behind which others of
-/// its window may come: the order in the store is not that of arrival.
+/// How many of these places, due and below the bound, leave no rest of their windows behind. The rest of a
+/// window is beyond the bound; or an item of the same millisecond is, `next`, behind which others of the
+/// window may follow, as the order in the store is not that of arrival.
 fn whole(mut places: impl ExactSizeIterator<Item = Key>, bound: Key, next: Option<Key>) -> usize {
     let all = places.len();
     let is_cut = |place: Key| {

@@ -1,4 +1,4 @@
-//! Between memory and store: what comes into a queue's memory, what leaves it, and what is written then.
+//! Moves between memory and store: into memory, out of it, and the rows written on the way.
 
 use super::*;
 
@@ -14,7 +14,8 @@ impl<'s> QueueItems<'s> {
         self.queue.add_restored(place);
         let id = self.insert(item);
         let later = place.due > now.wall && !is_dead;
-        // Where the clock was set back the moment at which its window closed is ahead, and it stays closed.
+        // After the clock was set back the moment at which its window closed is in the future, but the window
+        // stays closed.
         match customer.filter(|_| windowed && later && (!closed || mutated(Mutant::ClosedRejoins))) {
             Some(customer) if self.of(customer).rejoin_window(id, now) => {
                 self.of(customer).add_member(id, now);
@@ -31,7 +32,8 @@ impl<'s> QueueItems<'s> {
         id
     }
 
-    /// An item leaves memory, and waits in the store alone. It is on no list but that of its open window.
+    /// Moves an item out of memory; from then on it waits in the store alone. It must be on no list but that
+    /// of its open window.
     pub(super) fn evict(&mut self, id: ItemId, now: Now) {
         let item = &self.shared.items[id];
         if item.is_orphaned() {
@@ -64,7 +66,8 @@ impl<'s> QueueItems<'s> {
         self.unpin(customer);
     }
 
-    /// What the row of an item that leaves memory lacks: its standing, or its row under the customer.
+    /// Writes what the row of an item that leaves memory lacks: facts that have changed, or its row under the
+    /// customer.
     fn rewrite(&mut self, item: &Item, customer: Option<(Arc<str>, Arc<str>)>) {
         if item.is(ItemFlag::Amended) {
             let (place, none) = (self.row(item).place(), IndexRows::default());
@@ -73,7 +76,7 @@ impl<'s> QueueItems<'s> {
             self.shared.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
             self.shared.reads.note_rewritten(rewritten(item));
         }
-        // Of an item of a former life it is not known whether it has one.
+        // An item of a former life may have no such row.
         let unsure = item.key().due < self.queue.former_unindexed();
         let lacks = customer.is_some() && (unsure || !item.is(ItemFlag::Indexed));
         if lacks && !mutated(Mutant::IndexForgotten) {
@@ -82,7 +85,7 @@ impl<'s> QueueItems<'s> {
         }
     }
 
-    /// Due items leave memory, at most `left`, which is counted down.
+    /// Starts to move due items out of memory, at most `left`, which is counted down.
     pub(super) fn clear_out<'q>(&'q mut self, left: &'q mut usize, now: Now) -> Clearance<'q, 's> {
         Clearance { at: self, left, now }
     }
@@ -113,7 +116,7 @@ impl<'s> QueueItems<'s> {
         Some(item)
     }
 
-    /// Takes an item off its list, whatever that is; what is in flight stays there.
+    /// Takes an item off the list that it is on; an item in flight stays in its flight.
     pub(in crate::engine) fn unlist(&mut self, id: ItemId) {
         let SharedItems { items, schedule, .. } = &mut *self.shared;
         let item = &items[id];
@@ -129,7 +132,7 @@ impl<'s> QueueItems<'s> {
                     self.of(customer).leave_window(weight, false);
                 }
             }
-            // Its entry is passed over when it is met.
+            // Its entry is skipped when its turn comes.
             Stage::Ready => {
                 count_due(self, customer, -1);
                 customer.into_iter().for_each(|customer| self.of(customer).call_paced());
@@ -139,7 +142,7 @@ impl<'s> QueueItems<'s> {
         self.shared.set_stage(id, Stage::Detached);
     }
 
-    /// Writes an item that is in memory alone, where it stays.
+    /// Writes an item that is in memory alone; it stays in memory.
     pub(super) fn store_pending(&mut self, id: ItemId, now: Now) {
         if !self.shared.journal.is_durable() {
             return;
@@ -157,7 +160,7 @@ impl<'s> QueueItems<'s> {
     }
 }
 
-/// What is due in a queue leaves memory, as much of it as is left to do.
+/// Moves due items of one queue out of memory, as many as `left` allows.
 #[derive(Debug)]
 pub(super) struct Clearance<'q, 's> {
     at: &'q mut QueueItems<'s>,
@@ -166,7 +169,7 @@ pub(super) struct Clearance<'q, 's> {
 }
 
 impl Clearance<'_, '_> {
-    /// What is stalled, the last first, from this bound on.
+    /// Stalled items at or behind this bound, the last first.
     pub(super) fn stalled(&mut self, bound: Key) {
         let mut entries = self.at.queue.ready_mut().take_stalled();
         let mut stays = Vec::new();
@@ -177,9 +180,10 @@ impl Clearance<'_, '_> {
                 continue;
             }
             match entry {
-                // Where the order in the store is not that of arrival, its first one waited for others.
+                // Its first item may have waited for those that left, as the order in the store is not that
+                // of arrival.
                 Entry::Customer(_) if *self.left < before => {
-                    self.put_in_line(entry);
+                    self.put_in_ready_queue(entry);
                     self.at.queue.run();
                 }
                 Entry::Customer(_) | Entry::Single(_) => stays.push(entry),
@@ -189,7 +193,7 @@ impl Clearance<'_, '_> {
         self.at.queue.ready_mut().put_stalled(entries);
     }
 
-    /// What is in the line, the last first. Whether anything of the line is left.
+    /// Items of the ready queue, the last first. Returns whether any are left.
     pub(super) fn ready(&mut self) -> bool {
         while *self.left > 0 {
             let Some(entry) = self.at.queue.ready_mut().take_last() else {
@@ -197,22 +201,22 @@ impl Clearance<'_, '_> {
                 return false;
             };
             if self.entry(entry, Key::default()) {
-                self.put_in_line(entry);
+                self.put_in_ready_queue(entry);
             }
         }
         true
     }
 
-    fn put_in_line(&mut self, entry: Entry) {
+    fn put_in_ready_queue(&mut self, entry: Entry) {
         if let Entry::Customer(id) = entry {
             self.at.of(id).turn_to(CustomerTurn::InLine);
         }
         self.at.queue.ready_mut().push(entry);
     }
 
-    /// What is due of an entry that has been taken from its line, the last first, from this bound on: where
-    /// the order in the store is not that of arrival the first may lie there, too. Whether anything of it is
-    /// left.
+    /// Due items of an entry that has been taken out, at or behind this bound, the last first. The first may
+    /// be behind it as well, as the order in the store is not that of arrival. Returns whether the entry has
+    /// items left.
     fn entry(&mut self, entry: Entry, bound: Key) -> bool {
         let SharedItems { items, customers, .. } = &mut *self.at.shared;
         let mut ids = Vec::new();

@@ -1,16 +1,17 @@
-//! Everything that has not ended, wherever it lies: one way in, one across, one out, and the ways between
-//! memory and store.
+//! All items that have not ended, in memory or in the store: one way in, one across, one out, and the ways
+//! between memory and store.
 //!
-//! In: [`LiveItems::admit`]. Across, to the dead letters: [`LiveItems::move_to_dead_letters`]; to another time:
-//! [`LiveItems::reschedule`] and [`LiveItems::reschedule_far`]. Out: [`LiveItems::finish`] and
-//! [`LiveItems::finish_far`]. Into memory: [`LiveItems::restore`]; out of it: [`QueueItems::evict`]. Each keeps all
-//! that belongs together: the item, the counts of its queue, its customer, its window, its index rows, and
-//! what reads and questions under way must not believe any more. Nothing else adds or removes an item.
+//! In: [`LiveItems::admit`]. Across, to the dead letters: [`LiveItems::move_to_dead_letters`]; to another
+//! time: [`LiveItems::reschedule`] and [`LiveItems::reschedule_far`]. Out: [`LiveItems::finish`] and
+//! [`LiveItems::finish_far`]. Into memory: [`LiveItems::restore`]; out of it: [`QueueItems::evict`]. Each of
+//! these keeps in step everything that an item touches: the item, the counts of its queue, its customer, its
+//! window, its index rows, and the notes that make reads and questions under way out of date. No other code
+//! adds or removes an item.
 //!
-//! What happens to an item happens in its queue, [`QueueItems`], which names no other and has at hand what
-//! all queues share, [`SharedItems`]; what happens to a customer's window, in [`CustomerItems`]. Here is what
-//! goes over several queues: who gives way when memory is short, what is due next, and the step to the dead
-//! letters.
+//! A change of one item runs in its queue, [`QueueItems`], which reaches no other queue and borrows the state
+//! that all queues share, [`SharedItems`]. A change of a customer's window runs in [`CustomerItems`]. This
+//! module keeps the decisions over several queues: which items leave when memory is short, what is due next,
+//! and the move to the dead letters.
 
 mod aside;
 mod due;
@@ -45,14 +46,14 @@ use members::{CustomerItems, Formed};
 use shared::{rewritten, standing, ItemRow, SharedItems};
 use ways::Dying;
 
-/// What is due at once may be confirmed before it is stored; it is stored when it was not, after this time,
-/// ms.
+/// An item that is due at once may be confirmed before it is stored. If it is not, it is stored after this
+/// time, ms.
 const DEFER_MS: u64 = 20;
 
-/// Payloads due within this time stay in memory as long as there is room for them, ms.
+/// Payloads of items due within this time stay in memory as long as there is room for them, ms.
 const KEEP_MS: u64 = 30_000;
 
-/// Where an item came from.
+/// The delivery that brought an item.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) delivery: Delivery,
@@ -66,43 +67,43 @@ pub(super) struct Origin {
 pub(super) enum Timing {
     /// It named this time, or the past: UTC ms.
     Own(u64),
-    /// With its customer's window.
+    /// When its customer's window ends.
     Windowed,
     /// Due at once.
     Immediate,
 }
 
-/// How a new item is taken in.
+/// Parameters with which a new item is admitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admission {
-    /// Of its application.
+    /// The queue of its application.
     pub(super) queue: QueueId,
     pub(super) origin: Origin,
     pub(super) timing: Timing,
-    /// Planned end of the window that it takes over from the item in whose place it comes, wall clock.
+    /// Planned end of the window that it takes over from the item that it replaces, wall clock.
     pub(super) inherited: Option<u64>,
-    /// It may be confirmed before it is written: its queue has nothing before it, and the way out is free.
+    /// It may be confirmed before it is written: its queue has nothing ahead of it and may publish at once.
     pub(super) may_defer: bool,
 }
 
-/// How far the clock is ahead of what has been done.
+/// Work whose time has come by the clock and that is not done yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Behind {
     Nothing,
-    /// Windows are over that have not been closed.
+    /// Some windows are over and not closed.
     Windows,
-    /// So may be windows, and items are due that are still in the schedule: the key of the first.
+    /// Items are due and still in the schedule; windows may be over as well. The key of the first such item.
     Items(Key),
 }
 
-/// See the module's page.
+/// All items that have not ended; see the module's page.
 #[derive(Debug)]
 pub(super) struct LiveItems {
     pub(super) queues: Queues,
     pub(super) shared: SharedItems,
 }
 
-/// What of the stock is one queue's, and is changed: it names no other queue.
+/// The live items of one queue, to be changed. It reaches no other queue.
 #[derive(Debug)]
 pub(super) struct QueueItems<'s> {
     queue: QueueMut<'s>,
@@ -114,37 +115,37 @@ impl LiveItems {
         LiveItems { queues, shared: SharedItems::new(journal, budget, now) }
     }
 
-    /// At how much the engine does otherwise.
+    /// Limits at which the engine changes its behaviour.
     pub(super) fn thresholds(&self) -> &Thresholds {
         self.queues.thresholds()
     }
 
-    /// To be looked at: what is in memory changes by the ways below.
+    /// Read access; only the methods below change which items are in memory.
     pub(super) fn items(&self) -> &Items {
         &self.shared.items
     }
 
-    /// To be looked at, likewise.
+    /// Read access, likewise.
     pub(super) fn customers(&self) -> &Customers {
         &self.shared.customers
     }
 
-    /// What is this queue's.
+    /// The live items of this queue.
     pub(super) fn at(&mut self, queue: QueueId) -> QueueItems<'_> {
         QueueItems { queue: self.queues.at(queue), shared: &mut self.shared }
     }
 
-    /// What is that of this item's queue.
+    /// The live items of the queue of this item.
     pub(super) fn home_of(&mut self, id: ItemId) -> QueueItems<'_> {
         self.at(self.shared.items[id].queue())
     }
 
-    /// An item as the store knows it.
+    /// The item as the store keeps it.
     pub(super) fn row<'a>(&'a self, item: &'a Item) -> ItemRow<'a> {
         self.shared.row(self.queues[item.queue()].name(), item)
     }
 
-    /// The due of the item that has waited longest in the queue's line, as far as that is cheap to know.
+    /// The due of the first item of the ready queue, as far as that is cheap to know.
     pub(super) fn first_due(&self, queue: QueueId) -> Option<u64> {
         let active = self.queues[queue].active()?;
         let id = match active.ready().first()? {
@@ -156,14 +157,14 @@ impl LiveItems {
 
     // ---- in, across, out ----------------------------------------------------------------------------------
 
-    /// Takes a new item in; its arrival number.
+    /// Admits a new item. Returns its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
         let seq = self.at(admission.queue).admit(new, admission, now);
         self.make_room(now);
         seq
     }
 
-    /// Takes a request in that is a dead letter from the start; its arrival number.
+    /// Admits a request that is a dead letter from the start. Returns its arrival number.
     pub(super) fn admit_dead(
         &mut self,
         dead: Dead,
@@ -182,8 +183,8 @@ impl LiveItems {
         seq
     }
 
-    /// Gives an item up: from now on it is a dead letter. It is on no list. `former`: the identity it lived
-    /// under, where that is to be remembered with the confirm of the dead letter.
+    /// Gives up an item, which becomes a dead letter. It must be on no list. `former`: the identity it had,
+    /// where that is to be remembered with the confirm of the dead letter.
     pub(super) fn move_to_dead_letters(
         &mut self,
         id: ItemId,
@@ -204,33 +205,33 @@ impl LiveItems {
         }
     }
 
-    /// Items in memory are done with: their requests may be acked, and the store forgets them. They are on no
-    /// list.
+    /// Ends items in memory: their requests may be acked, and the store deletes their rows. They must be on
+    /// no list.
     pub(super) fn finish(&mut self, ids: &[ItemId]) {
         self.shared.detach(ids);
         ids.iter().for_each(|id| self.home_of(*id).finish_detached(*id));
     }
 
-    /// An item in the store alone is done with.
+    /// Ends an item that is in the store alone.
     pub(super) fn finish_far(&mut self, stored: &Stored) {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
         self.at(queue).finish_far(stored);
     }
 
-    /// An item in memory is due then, at a time of its own. It is on no list, and in no flight.
+    /// Gives an item in memory `due` as its own time. It must be on no list and in no flight.
     pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
         self.home_of(id).reschedule(id, due, now);
         self.make_room(now);
     }
 
-    /// An item in the store alone is due then, at a time of its own. It stays there: what is due soon is read
-    /// as any other.
+    /// Gives an item in the store alone `due` as its own time. It stays there; if it is due soon, the loader
+    /// reads it as it reads any other.
     pub(super) fn reschedule_far(&mut self, stored: &Stored, due: u64) {
         let Some(queue) = self.queues.find(stored.queue()) else { return };
         self.at(queue).reschedule_far(stored, due);
     }
 
-    /// Items whose confirm did not come in time are written now.
+    /// Writes the deferred items whose confirm did not come in time.
     pub(super) fn store_deferred(&mut self, now: Now) {
         while let Some((at, id)) = self.shared.deferred.front().copied() {
             let item = self.items().get(id);
@@ -247,14 +248,14 @@ impl LiveItems {
 
     // ---- memory -------------------------------------------------------------------------------------------
 
-    /// Takes a stored item into memory, unless it is there or has ended meanwhile, or is passed over. Its
-    /// handle, where it came. `back`: it was passed over before.
+    /// Takes a stored item into memory, unless it is there already, has ended since the read, or is passed
+    /// over. Returns its handle if it was taken. `back`: it was passed over before.
     pub(super) fn restore(&mut self, mut stored: Stored, back: bool, now: Now) -> Option<ItemId> {
         let seq = stored.key.seq;
         if self.items().by_seq(seq).is_some() || !self.shared.reads.is_current(ReadLine::Ordered, seq) {
             return None;
         }
-        // Its window may have closed, and it have left memory, since the read began.
+        // Since the read began, its window may have closed and the item may have left memory.
         self.shared.reads.renew(&mut stored);
         let queue = self.queues.id(stored.queue());
         if aside::passes_over(self, queue, &stored, back, now) {
@@ -263,7 +264,7 @@ impl LiveItems {
         Some(self.at(queue).restore(stored, now))
     }
 
-    /// When the next item is due, or a pause or a rate ends, UTC ms.
+    /// When the next item is due or the next pause or rate ends, UTC ms.
     pub(super) fn next_end(&self) -> Option<u64> {
         [self.shared.next_due(), self.queues.next_end()].into_iter().flatten().min()
     }
@@ -274,7 +275,7 @@ impl LiveItems {
         self.shared.reads.tidy(&self.shared.watch, most);
     }
 
-    /// Items due last, all after this moment, leave memory.
+    /// Moves the items that are due last, all of them after `after`, out of memory. Returns how many.
     pub(super) fn evict_furthest(&mut self, count: usize, after: u64, now: Now) -> usize {
         if !self.shared.journal.is_durable() {
             return 0;
@@ -293,15 +294,15 @@ impl LiveItems {
         ids.len()
     }
 
-    /// An item has come in beyond the bound of memory: what is due later leaves it.
+    /// If an item came in beyond the bound of memory, items that are due later leave memory for it.
     fn make_room(&mut self, now: Now) {
         if let Some(after) = self.shared.crowded_in.take() {
             self.evict_furthest(self.shared.budget.rows / 16 + 1, after, now);
         }
     }
 
-    /// What is to leave memory does so, a chunk a turn: what is due in queues that are held back, and what
-    /// is beyond the bound. Whether more is to do.
+    /// Moves out of memory, one portion a turn, the due items of queues that are held back and what exceeds
+    /// the bound of memory. Returns whether more is left to do.
     pub(super) fn clear_out(&mut self, now: Now) -> bool {
         let mut left = self.thresholds().evicted;
         let held_back = self.evict_held_back(&mut left, now);
@@ -326,17 +327,17 @@ impl LiveItems {
         !self.shared.evicting.is_empty()
     }
 
-    /// What was in batches and waits for a later time again, as after a step of the clock, does not stay
-    /// beyond what reads may bring in beyond the bound of memory.
+    /// Items that left their batches and wait for a later time again, as after a step of the clock, may
+    /// exceed the bound of memory only by as much as reads may.
     fn evict_beyond(&mut self, now: Now) -> bool {
         let most = self.thresholds().few * (self.thresholds().reads + 1);
         let beyond = self.shared.rows_beyond().saturating_sub(most);
         beyond > 0 && self.evict_furthest(beyond, now.wall, now) > 0 && self.shared.rows_beyond() > most
     }
 
-    /// Due items that wait for what has still to be read, with nothing else of their queue due, leave memory
-    /// for what this queue waits for, at most so many: of its own those that come behind it, and of queues
-    /// that wait for something later all. How many have.
+    /// Moves stalled items out of memory, at most `most`, to make room for the rows that this queue waits
+    /// for. Only queues that have nothing ready give any up: a queue that waits for later rows than this one
+    /// all of them, the others those at or behind their bound. Returns how many left.
     pub(super) fn evict_stalled(&mut self, queue: QueueId, most: usize, now: Now) -> usize {
         if !self.shared.journal.is_durable() {
             return 0;
@@ -347,23 +348,23 @@ impl LiveItems {
         let ids: Vec<QueueId> = std::iter::once(queue).chain(others).collect();
         let mut left = most;
         for id in ids {
-            let line = |live: &LiveItems| {
-                let line = live.queues.get(id)?.active()?.ready();
-                line.has_stalled().then_some(line.is_empty())
+            let stalled_alone = |live: &LiveItems| {
+                let ready = live.queues.get(id)?.active()?.ready();
+                ready.has_stalled().then_some(ready.is_empty())
             };
-            if left > 0 && line(self) == Some(true) {
+            if left > 0 && stalled_alone(self) == Some(true) {
                 let later = waits_for(self, id) > waits_for(self, queue);
                 let bound = if later { Key::default() } else { self.queues[id].near_until() };
                 self.at(id).clear_out(&mut left, now).stalled(bound);
             }
-            if line(self).is_none() {
+            if stalled_alone(self).is_none() {
                 self.shared.stalled.remove(&id);
             }
         }
         most - left
     }
 
-    /// The queue is held back: its due items are to leave memory, where they can.
+    /// The queue is held back from now on: its due items leave memory where a store holds them.
     pub(super) fn begin_evicting(&mut self, queue: QueueId, now: Now) {
         self.call_all(queue);
         let mut known = self.queues.at(queue);
@@ -381,7 +382,7 @@ impl LiveItems {
 
     // ---- time ---------------------------------------------------------------------------------------------
 
-    /// Items whose time has come, at most `limit` of them. Whether these are all.
+    /// Takes at most `limit` items whose time has come out of the schedule. Returns whether these are all.
     pub(super) fn take_due(&mut self, limit: usize, now: Now) -> bool {
         aside::call_paced(self, now);
         for queue in std::mem::take(&mut self.shared.held) {
@@ -390,8 +391,8 @@ impl LiveItems {
             }
         }
         let early = if mutated(Mutant::Early) { 7 } else { 0 };
-        // All rows are looked at in one go, and no other work between: they lie anywhere in memory, and the
-        // processor fetches several at a time.
+        // All rows are visited in one loop without other work in between: they are scattered in memory, and
+        // the processor fetches several at a time.
         let SharedItems { items, schedule, .. } = &mut self.shared;
         let mut due = Vec::new();
         let taken = schedule.take_due(now.wall + early, limit, |place| {
@@ -407,7 +408,7 @@ impl LiveItems {
         for (_, id, stage) in due {
             match stage {
                 Stage::Scheduled => self.home_of(id).make_ready(id, now),
-                // Its window's end is a matter of the monotonic clock.
+                // The monotonic clock decides when its window ends.
                 Stage::Windowed { pos, .. } => {
                     self.shared.set_stage(id, Stage::Windowed { pos, scheduled: false });
                 }
@@ -419,7 +420,8 @@ impl LiveItems {
         taken == Taken::All
     }
 
-    /// Closes windows whose moment has come, in order, as many as a turn has time for. Whether these are all.
+    /// Closes windows whose time has come, in order, as many as a turn has time for. Returns whether these
+    /// are all.
     pub(super) fn close_ripe(&mut self, turn: Thresholds, now: Now) -> bool {
         let (ripe, all) = self.shared.customers.take_due(&self.queues, turn, now);
         for (customer, cause) in ripe {
@@ -431,18 +433,18 @@ impl LiveItems {
         all
     }
 
-    /// Ends a customer's window: its members are due, for good.
+    /// Closes a customer's window: its members become due and stay so.
     pub(super) fn close_window(&mut self, id: CustomerId, cause: ClosedBy, now: Now) {
         self.at(self.shared.customers[id].queue).of(id).close_window(cause, now);
     }
 
-    /// Hands over the rows of windows that have changed.
+    /// Hands the changed rows of windows to the journal.
     pub(super) fn flush_windows(&mut self) {
         self.shared.customers.flush(&self.queues, self.shared.journal.ops());
     }
 
-    /// After a step of the wall clock: expiries lie elsewhere, and other rows are to be loaded. The cost is
-    /// that of all queues and windows.
+    /// Call after a step of the wall clock: expiries fall at other moments, and other rows are to be loaded.
+    /// The cost grows with the number of queues and windows.
     pub(super) fn recheck(&mut self, now: Now) {
         for queue in self.queues.ids().collect::<Vec<_>>() {
             if let Some(active) = self.queues[queue].active() {
@@ -469,7 +471,7 @@ impl LiveItems {
 
     // ---- a former life ------------------------------------------------------------------------------------
 
-    /// Open windows as the former life left them.
+    /// Restores what the former life left: windows, and customers that were held back.
     pub(super) fn reopen(&mut self, opened: &Opened, now: Now) {
         self.bring_back(opened, now);
         for row in &opened.held {
@@ -484,8 +486,9 @@ impl LiveItems {
         }
     }
 
-    /// The clock was set back before this life: members of windows that had closed are due, and those of
-    /// short ones that were open wait for `window` at most. Long windows have rows, which see to their own.
+    /// For a clock that was set back before this life: members of closed windows are due now, and members of
+    /// short windows that were open wait for `window` at most. Long windows have rows of their own, from
+    /// which they are reopened.
     fn bring_back(&mut self, opened: &Opened, now: Now) {
         let long: BTreeSet<(&str, &str, u64)> =
             opened.windows.iter().map(|row| (&*row.application, &*row.customer, row.window)).collect();
@@ -494,7 +497,7 @@ impl LiveItems {
                 continue;
             }
             let queue = self.queues.id(&row.application);
-            // No later than the next start will look, should the clock be set back once more.
+            // No later than the span that the next start reads ahead, should the clock be set back once more.
             let window = self.queues.settings_of(queue).window.min(HORIZON_MS);
             let due = now.wall + if row.closed_by.is_some() { 0 } else { window };
             if due >= row.due || mutated(Mutant::AheadForgotten) {

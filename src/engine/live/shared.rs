@@ -1,5 +1,6 @@
-//! What all queues share, since there is little of it or one order counts: memory, the schedule, the journal,
-//! what reads under way must not believe. It knows of no queue but by its handle.
+//! State that all queues share, because there is little of it or because one order holds for all: memory, the
+//! schedule, the journal, and the notes that make reads under way out of date. It knows queues by their
+//! handles only.
 
 use super::{Behind, KEEP_MS};
 use crate::engine::customers::Customers;
@@ -15,38 +16,40 @@ use crate::engine::types::{Budget, Content, Identity, Key, Now};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// See the module's page.
+/// State that all queues share; see the module's page.
 #[derive(Debug)]
 pub(in crate::engine) struct SharedItems {
     pub(in crate::engine) journal: Journal,
-    /// What reads of rows under way cannot know.
+    /// Changes that reads of rows under way cannot know.
     pub(in crate::engine) reads: Reads,
     pub(in crate::engine) watch: Watch,
     pub(super) counters: Counters,
     pub(super) items: Items,
     pub(in crate::engine) customers: Customers,
-    /// What waits for its own time, and members of windows, by key; wall clock.
+    /// Items that wait for their own time, and members of windows, by key; wall clock.
     pub(super) schedule: Schedule,
-    /// Items that may be confirmed before they need be stored: stored at this monotonic moment at the latest.
+    /// Items that may be confirmed before they are stored, and the monotonic moment at which they are stored
+    /// at the latest.
     pub(super) deferred: VecDeque<(u64, ItemId)>,
-    /// Customers that are held back and have due rows in memory, with their queues.
+    /// Customers with due rows that are to leave memory, with their queues.
     pub(super) leaving: VecDeque<(QueueId, CustomerId)>,
     /// Queues that are held back and have due rows in memory.
     pub(super) evicting: VecDeque<QueueId>,
     pub(super) budget: Budget,
-    /// Items in batches, out or to be sent again: they cannot leave memory.
+    /// Items in batches, in flight or to be sent again: they cannot leave memory.
     batched: usize,
     /// Rows and payload bytes that reads under way may bring.
     reserved: (usize, u64),
-    /// An item came in for which what is due after this moment is to leave memory, UTC ms.
+    /// An item came in for which items that are due after this moment are to leave memory, UTC ms.
     pub(super) crowded_in: Option<u64>,
-    /// Queues of which items in the store alone got another place in this turn, and the first of these.
+    /// Queues with items in the store alone that got another place in this turn, and the first of those
+    /// places.
     pub(super) retold: Vec<(Arc<str>, Key)>,
-    /// What of that which is due is not in line.
+    /// Work that is due and not done yet.
     pub(super) behind: Behind,
-    /// Queues that wait until it has: a window of theirs may be over whose items come in between.
+    /// Queues that wait until it is done: a window of theirs may be over whose items come in between.
     pub(super) held: BTreeSet<QueueId>,
-    /// Queues of which something waits for older rows; one may have moved on since.
+    /// Queues with items that wait for older rows; one may have moved on since.
     pub(super) stalled: BTreeSet<QueueId>,
     /// Rows touched, for tests that count work.
     pub(super) work: u64,
@@ -85,7 +88,7 @@ impl SharedItems {
         &mut self.counters
     }
 
-    /// Rows have been looked at elsewhere.
+    /// Counts rows that other modules have visited.
     pub(in crate::engine) fn count_work(&mut self, rows: u64) {
         self.work += rows;
     }
@@ -95,7 +98,7 @@ impl SharedItems {
         self.work
     }
 
-    /// Tells of queues of which items in the store alone got another place since the last call, and from
+    /// Reports the queues with items in the store alone that got another place since the last call, and from
     /// which place on.
     pub(in crate::engine) fn tell_retold(&mut self, mut tell: impl FnMut(&str, Key)) {
         for (queue, to) in std::mem::take(&mut self.retold) {
@@ -105,29 +108,29 @@ impl SharedItems {
 
     // ---- rows in memory -----------------------------------------------------------------------------------
 
-    /// Rows that find room in memory, beside those that are on their way from the store.
+    /// How many more rows fit in memory, apart from those that reads may bring.
     pub(in crate::engine) fn free_rows(&self) -> usize {
         self.budget.rows.saturating_sub(self.items.len() + self.reserved.0)
     }
 
-    /// Rows beyond the bound of memory, those in batches apart: who hangs keeps nobody else from it with
-    /// these.
+    /// Rows beyond the bound of memory, without those in batches: the batches of a queue that hangs take no
+    /// room from other queues.
     pub(in crate::engine) fn rows_beyond(&self) -> usize {
         let apart = if mutated(Mutant::BatchesCrowdOut) { 0 } else { self.batched };
         (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows + apart)
     }
 
-    /// Bytes of payloads that find room, likewise.
+    /// How many more bytes of payloads fit, likewise.
     pub(in crate::engine) fn free_bytes(&self) -> u64 {
         self.budget.contents.saturating_sub(self.items.content_bytes() + self.reserved.1)
     }
 
-    /// A read takes its place in memory.
+    /// Reserves room in memory for a read.
     pub(in crate::engine) fn reserve(&mut self, rows: usize, bytes: u64) {
         self.reserved = (self.reserved.0 + rows, self.reserved.1 + bytes);
     }
 
-    /// What it has brought counts itself.
+    /// Frees the reserved room, as the rows that the read has brought count themselves.
     pub(in crate::engine) fn fulfil(&mut self, rows: usize, bytes: u64) {
         self.reserved = (self.reserved.0 - rows, self.reserved.1 - bytes);
     }
@@ -137,8 +140,8 @@ impl SharedItems {
         self.reserved.0
     }
 
-    /// There is room in memory for an item with this key, or something that is due later, which is to leave
-    /// for it. False: all that is there is due sooner.
+    /// Whether memory has room for an item with this key, or an item that is due later and is to leave for
+    /// it. False: all items there are due sooner.
     pub(super) fn has_room_for(&mut self, key: Key) -> bool {
         if self.free_rows() > 0 {
             return true;
@@ -161,7 +164,7 @@ impl SharedItems {
     }
 
     /// Takes items off the lists and out of the indexes that lead to them: all items out of one, then all out
-    /// of the next. What is changed lies anywhere in memory, and the processor fetches several at a time.
+    /// of the next. The entries are scattered in memory, and the processor fetches several at a time.
     pub(super) fn detach(&mut self, ids: &[ItemId]) {
         self.customers.unlink(ids, &mut self.items);
         self.items.unindex(ids);
@@ -181,20 +184,19 @@ impl SharedItems {
         self.batched = self.batched + usize::from(self.items[id].stage().is_in_batch()) - usize::from(was);
     }
 
-    /// Changes what is known of an item, as by an attempt that has failed: that goes to the store when it
-    /// leaves memory.
+    /// Changes facts of an item, as a failed attempt does. They are written when the item leaves memory.
     pub(in crate::engine) fn amend(&mut self, id: ItemId, change: impl FnOnce(&mut Tries)) {
         self.items[id].amend(change);
     }
 
-    /// What the request of this dead letter had for an id and a fingerprint is to be remembered with its
-    /// confirm.
+    /// Sets the id and the fingerprint of the request of this dead letter, which are to be remembered with
+    /// its confirm.
     pub(in crate::engine) fn set_former(&mut self, id: ItemId, identity: Identity, fingerprint: u64) {
         self.items[id].set_former(identity, fingerprint);
     }
 
-    /// The broker delivers again what was not acked: what it alone keeps is orphaned. The cost is that of all
-    /// items; it happens with a connection.
+    /// The broker redelivers what was not acked: items that it alone keeps become orphaned. The cost grows
+    /// with the number of all items; it occurs once per connection.
     pub(in crate::engine) fn orphan_pending(&mut self) -> Vec<ItemId> {
         let pending: Vec<ItemId> = self.items.ids().filter(|id| !self.items[*id].is_stored()).collect();
         for id in &pending {
@@ -210,7 +212,7 @@ impl SharedItems {
 
     // ---- their times --------------------------------------------------------------------------------------
 
-    /// The item waits for the due in its place.
+    /// Puts the item into the schedule, to wait for its due.
     pub(in crate::engine) fn await_time(&mut self, id: ItemId) {
         self.set_stage(id, Stage::Scheduled);
         self.schedule.insert(items::place_of(id), self.items[id].place());
@@ -221,14 +223,14 @@ impl SharedItems {
         self.schedule.next()
     }
 
-    /// The wall clock went back: everything waits for its time anew.
+    /// The wall clock went back: all items wait for their time anew.
     pub(in crate::engine) fn rebase(&mut self, now: Now) {
         let items = &self.items;
         self.schedule
             .rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].place()));
     }
 
-    /// Items that may be confirmed before they are written, as far as they are still there.
+    /// Items that may be confirmed before they are written, where they still exist.
     pub(in crate::engine) fn deferred(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.deferred.iter().map(|(_, id)| *id)
     }
@@ -240,7 +242,7 @@ impl SharedItems {
 
     // ---- their payloads -----------------------------------------------------------------------------------
 
-    /// Decides whether the payload of an item that is being written stays in memory afterwards.
+    /// Decides whether the payload of an item that is being written stays in memory after the commit.
     pub(super) fn keep_content(&mut self, id: ItemId, now: Now) {
         let item = &self.items[id];
         let Residence::Stored(token) = item.residence() else { return };
@@ -250,7 +252,7 @@ impl SharedItems {
         }
     }
 
-    /// A commit became durable: what waited for it is safe, and payloads may go.
+    /// A commit became durable: the requests that waited for it are safe, and payloads may leave memory.
     pub(in crate::engine) fn committed(&mut self, token: u64) {
         let before = self.journal.uncommitted();
         for id in self.journal.committed(token) {
@@ -262,7 +264,7 @@ impl SharedItems {
         self.counters.commits += before - self.journal.uncommitted();
     }
 
-    /// The store has the item for good: its payload can be read from there.
+    /// Whether the store has the item durably, so that its payload can be read from there.
     fn is_readable(&self, id: ItemId) -> bool {
         match self.items[id].residence() {
             Residence::Stored(token) => self.journal.is_committed(token),
@@ -270,12 +272,12 @@ impl SharedItems {
         }
     }
 
-    /// A payload has come from the store.
+    /// Adds a payload that has come from the store.
     pub(in crate::engine) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
         self.items.set_content(id, content);
     }
 
-    /// The payload for a publish; one that can be read again does not stay.
+    /// Returns the payload for a publish. One that can be read again leaves memory.
     pub(in crate::engine) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
         if self.is_readable(id) {
             self.items.take_content(id)
@@ -284,15 +286,15 @@ impl SharedItems {
         }
     }
 
-    // ---- what the store is told ---------------------------------------------------------------------------
+    // ---- rows for the store -------------------------------------------------------------------------------
 
     /// An item of the queue of this name, as the store knows it.
     pub(super) fn row<'a>(&'a self, queue: &'a Arc<str>, item: &'a Item) -> ItemRow<'a> {
         ItemRow::new(queue, &self.customers, item)
     }
 
-    /// The store is told that a window has closed before its end. What reads and answers under way say of its
-    /// members, wherever these are now, is out of date.
+    /// Writes that a window has closed before its end. Whatever reads and answers under way say of its
+    /// members is out of date then, wherever these are.
     pub(super) fn close_in_store(&mut self, closed: ClosingRow) {
         self.reads.note_closed(&self.watch, &closed);
         if !mutated(Mutant::ClosingForgotten) {
@@ -324,7 +326,7 @@ impl<'a> ItemRow<'a> {
         (Arc::clone(self.queue), customer)
     }
 
-    /// Where it lies.
+    /// Queue and key of its row.
     pub(in crate::engine) fn place(&self) -> Place {
         Place { queue: Arc::clone(self.queue), key: self.item.key() }
     }
@@ -360,14 +362,14 @@ impl<'a> ItemRow<'a> {
         Some((Arc::clone(self.queue), customer))
     }
 
-    /// Index rows that it may have.
+    /// The index rows that it may have.
     pub(super) fn index(&self) -> IndexRows {
         let customer = if self.item.is(ItemFlag::Indexed) { self.customer() } else { None };
         IndexRows { identity: self.item.identity_row(), customer }
     }
 }
 
-/// What may change of an item's row while it waits.
+/// The part of an item's row that may change while it waits.
 pub(super) fn standing(item: &Item) -> Box<Standing> {
     let tries = item.tries().clone();
     Box::new(Standing {
@@ -380,7 +382,7 @@ pub(super) fn standing(item: &Item) -> Box<Standing> {
     })
 }
 
-/// What of that reads under way have to know.
+/// The part of it that reads under way have to know.
 pub(super) fn rewritten(item: &Item) -> Rewritten {
     Rewritten {
         key: item.key(),

@@ -1,12 +1,12 @@
-//! Items that get another time while they wait: the row moves in the store, and keeps its payload, its
+//! Items that get another time while they wait. The row moves in the store, and keeps its payload, its
 //! arrival number and its ids.
 
 use super::*;
 use crate::engine::event::{Rewritten, Standing};
 
 impl QueueItems<'_> {
-    /// An item in memory is due then, at a time of its own. It is on no list, and in no flight. One that is
-    /// not written yet is written first: the broker would bring it back with its old time.
+    /// Gives an item in memory `due` as its own time. It must be on no list and in no flight. An item that is
+    /// not written yet is written first, as the broker would bring it back with its old time.
     pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
         if !self.shared.items[id].is_stored() {
             self.store_pending(id, now);
@@ -25,7 +25,7 @@ impl QueueItems<'_> {
         self.unpin(customer);
     }
 
-    /// The row is written under its new key; then the item goes where one belongs that is due then.
+    /// Writes the row under its new key, and puts the item where one with this due belongs.
     fn move_to_time(
         &mut self,
         mut item: Item,
@@ -51,7 +51,7 @@ impl QueueItems<'_> {
         self.enlist(id, false, now);
     }
 
-    /// An item in the store alone is due then, at a time of its own.
+    /// Gives an item in the store alone `due` as its own time.
     pub(super) fn reschedule_far(&mut self, stored: &Stored, due: u64) {
         self.leave_window_far(stored);
         let moved = Stored { key: Key { due, ..stored.key }, due, ..stored.clone() };
@@ -85,7 +85,7 @@ impl QueueItems<'_> {
         self.shared.retold.push((name, moved.key));
     }
 
-    /// A dead letter waits until then, wall clock, and others go before it.
+    /// Makes a dead letter wait until `until`, wall clock; other dead letters go before it.
     pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64, now: Now) {
         let from = self.row(&self.shared.items[id]).place();
         let Some(mut item) = self.remove(id) else { return };

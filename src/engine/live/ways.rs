@@ -1,4 +1,4 @@
-//! How an item comes into its queue, and how it goes out of it for good.
+//! How an item enters its queue, and how it leaves it for good.
 
 use super::*;
 
@@ -6,25 +6,25 @@ use super::*;
 #[derive(Debug)]
 pub(super) struct Dying {
     pub(super) item: Item,
-    /// Application and customer that it was meant for.
+    /// Application and customer to which it was addressed.
     pub(super) meant_for: Address,
-    /// Where its row is, and its index rows.
+    /// Place of its row, and its index rows.
     pub(super) from: Place,
     pub(super) removed: IndexRows,
 }
 
 impl<'s> QueueItems<'s> {
-    /// One customer's part of it.
+    /// The items of one customer of this queue.
     pub(in crate::engine) fn of<'q>(&'q mut self, customer: CustomerId) -> CustomerItems<'q, 's> {
         CustomerItems { id: customer, at: self }
     }
 
-    /// The customer of this name, made known if it is not.
+    /// The customer of this name, added if it is not known.
     pub(super) fn customer_id(&mut self, name: &str) -> CustomerId {
         self.shared.customers.id(self.queue.active_mut(), name)
     }
 
-    /// An item of it as the store knows it.
+    /// An item of this queue as the store keeps it.
     pub(super) fn row<'a>(&'a self, item: &'a Item) -> ItemRow<'a> {
         self.shared.row(self.queue.name(), item)
     }
@@ -41,13 +41,13 @@ impl<'s> QueueItems<'s> {
 
     // ---- in -----------------------------------------------------------------------------------------------
 
-    /// Takes a new item in; its arrival number.
+    /// Admits a new item. Returns its arrival number.
     pub(super) fn admit(&mut self, new: NewItem, admission: Admission, now: Now) -> u64 {
         let customer = new.customer.as_deref().map(|name| self.customer_id(name));
         self.shared.customers.pin(customer);
         let expiry = new.expiry.unwrap_or(u64::MAX);
         let windowed = customer.filter(|_| admission.timing == Timing::Windowed);
-        // Before it has a number: a window that closes takes in all numbers so far.
+        // Before it has a number: a window that closes covers all numbers given out so far.
         windowed.into_iter().for_each(|id| self.of(id).close_overflowing(new.weight, now));
         let seq = self.shared.journal.number();
         let key = match (admission.timing, windowed) {
@@ -62,8 +62,8 @@ impl<'s> QueueItems<'s> {
         };
         let own_time = matches!(admission.timing, Timing::Own(_));
         let Origin { delivery, received, .. } = admission.origin;
-        // A delay counts from the moment of receipt, rounded up; everything else from now, which is rounded
-        // down, and so is its receipt: nothing seems to have come after its window was opened.
+        // A delay counts from the moment of receipt, rounded up. All else counts from now, which is rounded
+        // down, and so is the receipt: no item seems to have come after its window was opened.
         let received = if own_time { received } else { received.min(now.wall) };
         let placement = Placement { key, queue: admission.queue, customer, received, tag: delivery.tag };
         let item = Item::arrived(new, own_time, placement);
@@ -78,7 +78,7 @@ impl<'s> QueueItems<'s> {
         seq
     }
 
-    /// Decides where a new item lives, writes it if anything is written, and puts it on its list.
+    /// Decides where a new item is kept, writes it where there is a store, and puts it on its list.
     pub(super) fn place(&mut self, mut item: Item, windowed: bool, may_defer: bool, now: Now) {
         let key = item.place();
         if !self.shared.journal.is_durable() {
@@ -114,8 +114,8 @@ impl<'s> QueueItems<'s> {
         self.enlist(id, windowed, now);
     }
 
-    /// Whether an item that is written with this key does not stay in memory: it is not needed there soon, or
-    /// there is no room.
+    /// Whether an item that is written with this key goes to the store alone: it is not needed in memory
+    /// soon, or there is no room.
     pub(super) fn lies_in_store_alone(&mut self, key: Key, due_now: bool, now: Now) -> bool {
         key >= self.queue.memory_bound()
             || key.due > now.wall + HORIZON_MS
@@ -123,7 +123,7 @@ impl<'s> QueueItems<'s> {
             || !self.shared.has_room_for(key)
     }
 
-    /// Hands an item's row over to the store; its delivery is safe with that.
+    /// Hands an item's row to the journal; its delivery is safe once that is durable.
     pub(super) fn write(&mut self, item: &mut Item) {
         let stored = self.row(item).stored();
         let token = self.shared.journal.put(stored, item.is(ItemFlag::Indexed));
@@ -133,7 +133,7 @@ impl<'s> QueueItems<'s> {
         item.set_stored(token);
     }
 
-    /// Puts an item that has just come on its list.
+    /// Puts a new item on its list.
     pub(super) fn enlist(&mut self, id: ItemId, windowed: bool, now: Now) {
         let (customer, key) = (self.shared.items[id].customer(), self.shared.items[id].place());
         match customer.filter(|_| windowed) {
@@ -143,7 +143,7 @@ impl<'s> QueueItems<'s> {
         }
     }
 
-    /// Takes in what has been given up, whose row lies at `from`: it moves here.
+    /// Takes a dead letter in; its row moves here from `from`.
     pub(super) fn place_letter(&mut self, mut item: Item, from: Place, removed: IndexRows, now: Now) {
         item.set_stored(self.shared.journal.next_token());
         let (to, standing) = (self.row(&item).place(), standing(&item));
@@ -161,7 +161,8 @@ impl<'s> QueueItems<'s> {
 
     // ---- out ----------------------------------------------------------------------------------------------
 
-    /// An item that is given up leaves its queue. `None`: the broker has it, and it is forgotten here.
+    /// Takes an item that is given up out of its queue. `None`: the broker will deliver it again, so it is
+    /// only forgotten.
     pub(super) fn take_dying(&mut self, id: ItemId) -> Option<Dying> {
         if self.shared.items[id].is_orphaned() {
             self.forget(id);
@@ -181,7 +182,7 @@ impl<'s> QueueItems<'s> {
         Some(Dying { item, meant_for, from, removed })
     }
 
-    /// An item that has been detached is done with: its request may be acked, and the store forgets it.
+    /// Ends an item that has been detached: its request may be acked, and the store deletes its row.
     pub(super) fn finish_detached(&mut self, id: ItemId) {
         let item = &self.shared.items[id];
         let (place, rows) = (self.row(item).place(), self.row(item).index());
@@ -194,7 +195,7 @@ impl<'s> QueueItems<'s> {
                 self.queue.remove_pending();
                 let delivery = journal.delivery(tag);
                 if item.identity().is_given() && !mutated(Mutant::AckBeforeRemembered) {
-                    // Else a crash could forget that the id was known, with the request acked.
+                    // Otherwise a crash could lose the remembered id after the request was acked.
                     journal.safe_once_durable(delivery);
                 } else {
                     journal.safe(delivery);
@@ -203,7 +204,7 @@ impl<'s> QueueItems<'s> {
             Residence::Orphaned => {
                 self.queue.remove_pending();
                 if let Some(rule) = item.superseded() {
-                    // It was sent, so the other came anew.
+                    // It was sent, so its replacement counts as a new item.
                     counters.duplicates[rule as usize].accepted += 1;
                 }
             }
@@ -217,7 +218,7 @@ impl<'s> QueueItems<'s> {
         }
     }
 
-    /// An item in the store alone is done with.
+    /// Ends an item that is in the store alone.
     pub(super) fn finish_far(&mut self, stored: &Stored) {
         self.leave_window_far(stored);
         let place = Place { queue: Arc::clone(self.queue.name()), key: stored.key };
@@ -226,7 +227,7 @@ impl<'s> QueueItems<'s> {
         self.queue.may_trim();
         let stalls = self.queue.active().is_some_and(|active| active.ready().has_stalled());
         if stalls && self.queue.far() == 0 && !mutated(Mutant::StalledForEver) {
-            // Nothing is left that what is stalled could wait for, and nothing will be loaded.
+            // The queue has no rows left for which stalled entries could wait, and none will be loaded.
             self.unstall();
         }
         if !mutated(Mutant::FarGoneUntold) {
@@ -235,8 +236,8 @@ impl<'s> QueueItems<'s> {
         self.shared.watch.changed(stored.identity());
     }
 
-    /// Forgets an item that the broker delivers again, or that another has replaced while it was in flight.
-    /// It is on no list.
+    /// Forgets an item that the broker delivers again, or that another replaced while it was in flight. It
+    /// must be on no list.
     pub(in crate::engine) fn forget(&mut self, id: ItemId) {
         debug_assert!(!self.shared.items[id].is_stored(), "what is stored is not given back to the broker");
         let Some(item) = self.remove(id) else { return };
@@ -248,16 +249,16 @@ impl<'s> QueueItems<'s> {
         }
     }
 
-    /// The request of an item in flight that only the broker kept has come again: it is this one's, and
-    /// written, so that its attempt may take the time that it takes.
+    /// The request of an orphaned item in flight has come again. The item takes this request over and is
+    /// written, so that its attempt may last as long as it needs.
     pub(in crate::engine) fn adopt(&mut self, id: ItemId, origin: Origin, now: Now) {
         self.shared.items[id].set_tag(NonZeroU64::new(origin.delivery.tag));
         self.store_pending(id, now);
     }
 
-    /// Another takes the id of an item in flight, whose attempt may end late or never. It is nowhere but in
-    /// its flight from now on: the end of the attempt says whether it was sent or replaced, and a crash,
-    /// which leaves that unknown, leaves the other alone.
+    /// Another item takes the id of an item in flight, whose attempt may end late or never. From now on this
+    /// item exists in its flight only. The end of the attempt decides whether it counts as sent or as
+    /// replaced; a crash, which leaves that unknown, keeps the other item alone.
     pub(in crate::engine) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
         let item = &self.shared.items[id];
         let (place, rows) = (self.row(item).place(), self.row(item).index());
@@ -265,7 +266,7 @@ impl<'s> QueueItems<'s> {
         let SharedItems { items, journal, watch, reads, .. } = &mut *self.shared;
         watch.changed(items.lose_identity(id));
         match residence {
-            // Its own request comes again, and is the other, or comes before it.
+            // Its own request comes again: as the other item, or before it.
             Residence::Orphaned => return,
             Residence::Pending(tag) => journal.safe_once_durable(journal.delivery(tag)),
             Residence::Stored(_) => {

@@ -1,5 +1,5 @@
-//! What a queue needs while it is at work. Each part of the engine changes of it what is its own, by the
-//! verbs here.
+//! State of a queue that exists only while the queue is active. Each part of the engine changes its own
+//! fields through the methods here.
 
 use super::flights::QueueFlights;
 use super::later::Later;
@@ -14,20 +14,21 @@ use crate::engine::types::{AppSettings, Key};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What a queue at work may be in, several of them at a time.
+/// A condition of an active queue; several may hold at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Condition {
-    /// A probe has been out for longer than a healthy queue takes.
+    /// A probe has been in flight for longer than a healthy queue takes.
     SlowProbe,
     /// Due rows are leaving memory.
     Evicting,
-    /// There are more items than allowed, and the first of them have to be read to be given up.
+    /// The queue has more items than allowed, and the first of them have to be read before they can be given
+    /// up.
     Trimming,
-    /// It stands in the run queue.
+    /// It is in the run queue.
     Running,
 }
 
-/// See the module's page.
+/// The part of a queue that exists while it is active; see the module's page.
 #[derive(Debug)]
 pub(in crate::engine) struct ActiveQueue {
     id: QueueId,
@@ -42,11 +43,11 @@ pub(in crate::engine) struct ActiveQueue {
     pace: Pace,
     resident: Resident,
     later: Later,
-    /// The read of its next rows that is under way.
+    /// Read of its next rows, if one is under way.
     loading: Option<Loading>,
-    /// Items in memory and not in flight, by key; only where the first may be dropped.
+    /// Items in memory and not in flight, by key. Filled only where the oldest item may be dropped.
     droppable: BTreeSet<(Key, ItemId)>,
-    /// Which it is in, by [`Condition`].
+    /// Whether each [`Condition`] holds, by its number.
     conditions: [bool; 4],
     sent: u64,
 }
@@ -72,13 +73,13 @@ impl ActiveQueue {
         }
     }
 
-    /// New settings; what may be dropped is to be told anew.
+    /// Sets new settings. The caller then names the items that may be dropped again.
     pub(super) fn configure(&mut self, settings: Arc<AppSettings>) {
         self.settings = settings;
         self.droppable.clear();
     }
 
-    /// Of its queue.
+    /// Handle of its queue.
     pub(in crate::engine) fn id(&self) -> QueueId {
         self.id
     }
@@ -153,7 +154,7 @@ impl ActiveQueue {
         &mut self.pace
     }
 
-    /// Items that the broker has taken, in this life.
+    /// Items that the broker has confirmed in this life.
     pub(in crate::engine) fn sent(&self) -> u64 {
         self.sent
     }
@@ -162,7 +163,7 @@ impl ActiveQueue {
         self.sent += count;
     }
 
-    /// Something can be sent: batches to be sent again, or due items.
+    /// Whether it can send anything: batches to be sent again, or due items.
     pub(super) fn has_work(&self) -> bool {
         self.flights.first_to_resend().is_some() || !self.ready.is_empty()
     }
@@ -171,7 +172,7 @@ impl ActiveQueue {
         self.conditions[condition as usize]
     }
 
-    /// What it was before.
+    /// Sets a condition. Returns what it was before.
     pub(in crate::engine) fn set(&mut self, condition: Condition, on: bool) -> bool {
         std::mem::replace(&mut self.conditions[condition as usize], on)
     }
@@ -194,7 +195,7 @@ impl ActiveQueue {
         &mut self.later
     }
 
-    /// The read of the next rows that is under way.
+    /// Read of the next rows, if one is under way.
     pub(in crate::engine) fn loading(&self) -> Option<&Loading> {
         self.loading.as_ref()
     }
@@ -203,9 +204,9 @@ impl ActiveQueue {
         &mut self.loading
     }
 
-    // ---- what may be dropped ------------------------------------------------------------------------------
+    // ---- droppable items ----------------------------------------------------------------------------------
 
-    /// The item is in memory, and not in flight: where the first may be dropped, it may be one of them.
+    /// The item is in memory and not in flight: it may be dropped, where the settings drop the oldest.
     pub(in crate::engine) fn may_drop(&mut self, key: Key, id: ItemId) {
         if self.settings.drops_oldest() {
             self.droppable.insert((key, id));
@@ -216,22 +217,22 @@ impl ActiveQueue {
         self.droppable.remove(&(key, id));
     }
 
-    /// It has another place now.
+    /// The item has another place now.
     pub(super) fn drops_as(&mut self, before: Key, now: Key, id: ItemId) {
         if self.droppable.remove(&(before, id)) {
             self.droppable.insert((now, id));
         }
     }
 
-    /// Items that may be dropped, the first to go first.
+    /// Items that may be dropped, in the order in which they would be.
     pub(in crate::engine) fn droppable(&self) -> impl Iterator<Item = (Key, ItemId)> + '_ {
         self.droppable.iter().copied()
     }
 
     // ---- rest ---------------------------------------------------------------------------------------------
 
-    /// Nothing of it is needed any more. `quiet`: neither what is known of its health, unless that is bad.
-    /// `mono`: the moment, monotonic ms.
+    /// Whether this part may be removed. `quiet`: nothing else keeps the queue active. `mono`: the present
+    /// moment, monotonic ms.
     pub(super) fn is_idle(&self, quiet: bool, mono: u64) -> bool {
         self.resident.count() == 0
             && self.customers.is_empty()

@@ -1,5 +1,5 @@
-//! What all queues have in common: which of them have work, and what they count together. A queue is changed
-//! with it at hand ([`QueueMut`]), and knows of no other queue.
+//! State that all queues share: which of them have work, and the counts over all of them. A queue is changed
+//! through [`QueueMut`], which keeps this state in step and reaches no other queue.
 
 use super::passed::PassedOver;
 use super::{ActiveQueue, Condition, Loading, Queue, ReadyQueue, LAST};
@@ -12,35 +12,35 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What of a queue holds for a while, and ends by itself.
+/// A state of a queue that ends by itself after a while.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::engine) enum EndOf {
     /// Its own pause.
     Pause,
-    /// The rate that a command has given it.
+    /// The rate that a command has set.
     Rate,
     /// The pause of a customer.
     Customer(Arc<str>),
 }
 
-/// See the module's page.
+/// State that all queues share; see the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
-    /// Queues whose row is out of date; queues that the loader has to look at.
+    /// Queues whose row is out of date, and queues that the loader has to visit.
     pub(super) dirty: Vec<QueueId>,
     pub(super) marked: Vec<QueueId>,
-    /// Queues that lacked what was to be given up, and for which something has changed since.
+    /// Queues whose first items, which were to be given up, were not in memory, and which have changed since.
     pub(super) to_trim: Vec<QueueId>,
-    /// Queues that may have something to send, in turn.
+    /// Queues that may have batches to send, in the order of their turns.
     pub(super) run: VecDeque<QueueId>,
     /// Queues with a [`ActiveQueue`] part, queues with items, and queues that are paused.
     pub(super) active: usize,
     pub(super) occupied: u64,
     pub(super) paused: u64,
-    /// Queues with a rate for a while, and customers that are held back.
+    /// Queues with a temporary rate, and customers that are held back.
     pub(super) slowed: u64,
     pub(super) held: u64,
-    /// What ends by itself, by when, UTC ms.
+    /// States that end by themselves, by their end, UTC ms.
     pub(super) ends: BTreeSet<(u64, QueueId, EndOf)>,
     /// Items, and due items, of all queues.
     pub(super) total: u64,
@@ -51,7 +51,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// What ended then, or not at all, ends by itself at another moment, or not.
+    /// Moves the end of a state, where it has or had one.
     fn note_end(&mut self, id: QueueId, of: EndOf, before: Option<u64>, ends: Option<u64>) {
         if let Some(before) = before {
             self.ends.remove(&(before, id, of.clone()));
@@ -59,7 +59,7 @@ impl Agenda {
         self.ends.extend(ends.filter(|until| *until < FOR_EVER).map(|until| (until, id, of)));
     }
 
-    /// A queue's rate for a while is another one, or none.
+    /// Sets or removes the temporary rate of a queue.
     fn note_slowed(&mut self, id: QueueId, known: &mut Option<Slowed>, slowed: Option<Slowed>) {
         let before = std::mem::replace(known, slowed);
         let until = |slowed: Option<Slowed>| slowed.map(|slowed| slowed.until);
@@ -68,7 +68,7 @@ impl Agenda {
     }
 }
 
-/// A queue that is changed: each change tells the agenda what it makes of the queue.
+/// A queue to be changed: each change updates the state that all queues share.
 #[derive(Debug)]
 pub(in crate::engine) struct QueueMut<'q> {
     id: QueueId,
@@ -95,7 +95,7 @@ impl<'q> QueueMut<'q> {
         QueueMut { id, queue, agenda, settings }
     }
 
-    /// As a former life has left it.
+    /// Restores the queue as a former life left it.
     pub(super) fn reopen(&mut self, row: &QueueRow) {
         self.queue.stored = row.count;
         self.queue.near_until = row.low;
@@ -108,7 +108,7 @@ impl<'q> QueueMut<'q> {
         self.mark_for_loader();
     }
 
-    /// What it needs at work, made where it is not there.
+    /// Its active part, created if it has none.
     pub(in crate::engine) fn at_work(self) -> &'q mut ActiveQueue {
         let QueueMut { id, queue, agenda, settings } = self;
         let Queue { name, active, slowed, .. } = queue;
@@ -124,7 +124,7 @@ impl<'q> QueueMut<'q> {
         })
     }
 
-    /// The same, while more is to be changed of it.
+    /// The same, where further changes of the queue follow.
     pub(in crate::engine) fn active_mut(&mut self) -> &mut ActiveQueue {
         QueueMut::new(self.id, self.queue, self.agenda, self.settings).at_work()
     }
@@ -137,12 +137,12 @@ impl<'q> QueueMut<'q> {
         self.id
     }
 
-    /// At how much the engine does otherwise.
+    /// Limits at which the engine changes its behaviour.
     pub(in crate::engine) fn thresholds(&self) -> &'q Thresholds {
         &self.settings.thresholds
     }
 
-    /// Settings of its application, whether it is at work or not.
+    /// Settings of its application, whether it is active or not.
     pub(in crate::engine) fn settings(&self) -> &Arc<AppSettings> {
         self.queue.settings(self.settings)
     }
@@ -155,7 +155,7 @@ impl<'q> QueueMut<'q> {
         }
     }
 
-    /// That many due items have come, or gone: of its line, or of a customer that stands aside.
+    /// Counts due items in or out: those of the ready queue, or of a customer that is set aside.
     pub(in crate::engine) fn count_ready(&mut self, change: i64, aside: bool) {
         self.active_mut().ready_mut().count(change, aside);
         self.agenda.ready_rows = self.agenda.ready_rows.saturating_add_signed(change);
@@ -164,7 +164,7 @@ impl<'q> QueueMut<'q> {
         }
     }
 
-    /// An item came into memory that the broker alone keeps.
+    /// Counts an item in memory that only the broker keeps.
     pub(in crate::engine) fn add_pending(&mut self) {
         self.active_mut();
         self.count_in();
@@ -176,19 +176,19 @@ impl<'q> QueueMut<'q> {
         self.count_out();
     }
 
-    /// Before an item is added.
+    /// Call before an item is added.
     fn count_in(&mut self) {
         self.agenda.occupied += u64::from(self.queue.total() == 0);
         self.agenda.total += 1;
     }
 
-    /// After an item was removed.
+    /// Call after an item was removed.
     fn count_out(&mut self) {
         self.agenda.occupied -= u64::from(self.queue.total() == 0);
         self.agenda.total -= 1;
     }
 
-    /// An item is written that stays in memory, without a customer row.
+    /// Counts an item that is written without a customer row and stays in memory.
     pub(in crate::engine) fn add_resident(&mut self, place: Key) {
         self.count_in();
         self.active_mut().resident_mut().add(place);
@@ -197,8 +197,8 @@ impl<'q> QueueMut<'q> {
         self.touch_row();
     }
 
-    /// An item is written that is in the store alone from now on. `passed`: its customer, where it is passed
-    /// over.
+    /// Counts an item that is written and is in the store alone from now on. `passed`: its customer, if the
+    /// item is passed over.
     pub(in crate::engine) fn add_far(&mut self, place: Key, passed: Option<&str>) {
         self.count_in();
         self.count_later(place, true);
@@ -208,13 +208,13 @@ impl<'q> QueueMut<'q> {
         self.mark_for_loader();
     }
 
-    /// A stored item has come into memory.
+    /// Counts a stored item that has come into memory.
     pub(in crate::engine) fn add_restored(&mut self, place: Key) {
         self.active_mut().resident_mut().add(place);
         self.count_later(place, false);
     }
 
-    /// A stored item has left memory. `passed`: its customer, where it is passed over.
+    /// Counts a stored item that has left memory. `passed`: its customer, if the item is passed over.
     pub(in crate::engine) fn evicted(&mut self, place: Key, passed: Option<&str>) {
         self.count_later(place, true);
         self.queue.leave_in_store(place, passed);
@@ -239,7 +239,7 @@ impl<'q> QueueMut<'q> {
         }
     }
 
-    /// A stored item is not in this queue any more.
+    /// Counts out a stored item that has left this queue.
     pub(in crate::engine) fn remove_stored(&mut self, place: Key, resident: bool) {
         self.queue.stored -= 1;
         if resident {
@@ -251,7 +251,7 @@ impl<'q> QueueMut<'q> {
         self.touch_row();
     }
 
-    /// An item that is not due yet has gone to the store alone, or come from there.
+    /// Counts an item that is not due yet and has gone to the store alone, or come from there.
     fn count_later(&mut self, place: Key, comes: bool) {
         if let Some(active) = self.queue.active.as_mut() {
             active.later_mut().note(place, self.agenda.wall, comes);
@@ -265,16 +265,17 @@ impl<'q> QueueMut<'q> {
         self.mark_for_loader();
     }
 
-    /// That many items in the store alone, which were to be due at `end`, are due now.
+    /// `count` items in the store alone that were to be due at `end` are due now.
     pub(in crate::engine) fn due_sooner(&mut self, end: u64, count: u64) {
         if let Some(active) = self.queue.active.as_mut() {
             active.later_mut().due_sooner(end, count);
         }
     }
 
-    // ---- what it is in ------------------------------------------------------------------------------------
+    // ---- states -------------------------------------------------------------------------------------------
 
-    /// A read of its next rows has ended, and has not looked at `next`. What it was; `None`: there was none.
+    /// A read of its next rows has ended. `next`: the first key that it has not read. Returns that read;
+    /// `None`: there was none.
     pub(in crate::engine) fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
         let loading = self.queue.active.as_mut()?.loading_mut().take()?;
         let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
@@ -283,12 +284,12 @@ impl<'q> QueueMut<'q> {
         Some(loading)
     }
 
-    /// The loader looks at it at `at`, wall clock; `u64::MAX`: not at all. When it was to do so before.
+    /// Sets when the loader visits it next, wall clock; `u64::MAX`: not at all. Returns what was set before.
     pub(in crate::engine) fn wake_at(&mut self, at: u64) -> u64 {
         std::mem::replace(&mut self.queue.wake, at)
     }
 
-    /// It is held back from now on, or goes on being so.
+    /// The queue is held back from now on, or still.
     pub(in crate::engine) fn begin_hold(&mut self, wall: u64) {
         let (far, first) = (self.queue.far(), self.queue.near_until().due);
         if let Some(active) = self.queue.active.as_mut() {
@@ -296,7 +297,7 @@ impl<'q> QueueMut<'q> {
         }
     }
 
-    /// It is held back no more, if so.
+    /// Call where a reason to hold the queue back has ended: others may remain.
     pub(in crate::engine) fn end_hold(&mut self) {
         let held = self.queue.is_held_back();
         if let Some(active) = self.queue.active.as_mut().filter(|_| !held) {
@@ -304,7 +305,7 @@ impl<'q> QueueMut<'q> {
         }
     }
 
-    /// Whether that changed anything.
+    /// Pauses the queue, or ends its pause. Returns whether that changed anything.
     pub(in crate::engine) fn set_paused(&mut self, until: Option<u64>) -> bool {
         if self.queue.paused == until {
             return false;
@@ -322,7 +323,7 @@ impl<'q> QueueMut<'q> {
         self.agenda.paused = self.agenda.paused + u64::from(until.is_some()) - u64::from(before.is_some());
     }
 
-    /// A rate holds for a while, or none does any more. Whether that changed anything.
+    /// Sets or removes a temporary rate. Returns whether that changed anything.
     pub(in crate::engine) fn set_slowed(&mut self, slowed: Option<Slowed>) -> bool {
         if self.queue.slowed == slowed {
             return false;
@@ -338,7 +339,7 @@ impl<'q> QueueMut<'q> {
         true
     }
 
-    /// A customer is held back until then. Until when it was before, if it was.
+    /// Holds a customer back until `until`. Returns until when it was held back before, if it was.
     pub(in crate::engine) fn hold(&mut self, customer: &Arc<str>, until: u64) -> Option<u64> {
         let before = self.queue.passed.hold(customer, until);
         self.agenda.note_end(self.id, EndOf::Customer(Arc::clone(customer)), before, Some(until));
@@ -346,7 +347,8 @@ impl<'q> QueueMut<'q> {
         before
     }
 
-    /// A customer that was held back goes on: what was passed over of it is read. Whether it was.
+    /// Ends the hold of a customer: its items that were passed over are read. Returns whether it was held
+    /// back.
     pub(in crate::engine) fn let_go(&mut self, customer: &str) -> bool {
         let Some(until) = self.queue.passed.let_go(customer) else { return false };
         self.agenda.note_end(self.id, EndOf::Customer(customer.into()), Some(until), None);
@@ -357,7 +359,7 @@ impl<'q> QueueMut<'q> {
 
     // ---- what is passed over ------------------------------------------------------------------------------
 
-    /// The first items are to be given up: what was passed over is among them.
+    /// The first items are to be given up: those that were passed over are among them and are read as well.
     pub(in crate::engine) fn read_passed(&mut self) {
         let low = self.queue.passed.take_low();
         if self.queue.far() > 0 && low < LAST && !mutated(Mutant::PassedOverForgotten) {
@@ -371,36 +373,36 @@ impl<'q> QueueMut<'q> {
         self.queue.pass_over(customer, place);
     }
 
-    /// What is passed over, to be changed; the loader looks at it.
+    /// Its items that are passed over, to be changed; the loader will visit the queue.
     pub(in crate::engine) fn passed_mut(&mut self) -> &mut PassedOver {
         self.mark_for_loader();
         &mut self.queue.passed
     }
 
-    // ---- what is to be done about it ----------------------------------------------------------------------
+    // ---- work lists ---------------------------------------------------------------------------------------
 
-    /// Something has changed for it: it stands in line again, and the loader looks at it.
+    /// Something has changed for the queue: it gets a turn, and the loader visits it.
     pub(in crate::engine) fn requeue(&mut self) {
         self.mark_for_loader();
         self.run();
     }
 
-    /// The loader has to look at it.
+    /// The loader has to visit it.
     pub(in crate::engine) fn mark_for_loader(&mut self) {
         if !std::mem::replace(&mut self.queue.marked, true) {
             self.agenda.marked.push(self.id);
         }
     }
 
-    /// Something has changed in it: where its first items are to be given up and were not in memory, that is
-    /// tried again.
+    /// Something has changed in the queue: if its first items are to be given up and were not in memory, that
+    /// is tried again.
     pub(in crate::engine) fn may_trim(&mut self) {
         if self.queue.active().is_some_and(|active| active.is(Condition::Trimming)) {
             self.agenda.to_trim.push(self.id);
         }
     }
 
-    /// Puts it into the run queue if it has something to send and is not held back.
+    /// Puts it into the run queue if it can send anything and is not paused.
     pub(in crate::engine) fn run(&mut self) {
         let paused = self.queue.is_paused();
         let Some(active) = self.queue.active.as_mut() else { return };
@@ -414,8 +416,8 @@ impl<'q> QueueMut<'q> {
     }
 }
 
-/// How fast a queue's items leave: as was said for a while, or as its application is set. Dead letters as
-/// fast as they can.
+/// How fast the items of a queue may leave: the temporary rate, or that of the settings. Dead letters have no
+/// bound.
 pub(super) fn bound(name: &str, slowed: Option<Slowed>, settings: &AppSettings) -> Option<Bound> {
     let slowed = slowed.map(|slowed| Bound::new(slowed.rate, 0));
     slowed.or(settings.bound()).filter(|_| name != DEAD_LETTERS)

@@ -1,6 +1,6 @@
-//! A queue's way out: its flights that hold a slot, that wait for payloads, that are sent again or alone.
+//! The flights of one queue: those that hold a slot, that wait for payloads, that are sent again or alone.
 //!
-//! The flights themselves are the dispatcher's. Here is what decides whether another may go.
+//! The dispatcher owns the flights themselves. This module keeps what decides whether another may go.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ pub(in crate::engine) struct QueueFlights {
     resend: VecDeque<u64>,
     /// Formed and waiting for payloads, in order; nothing overtakes them.
     fetching: VecDeque<u64>,
-    /// How many of these were formed before the queue was given up, and go back to it.
+    /// How many of these were recalled: their items go back to the ready queue.
     recalled: usize,
     /// Flights that hold a slot of the publisher, and their items.
     slots: usize,
@@ -26,7 +26,7 @@ impl QueueFlights {
         self.slots
     }
 
-    /// Items under way.
+    /// Items in flight.
     pub(in crate::engine) fn items(&self) -> u64 {
         self.items
     }
@@ -41,12 +41,12 @@ impl QueueFlights {
         self.slots + self.suspects + self.resend.len()
     }
 
-    /// Formed before the queue was given up, they wait for payloads, to go back to it.
+    /// Whether recalled flights still wait for payloads, after which their items go back to the ready queue.
     pub(in crate::engine) fn has_recalled(&self) -> bool {
         self.recalled > 0
     }
 
-    /// Nothing of it is under way, or waits for its next try.
+    /// Whether no flight is under way or waits for its next try.
     pub(in crate::engine) fn is_idle(&self) -> bool {
         self.under_way() == 0 && self.fetching.is_empty()
     }
@@ -61,17 +61,17 @@ impl QueueFlights {
         self.slots -= 1;
     }
 
-    /// That many items are under way, beside those that were.
+    /// Counts further items in flight.
     pub(in crate::engine) fn add_items(&mut self, count: u64) {
         self.items += count;
     }
 
-    /// That many of them are not under way any more.
+    /// Counts out items that are no longer in flight.
     pub(in crate::engine) fn remove_items(&mut self, count: u64) {
         self.items = self.items.saturating_sub(count);
     }
 
-    // ---- what is sent again -------------------------------------------------------------------------------
+    // ---- sent again ---------------------------------------------------------------------------------------
 
     /// Flights to be sent again, oldest first.
     pub(in crate::engine) fn to_resend(&self) -> impl Iterator<Item = u64> + '_ {
@@ -92,7 +92,7 @@ impl QueueFlights {
         self.resend.insert(at, number);
     }
 
-    /// Nothing of the flight is left to be sent again.
+    /// The flight has nothing left to be sent again.
     pub(in crate::engine) fn forget_resend(&mut self, number: u64) {
         self.resend.retain(|other| *other != number);
     }
@@ -101,12 +101,12 @@ impl QueueFlights {
         self.suspects += 1;
     }
 
-    /// That many are suspects no more.
+    /// Counts out flights that are no longer suspect.
     pub(in crate::engine) fn remove_suspects(&mut self, count: usize) {
         self.suspects -= count;
     }
 
-    // ---- what waits for payloads --------------------------------------------------------------------------
+    // ---- waiting for payloads -----------------------------------------------------------------------------
 
     /// Flights that wait for payloads, in order.
     pub(in crate::engine) fn fetching(&self) -> impl Iterator<Item = u64> + '_ {
@@ -117,19 +117,21 @@ impl QueueFlights {
         self.fetching.front().copied()
     }
 
-    /// The flight waits for payloads, behind those that go before it: these stand first.
+    /// Adds a flight that waits for payloads, behind those that go before it; `goes_before` holds for the
+    /// first ones of the list only.
     pub(in crate::engine) fn fetch(&mut self, number: u64, goes_before: impl Fn(u64) -> bool) {
         let at = self.fetching.partition_point(|other| goes_before(*other));
         self.fetching.insert(at, number);
     }
 
-    /// The first of them has what it lacked, or is gone.
+    /// The first of them has its payloads, or is gone.
     pub(in crate::engine) fn fetched(&mut self, was_recalled: bool) {
         self.fetching.pop_front();
         self.recalled -= usize::from(was_recalled);
     }
 
-    /// The queue is given up: whatever waits for payloads goes back to it. What was to be sent again.
+    /// The queue cannot be delivered to: flights that wait for payloads are recalled. Returns those that were
+    /// to be sent again.
     pub(in crate::engine) fn recall(&mut self) -> Vec<u64> {
         self.recalled = self.fetching.len();
         std::mem::take(&mut self.resend).into()

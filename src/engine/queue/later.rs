@@ -1,26 +1,26 @@
-//! What of a queue that is held back lies in the store alone and was not due when it went there, by the
-//! second in which it will be: so what is due of it is known without a look.
+//! Items of a queue that is held back that are in the store alone and were not due when they went there,
+//! counted by the second in which they become due. So the number of its due items is known without a read.
 
 use crate::engine::types::Key;
 use std::collections::BTreeMap;
 
-/// Seconds by which they are counted; what is due later counts with the last.
+/// How many seconds have a count of their own; items that are due later count with the last.
 const SECONDS: usize = 4_096;
 
-/// The second that has begun when an item with this due is due.
+/// The first second that begins no earlier than this due.
 fn due_second(due: u64) -> u64 {
     due.div_ceil(1_000)
 }
 
-/// See the module's page. Nothing is counted before it has begun.
+/// Counts of one queue; see the module's page. It counts nothing before [`Later::begin`].
 #[derive(Debug, Default)]
 pub(super) struct Later {
     seconds: Option<BTreeMap<u64, u64>>,
 }
 
 impl Later {
-    /// From now on what goes to the store alone is counted. `known`: this many lie there and are not due
-    /// before that moment.
+    /// Counts the items that go to the store alone from now on. `known`: that many are there already and are
+    /// not due before that moment.
     pub(super) fn begin(&mut self, known: Option<(u64, u64)>) {
         if self.seconds.is_none() {
             self.seconds = Some(known.map(|(due, count)| (due_second(due), count)).into_iter().collect());
@@ -31,13 +31,13 @@ impl Later {
         self.seconds = None;
     }
 
-    /// Items in the store alone that are known not to be due.
+    /// How many items in the store alone are known not to be due.
     pub(super) fn count(&self, wall: u64) -> u64 {
         let seconds = self.seconds.as_ref();
         seconds.map_or(0, |seconds| seconds.range(wall / 1_000 + 1..).map(|(_, count)| count).sum())
     }
 
-    /// That many of those that were to be due at `end` are due now.
+    /// `count` of the items that were to be due at `end` are due now.
     pub(super) fn due_sooner(&mut self, end: u64, count: u64) {
         let seconds = self.seconds.as_mut();
         if let Some(waiting) = seconds.and_then(|seconds| seconds.get_mut(&due_second(end))) {
@@ -45,7 +45,7 @@ impl Later {
         }
     }
 
-    /// An item that is not due yet has gone to the store alone, or come from there.
+    /// Counts an item that is not due yet and has gone to the store alone, or come from there.
     pub(super) fn note(&mut self, place: Key, wall: u64, comes: bool) {
         let Some(seconds) = self.seconds.as_mut() else { return };
         while seconds.first_key_value().is_some_and(|(second, _)| *second <= wall / 1_000) {

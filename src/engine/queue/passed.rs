@@ -1,9 +1,10 @@
-//! Customers of whom due items lie in the store though their queue has been read beyond them: those that are
-//! held back, and those of whom memory has its fill.
+//! Customers with due items in the store although their queue has been read beyond these: customers that are
+//! held back, and customers of whom memory has its fill.
 //!
-//! The loader passes over what is due of them: the queue's bound moves on, and where the first that was
-//! passed over lies is remembered here, of each. Nothing of theirs that lies behind it leaves before. It is
-//! read back in portions, beside the reads at the queue's bound, once there is room for more of it.
+//! The loader passes over their due items: the queue's bound moves on, and this module remembers for each
+//! customer the first place that was passed over. No item of the customer behind that place leaves before it.
+//! The items are read back in portions, beside the reads at the queue's bound, once memory has room for more
+//! of the customer.
 
 use super::LAST;
 use crate::engine::mutant::{mutated, Mutant};
@@ -11,46 +12,47 @@ use crate::engine::types::Key;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Whether there is room for more of one.
+/// Whether memory has room for more items of a customer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Room {
-    /// Nobody has asked.
+    /// Not known yet, or no longer.
     Unknown,
-    /// More is wanted in memory.
+    /// More are wanted in memory.
     Some,
-    /// More was read, and memory had its fill.
+    /// More were read, and memory had its fill.
     None,
 }
 
-/// One of them.
+/// A customer with items that were passed over, or that is held back.
 #[derive(Debug)]
 struct PassedCustomer {
     /// It is held back until then, UTC ms.
     held: Option<u64>,
-    /// No item of theirs lies in the store alone below both this and the queue's bound.
+    /// None of its items is in the store alone below both this and the queue's bound.
     first: Key,
     room: Room,
 }
 
-/// What was passed over is being read.
+/// A read of items that were passed over.
 #[derive(Debug)]
 pub(in crate::engine) struct ReadBack {
-    /// Where it begins, and what it does not look at.
+    /// Where it begins, and the first key that it does not read.
     from: Key,
     until: Key,
     /// Places in memory that it may fill.
     pub(in crate::engine) rows: usize,
-    /// Of the head of a queue that is held back, for a probe.
+    /// It reads the head of a queue that is held back, for a probe.
     pub(in crate::engine) probe: bool,
-    /// What was passed over since it began: the first of each.
+    /// The first item of each customer that was passed over since it began.
     behind: BTreeMap<Arc<str>, Key>,
 }
 
-/// See the module's page.
+/// All customers with items that were passed over; see the module's page.
 #[derive(Debug)]
 pub(in crate::engine) struct PassedOver {
     all: BTreeMap<Arc<str>, PassedCustomer>,
-    /// Where the first of each lies of whom something was passed over, and of those of whom it is wanted.
+    /// Places of the first items that were passed over, for all customers, and for those of whom more are
+    /// wanted.
     firsts: BTreeSet<(Key, Arc<str>)>,
     wanted: BTreeSet<(Key, Arc<str>)>,
     /// How many are held back.
@@ -74,26 +76,26 @@ impl PassedOver {
         self.held
     }
 
-    /// Nothing is held back, passed over, or being read.
+    /// Whether no customer is held back, no item passed over, and no read under way.
     pub(in crate::engine) fn is_empty(&self) -> bool {
         self.all.is_empty() && self.reading.is_none()
     }
 
-    /// Until when this one's items are held back, UTC ms.
+    /// Until when this customer's items are held back, UTC ms.
     pub(in crate::engine) fn held_until(&self, customer: &str) -> Option<u64> {
-        // Nearly always there is none.
+        // Most queues have no such customer.
         if self.all.is_empty() {
             return None;
         }
         self.all.get(customer)?.held
     }
 
-    /// No item that was passed over lies below, of no customer.
+    /// The first place that was passed over, over all customers.
     pub(super) fn low(&self) -> Key {
         self.firsts.first().map_or(LAST, |(first, _)| *first)
     }
 
-    /// The same of one.
+    /// The first place that was passed over of one customer.
     pub(in crate::engine) fn first(&self, customer: &str) -> Key {
         if self.all.is_empty() {
             return LAST;
@@ -101,7 +103,7 @@ impl PassedOver {
         self.all.get(customer).map_or(LAST, |passed| passed.first)
     }
 
-    /// Changes one, and what is known of all.
+    /// Changes one customer, and the sums and lists over all.
     fn change<T>(&mut self, customer: &str, change: impl FnOnce(&mut PassedCustomer) -> T) -> T {
         let (name, mut passed) = self.all.remove_entry(customer).unwrap_or_else(|| {
             (customer.into(), PassedCustomer { held: None, first: LAST, room: Room::Unknown })
@@ -125,12 +127,13 @@ impl PassedOver {
         changed
     }
 
-    /// Until when it was held back before, if it was.
+    /// Holds a customer back. Returns until when it was held back before, if it was.
     pub(super) fn hold(&mut self, customer: &str, until: u64) -> Option<u64> {
         self.change(customer, |passed| passed.held.replace(until))
     }
 
-    /// It goes on, and what was passed over of it is wanted. Until when it was held back, if it was.
+    /// Ends the hold: the items that were passed over are wanted. Returns until when it was held back, if it
+    /// was.
     pub(super) fn let_go(&mut self, customer: &str) -> Option<u64> {
         self.all.get(customer)?.held?;
         self.change(customer, |passed| {
@@ -139,7 +142,7 @@ impl PassedOver {
         })
     }
 
-    /// An item of one of them, in the store alone, is passed over.
+    /// Notes that an item in the store alone is passed over.
     pub(super) fn pass_over(&mut self, customer: &str, place: Key) {
         if place < self.first(customer) {
             self.change(customer, |passed| passed.first = place);
@@ -152,12 +155,12 @@ impl PassedOver {
         }
     }
 
-    /// Whether memory has room for more of this one.
+    /// Whether memory has room for more of this customer.
     pub(in crate::engine) fn room(&self, customer: &str) -> Room {
         self.all.get(customer).map_or(Room::Unknown, |passed| passed.room)
     }
 
-    /// There is room for more of it in memory, or there is none.
+    /// Sets whether memory has room for more of it.
     pub(in crate::engine) fn set_room(&mut self, customer: &str, room: Room) {
         let forgotten = room == Room::Some && mutated(Mutant::PassedOverForgotten);
         if self.all.get(customer).is_some_and(|passed| passed.room != room) && !forgotten {
@@ -165,20 +168,22 @@ impl PassedOver {
         }
     }
 
-    /// There is room for more of each.
+    /// Memory has room for more of each customer.
     pub(in crate::engine) fn want_all(&mut self) {
         for (_, customer) in self.firsts.clone() {
             self.set_room(&customer, Room::Some);
         }
     }
 
-    /// Where the first lies of what is to be read, and of how many customers, unless something is being read.
+    /// The first place that is to be read back, and for how many customers; `None` while such a read is under
+    /// way.
     pub(in crate::engine) fn wanted(&self) -> Option<(Key, usize)> {
         let first = self.wanted.first().map(|(first, _)| (*first, self.wanted.len()));
         first.filter(|_| self.reading.is_none())
     }
 
-    /// All that was passed over is to be read otherwise: from where on.
+    /// Forgets all places that were passed over, as they are to be read in another way. Returns the first of
+    /// them.
     pub(super) fn take_low(&mut self) -> Key {
         let low = self.low();
         for (_, customer) in self.firsts.clone() {
@@ -189,26 +194,26 @@ impl PassedOver {
 
     // ---- reads --------------------------------------------------------------------------------------------
 
-    /// A read is under way.
+    /// The read that is under way, if there is one.
     pub(in crate::engine) fn reading(&self) -> Option<&ReadBack> {
         self.reading.as_ref()
     }
 
-    /// A read of what lies between these begins, which may fill so many places in memory.
+    /// Begins a read of the keys between these, which may bring `rows` rows into memory.
     pub(in crate::engine) fn begin_read(&mut self, (from, until): (Key, Key), rows: usize, probe: bool) {
         self.reading = Some(ReadBack { from, until, rows, probe, behind: BTreeMap::new() });
     }
 
-    /// What is read of this customer at this place comes behind something that has been passed over since the
-    /// read began.
+    /// Whether an item of this customer at this place comes behind one that was passed over since the read
+    /// began.
     pub(in crate::engine) fn is_behind(&self, customer: &str, place: Key) -> bool {
         let behind = self.reading.as_ref().and_then(|reading| reading.behind.get(customer));
         behind.is_some_and(|behind| *behind < place)
     }
 
-    /// The read has ended, and has not looked at `next`, where it has not looked at all. What it was, and of
-    /// whom there may be more in memory now. `void`: it has brought nothing that counts. `near`: the queue's
-    /// bound, beyond which nothing counts.
+    /// The read has ended. `next`: the first key that it has not read; `void`: it has brought nothing that
+    /// counts; `near`: the queue's bound, beyond which nothing counts. Returns that read, and the customers
+    /// of whom more may be in memory now.
     pub(in crate::engine) fn end_read(
         &mut self,
         next: Option<Key>,
@@ -216,7 +221,8 @@ impl PassedOver {
         near: Key,
     ) -> Option<(ReadBack, BTreeSet<Arc<str>>)> {
         let read = self.reading.take()?;
-        // The bound may have moved on since, over what came in and was passed over beyond what was asked for.
+        // The bound may have moved on since, over items that came in and were passed over beyond the range of
+        // the read.
         let until = if void { read.from } else { next.unwrap_or(read.until).min(near) };
         let passed = self.firsts.range((read.from, Arc::from(""))..);
         let passed = passed.take_while(|(first, _)| *first < until);
@@ -227,7 +233,7 @@ impl PassedOver {
             let first = if until == near { behind } else { behind.min(until) };
             self.change(customer, |passed| passed.first = first);
         }
-        // Those of whom something before was passed over meanwhile may have found no room.
+        // Customers of whom an earlier item was passed over in the meantime may have found no room.
         customers.extend(read.behind.keys().cloned());
         Some((read, customers))
     }
@@ -241,7 +247,7 @@ mod tests {
         Key::own(due, due)
     }
 
-    /// Something came in behind what the read looks at, before that began, and the queue's bound has moved on
+    /// An item came in behind the range of the read before that began, and the queue's bound has moved on
     /// over it since.
     #[test]
     fn a_read_that_comes_to_its_end_knows_nothing_of_what_lies_behind_it() {

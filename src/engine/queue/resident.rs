@@ -1,10 +1,10 @@
-//! Stored items of a queue that are in memory: how many, and by the second of their places. That gives the
-//! low mark.
+//! Stored items of a queue that are in memory: their number, and how many are due in each second. The first
+//! of these seconds gives the low mark.
 
 use crate::engine::types::Key;
 use std::collections::BTreeMap;
 
-/// See the module's page.
+/// Counts of one queue; see the module's page.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Resident {
     count: u64,
@@ -16,13 +16,13 @@ impl Resident {
         self.count
     }
 
-    /// How many are due in each second, for tests.
+    /// How many are due in each second.
     #[cfg(test)]
     pub(in crate::engine) fn seconds(&self) -> &BTreeMap<u64, u32> {
         &self.seconds
     }
 
-    /// None of them is due before, UTC ms.
+    /// No item is due before this, UTC ms.
     pub(super) fn first_due(&self) -> Option<u64> {
         self.seconds.keys().next().map(|second| second * 1_000)
     }

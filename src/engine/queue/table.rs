@@ -1,4 +1,5 @@
-//! The table of all queues: by name and by handle, what they count together, and which of them has work.
+//! The table of all queues: look-up by name and by handle, counts over all queues, and which of them have
+//! work.
 
 use super::agenda::{bound, Agenda, EndOf, QueueMut};
 use super::passed::PassedOver;
@@ -18,7 +19,7 @@ pub(in crate::engine) struct Queues {
     names: Lookup<Arc<str>, QueueId>,
     settings: Arc<Settings>,
     agenda: Agenda,
-    /// Those that are idle are looked for when so many are at work, or are known at all.
+    /// Idle queues are looked for when more than this many are active, or are known at all.
     tidy_at: usize,
     tidy_names_at: usize,
     dead_letters: QueueId,
@@ -49,7 +50,7 @@ impl Queues {
         self.names.get(name).copied()
     }
 
-    /// The queue of this name, made known if it is not.
+    /// The queue of this name, added if it is not known.
     pub(in crate::engine) fn id(&mut self, name: &str) -> QueueId {
         if let Some(id) = self.names.get(name) {
             return *id;
@@ -78,32 +79,32 @@ impl Queues {
         self.dead_letters
     }
 
-    /// Queues that have items.
+    /// How many queues have items.
     pub(in crate::engine) fn occupied(&self) -> u64 {
         self.agenda.occupied
     }
 
-    /// Queues that are paused.
+    /// How many queues are paused.
     pub(in crate::engine) fn paused(&self) -> u64 {
         self.agenda.paused
     }
 
-    /// Queues that have a rate for a while.
+    /// How many queues have a temporary rate.
     pub(in crate::engine) fn slowed(&self) -> u64 {
         self.agenda.slowed
     }
 
-    /// Customers of all queues that are held back.
+    /// How many customers are held back, over all queues.
     pub(in crate::engine) fn held(&self) -> u64 {
         self.agenda.held
     }
 
-    /// When something ends by itself next, UTC ms.
+    /// When the next state ends by itself, UTC ms.
     pub(in crate::engine) fn next_end(&self) -> Option<u64> {
         self.agenda.ends.first().map(|(until, ..)| *until)
     }
 
-    /// What was to end by then, and whose it is.
+    /// A state that was to end by then, and its queue.
     pub(in crate::engine) fn ended(&self, wall: u64) -> Option<(QueueId, EndOf)> {
         let first = self.agenda.ends.first().filter(|(until, ..)| *until <= wall);
         first.map(|(_, queue, ending)| (*queue, ending.clone()))
@@ -122,17 +123,17 @@ impl Queues {
         QueueMut::new(id, &mut self.table[id], &mut self.agenda, &self.settings)
     }
 
-    /// In order of place. Its cost is that of all queues.
+    /// All handles, in order of their places. The cost grows with the number of queues.
     pub(in crate::engine) fn ids(&self) -> impl Iterator<Item = QueueId> + '_ {
         self.table.handles()
     }
 
-    /// Settings of a queue's application, whether it is at work or not.
+    /// Settings of a queue's application, whether it is active or not.
     pub(in crate::engine) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
         self.table[id].settings(&self.settings)
     }
 
-    /// New settings, for all that are at work. The cost is that of all queues.
+    /// Sets new settings for all active queues. The cost grows with the number of queues.
     pub(in crate::engine) fn configure(&mut self, settings: Arc<Settings>) {
         self.settings = settings;
         for id in self.table.handles().collect::<Vec<_>>() {
@@ -147,7 +148,7 @@ impl Queues {
         }
     }
 
-    /// The clocks: by the one what is due later is told from what is due, by the other how fast it leaves.
+    /// Sets the clocks: the wall clock separates due items from later ones, the monotonic one paces items.
     pub(in crate::engine) fn observe(&mut self, now: Now) {
         (self.agenda.wall, self.agenda.mono) = (now.wall, now.mono);
     }
@@ -170,7 +171,7 @@ impl Queues {
         rows
     }
 
-    // ---- who has work -------------------------------------------------------------------------------------
+    // ---- work lists ---------------------------------------------------------------------------------------
 
     pub(in crate::engine) fn take_marked(&mut self) -> Vec<QueueId> {
         let marked = std::mem::take(&mut self.agenda.marked);
@@ -204,8 +205,8 @@ impl Queues {
         &self.settings.thresholds
     }
 
-    /// Gives back what idle queues hold. A queue at rest keeps what it has for a while: they are looked
-    /// through only once there are twice as many as were left the last time.
+    /// Frees the state of idle queues. A queue at rest keeps its state for a while: idle ones are looked for
+    /// only once there are twice as many queues as were left the last time.
     pub(in crate::engine) fn tidy(&mut self) {
         if self.agenda.active <= self.tidy_at && self.table.len() <= self.tidy_names_at {
             return;
@@ -218,7 +219,7 @@ impl Queues {
         self.tidy_names_at = 2 * idle.max(self.table.len());
     }
 
-    /// Gives back what this queue holds, where it is idle.
+    /// Frees the state of this queue, if it is idle.
     fn rest(&mut self, id: QueueId) {
         let dead_letters = self.dead_letters;
         let queue = &mut self.table[id];

@@ -1,5 +1,4 @@
-//! All open windows of an application are closed: those that were open when the command was judged, some in
-//! each call.
+//! Closes the windows of an application that were open when the command was judged, some in each call.
 
 use crate::engine::core::Core;
 use crate::engine::ids::CustomerId;
@@ -7,14 +6,14 @@ use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::types::{Answer, Asker, ClosedBy, Command, Now};
 use std::collections::VecDeque;
 
-/// One such command on its way.
+/// One flush of an application under way.
 #[derive(Debug)]
 pub(super) struct Flushing {
     asker: Asker,
     command: Command,
-    /// Customers whose windows are still to be closed, and which window it is.
+    /// Customers whose windows are still to be closed, and the numbers of these windows.
     left: VecDeque<(CustomerId, u64)>,
-    /// Items in those that it has closed.
+    /// Number of items in the closed windows.
     count: u64,
 }
 
@@ -31,13 +30,13 @@ impl Flushing {
         Flushing { asker, command, left, count: 0 }
     }
 
-    /// Closes as many as `windows` and `items` in them allow, the last of which may go beyond.
+    /// Closes windows within the limits `windows` and `items`; the last one may exceed `items`.
     pub(super) fn advance(&mut self, core: &mut Core, (windows, items): (&mut usize, &mut usize), now: Now) {
         while *windows > 0 && *items > 0 {
             let Some((id, number)) = self.left.pop_front() else { return };
             *windows -= 1;
             let window = core.live.customers().window(id).filter(|window| window.place().window == number);
-            // It has closed since.
+            // A window that has closed since is skipped.
             let Some(members) = window.map(|window| window.count()) else { continue };
             *items = items.saturating_sub(members as usize);
             self.count += u64::from(members);

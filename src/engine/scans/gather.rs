@@ -1,4 +1,4 @@
-//! Which items in memory a command is about: found out in steps, since they may be all that there are.
+//! Collects the items in memory that a command covers, in steps, since they may be all items.
 
 use super::scope::Scope;
 use super::{Kind, Running};
@@ -9,22 +9,21 @@ use crate::engine::mutant::{mutated, Mutant};
 use crate::engine::queue::{Entry, LAST};
 use crate::engine::types::{CustomerOf, Filter, ListedStage};
 
-/// Times that a customer's list is begun anew, because the item has left memory with which it was to go on.
-/// Then it is gone through at once.
+/// How often a customer's list is begun anew because its next item has left memory. After that the list is
+/// read in one step.
 const ANEW: u32 = 4;
 
-/// How far a command has come.
+/// Progress of a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Gathering {
     NotBegun,
-    /// It goes on in the customer's list with this item. How many times it was begun anew.
+    /// It continues the customer's list at this item. The number counts how often it was begun anew.
     Customer(CustomerId, ItemId, u32),
     Done,
 }
 
 impl Running {
-    /// Takes down the arrival numbers of the items in memory that it is about, as far as `left` rows go.
-    /// Whether these are all.
+    /// Records the arrival numbers of its items in memory, `left` rows at most. Whether these are all.
     pub(super) fn gather(&mut self, core: &mut Core, left: &mut usize) -> bool {
         let before = *left;
         if *left > 0 && matches!(self.gathering, Gathering::NotBegun) {
@@ -42,7 +41,7 @@ impl Running {
                 self.gathering = of_customer(core, Some(customer), anew + 1);
                 continue;
             };
-            self.take_down(item.key().seq);
+            self.record(item.key().seq);
             let next = items.sibling(next);
             self.gathering = next.map_or(Gathering::Done, |next| Gathering::Customer(customer, next, anew));
         }
@@ -50,7 +49,7 @@ impl Running {
         matches!(self.gathering, Gathering::Done)
     }
 
-    fn take_down(&mut self, seq: u64) {
+    fn record(&mut self, seq: u64) {
         let counts = matches!(self.kind, Kind::Count(_) | Kind::TimelineQuery(_));
         if counts && self.counted.insert(seq, ()).is_some() {
             return;
@@ -58,10 +57,10 @@ impl Running {
         self.resident.push(seq);
     }
 
-    /// Items have come into memory. A count that is still there has passed their place in the list, and what
-    /// it will go over of the store begins behind them.
+    /// Items have been loaded. A count that is still in memory has passed their places in the list, and its
+    /// ranges of the store will begin behind them.
     pub(super) fn gather_restored(&mut self, core: &Core, restored: &[ItemId]) {
-        // What a selection takes of the store is met there, in memory or not.
+        // A selection meets stored items in the store, in memory or not.
         let Kind::Count(Scope::Customer(of)) = &self.kind else { return };
         if self.ranges.is_some() || mutated(Mutant::RestoredUncounted) {
             return;
@@ -70,11 +69,11 @@ impl Running {
         let items = core.live.items();
         let its = restored.iter().filter_map(|id| items.get(*id)).filter(|i| i.customer() == Some(customer));
         for seq in its.map(|item| item.key().seq).collect::<Vec<u64>>() {
-            self.take_down(seq);
+            self.record(seq);
         }
     }
 
-    /// It was in memory when the count began, and was counted there.
+    /// Whether the item was in memory when the count began, and was counted there.
     pub(super) fn counted_in_memory(&self, seq: u64) -> bool {
         self.counted.contains_key(&seq)
     }
@@ -86,7 +85,7 @@ impl Running {
             Kind::Cancel(Scope::Customer(of)) | Kind::Count(Scope::Customer(of)) => {
                 return of_customer(core, customer(core, of), 0)
             }
-            // What is stored is met in the store.
+            // Stored items are met in the store.
             Kind::Cancel(scope @ Scope::Selected(_)) | Kind::Count(scope @ Scope::Selected(_)) => {
                 let pending = listed::pending(core).into_iter();
                 pending.filter(|id| scope.takes_near(core, *id)).map(seq).collect()
@@ -97,7 +96,7 @@ impl Running {
                     .filter(|queue| live.queues[*queue].is_failing() || mutated(Mutant::DropParkedTakesAll));
                 parked.map(|queue| due_in_memory(core, queue)).unwrap_or_default()
             }
-            // What is stored is met in the store.
+            // Stored items are met in the store.
             Kind::TimelineQuery(counting) => {
                 let pending = listed::pending(core).into_iter();
                 let name = |id: &ItemId| live.row(&live.items()[*id]).address().0;
@@ -113,7 +112,7 @@ impl Running {
             }
         };
         *left = left.saturating_sub(found.len());
-        found.into_iter().for_each(|seq| self.take_down(seq));
+        found.into_iter().for_each(|seq| self.record(seq));
         Gathering::Done
     }
 }
@@ -123,7 +122,7 @@ fn customer(core: &Core, of: &CustomerOf) -> Option<CustomerId> {
     live.queues[live.queues.find(&of.application)?].customer(&of.customer)
 }
 
-/// From the beginning of a customer's list.
+/// The beginning of a customer's list.
 fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gathering {
     let live = &core.live;
     let known = customer.filter(|id| live.customers().get(*id).is_some());
@@ -131,7 +130,7 @@ fn of_customer(core: &Core, customer: Option<CustomerId>, anew: u32) -> Gatherin
     first.map_or(Gathering::Done, |(id, first)| Gathering::Customer(id, first, anew))
 }
 
-/// What is in flight is in memory: its places say where in the store it can be met.
+/// Narrows a list of items in flight: these are in memory, and their places bound the range of the store.
 fn narrow(core: &Core, filter: &mut Filter) {
     let flying = core.live.items().ids().filter(|id| core.is_in_flight(*id));
     let (mut first, mut end) = (LAST, 0);

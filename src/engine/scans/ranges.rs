@@ -1,4 +1,4 @@
-//! What a command goes over in the store, in stretches.
+//! The ranges of the store that a command scans.
 
 use super::scope::Scope;
 use super::Kind;
@@ -10,24 +10,23 @@ use crate::engine::types::{Filter, Key, ListedStage, Now, Selection};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Steps that one page of a list may take, of one application and of all; then each application that is left
-/// has one, and the page says where to go on.
+/// Steps that one page of a list may take, for one application and for all. After that each remaining
+/// application has one step, and the page contains the key to continue at.
 const LIST_STEPS: u32 = 100;
 const LIST_STEPS_OF_ALL: u32 = 2_000;
 
-/// A part of the store to go over.
+/// A part of the store to scan.
 #[derive(Clone, Debug)]
 pub(super) struct ScanRange {
     pub(super) along: Along,
     pub(super) from: Key,
     pub(super) until: u64,
     pub(super) customer: Option<Arc<str>>,
-    /// No item of it lies below.
+    /// No item of it has a lower key.
     pub(super) low: Key,
 }
 
-/// What of the store has to be gone over: nothing, where memory holds all. And how many queues have been
-/// looked at for it.
+/// The ranges of the store to scan, none if memory holds all items; and the number of queues examined.
 pub(super) fn ranges(core: &Core, kind: &Kind, now: Now) -> (VecDeque<ScanRange>, usize) {
     let live = &core.live;
     let mut out = VecDeque::new();
@@ -46,7 +45,7 @@ pub(super) fn ranges(core: &Core, kind: &Kind, now: Now) -> (VecDeque<ScanRange>
             let (low, former) = (known.low(), known.former_unindexed());
             let mut from = low;
             if near.due < former && !mutated(Mutant::UnindexedForgotten) {
-                // Those with a row among them would be met twice.
+                // Else items with a customer row would be met twice.
                 from = Key::at(former);
                 let (along, customer) = (Along::Queue(Arc::clone(&name)), Some(Arc::clone(&customer)));
                 out.push_back(ScanRange { along, from: near, until: former, customer, low: near });
@@ -69,14 +68,14 @@ pub(super) fn ranges(core: &Core, kind: &Kind, now: Now) -> (VecDeque<ScanRange>
             let along = Along::Queue(Arc::clone(live.queues[queue].name()));
             out.push_back(ScanRange { along, from, until, customer: None, low: from });
         }
-        Kind::List(filter) => return list_legs(core, filter, now),
+        Kind::List(filter) => return list_ranges(core, filter, now),
         Kind::TimelineQuery(counting) => out = counting.ranges(),
     }
     let looked_at = out.len();
     (out, looked_at)
 }
 
-/// All of a queue that is due when the selection says. Its rows lie in the order in which they are due.
+/// The range of a queue with the dues of the selection. Its rows are in order of due.
 fn selected(core: &Core, selection: &Selection) -> Option<ScanRange> {
     let queues = &core.live.queues;
     let queue = &queues[queues.find(&selection.application)?];
@@ -92,7 +91,7 @@ fn selected(core: &Core, selection: &Selection) -> Option<ScanRange> {
     (queue.stored() > 0 && (until == u64::MAX || from.due < until)).then_some(range)
 }
 
-fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<ScanRange>, usize) {
+fn list_ranges(core: &Core, filter: &Filter, now: Now) -> (VecDeque<ScanRange>, usize) {
     let queues = &core.live.queues;
     let ids: Vec<QueueId> = match &filter.application {
         Some(name) => queues.find(name).into_iter().collect(),
@@ -108,8 +107,7 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<ScanRange>, us
     let until = filter.until.unwrap_or(u64::MAX).min(due_only);
     let lows = ids.into_iter().filter(wanted).map(|id| (queues[id].low(), id));
     let mut lows: Vec<(Key, QueueId)> = lows.filter(|(low, _)| filter.from.max(*low).due < until).collect();
-    // None is left out, however many they are: what is looked for may lie in the last. A page that fills
-    // before ends there.
+    // All queues are included, since a wanted item may be in the last one. A page that is full ends sooner.
     lows.sort_unstable();
     let range = |(low, id): (Key, QueueId)| ScanRange {
         along: Along::Queue(Arc::clone(queues[id].name())),
@@ -121,7 +119,7 @@ fn list_legs(core: &Core, filter: &Filter, now: Now) -> (VecDeque<ScanRange>, us
     (lows.into_iter().map(range).collect(), looked_at)
 }
 
-/// After so many steps no leg goes on beyond its next one.
+/// The number of steps after which each range has one step only.
 pub(super) fn most_steps(kind: &Kind) -> u32 {
     match kind {
         Kind::List(filter) if filter.application.is_none() => LIST_STEPS_OF_ALL,

@@ -1,4 +1,4 @@
-//! One command on its way over the items.
+//! The scan of one command over the items.
 
 use super::ranges::{most_steps, ScanRange};
 use super::scope::{Scope, Traits};
@@ -16,18 +16,18 @@ impl Running {
         self.ranges.as_ref().is_some_and(VecDeque::is_empty)
     }
 
-    /// What is in flight is not its own any more.
+    /// Items in flight do not belong to it any more.
     pub(super) fn is_given_up(&self) -> bool {
         self.impatient && self.is_through()
     }
 
-    /// An item like this with this number is its own.
+    /// Whether an item with these traits and this number belongs to it.
     pub(super) fn owns(&self, traits: Traits<'_>, seq: u64) -> bool {
         let Kind::Cancel(scope) = &self.kind else { return false };
         scope.claims(traits) && seq < self.before && !self.is_given_up()
     }
 
-    /// An item of its application in memory is one that it is about.
+    /// Whether it covers this item in memory of its application.
     fn takes_near(&self, core: &Core, id: ItemId) -> bool {
         match &self.kind {
             Kind::Cancel(scope) | Kind::Count(scope) => scope.takes_near(core, id),
@@ -35,10 +35,10 @@ impl Running {
         }
     }
 
-    /// An item was given another time.
+    /// An item was rescheduled.
     pub(super) fn note_retimed(&mut self, application: &str, key: Key, due: u64) {
         let concerned = match &self.kind {
-            // From the moment at which it is judged all that came before it is its own.
+            // All earlier items belong to it from the moment it is judged.
             Kind::Cancel(Scope::Customer(_) | Scope::Selected(_)) => false,
             Kind::Cancel(scope @ Scope::Parked(_)) | Kind::Count(scope) => scope.application() == application,
             Kind::List(filter) => filter.application.as_ref().is_none_or(|name| **name == *application),
@@ -50,7 +50,7 @@ impl Running {
         let is_its = |range: &&ScanRange| match &range.along {
             Along::Queue(name) | Along::Customer(name, _) => **name == *application,
         };
-        // Legs of one queue follow each other. Rows under a customer lie in the order of their keys.
+        // Ranges of one queue are consecutive. Customer rows are in the order of their keys.
         let is_behind = |range: &ScanRange| match &range.along {
             Along::Queue(_) => Key { due, ..key } < range.from,
             Along::Customer(..) => key < range.from,
@@ -59,8 +59,8 @@ impl Running {
         self.retimed.entry(key.seq).and_modify(|known| *known |= met).or_insert(met);
     }
 
-    /// Of a count: this one's place lies among those that the leg before went along, and its key among those
-    /// of this one.
+    /// For a count: the place of the item is in the previous range, which counted it, and its key is in the
+    /// present one.
     pub(super) fn has_passed(&self, stored: &Stored) -> bool {
         let range = self.ranges.as_ref().and_then(VecDeque::front);
         let is_below =
@@ -68,12 +68,12 @@ impl Running {
         matches!(self.kind, Kind::Count(_)) && range.is_some_and(is_below)
     }
 
-    /// It has not met this one yet, which has been given another time meanwhile.
+    /// Whether it meets an item for the first time, if this was rescheduled since it began.
     fn meets_anew(&mut self, seq: u64) -> bool {
         self.retimed.get_mut(&seq).is_none_or(|met| !std::mem::replace(met, true))
     }
 
-    /// An item belongs on the page. One that is on it already, with the time that it had, is there once.
+    /// Puts an item on the page. A rescheduled item that is on it with its former time is replaced.
     fn show(&mut self, listed: Listed) {
         if self.retimed.contains_key(&listed.key.seq) {
             self.page.retain(|shown| shown.key.seq != listed.key.seq);
@@ -81,10 +81,10 @@ impl Running {
         self.page.push(listed);
     }
 
-    /// An item in memory.
+    /// Applies the command to an item in memory.
     pub(super) fn visit(&mut self, core: &mut Core, id: ItemId, now: Now) {
         if core.live.items()[id].letter().is_some() && !mutated(Mutant::CancelAllTakesDead) {
-            // It has died since the scan began.
+            // It was dead-lettered since the scan began.
             return;
         }
         if let Kind::TimelineQuery(counting) = &mut self.kind {
@@ -124,7 +124,7 @@ impl Running {
         }
     }
 
-    /// An item in the store that is in memory as well.
+    /// Handles a row of the store whose item is in memory too.
     pub(super) fn meet(&mut self, core: &mut Core, id: ItemId, stored: Stored, now: Now) {
         let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
         let takes = self.takes_near(core, id);
@@ -148,7 +148,7 @@ impl Running {
         }
     }
 
-    pub(super) fn look_at_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
+    pub(super) fn visit_far(&mut self, core: &mut Core, stored: Stored, now: Now) {
         let is_new = matches!(self.kind, Kind::List(_)) || self.meets_anew(stored.key.seq);
         let counted = self.counted_in_memory(stored.key.seq) || !is_new;
         if let Kind::TimelineQuery(counting) = &mut self.kind {
@@ -162,7 +162,7 @@ impl Running {
             Kind::Cancel(scope) | Kind::Count(scope) if !scope.takes_far(&stored) => {}
             Kind::Cancel(_) if later || stored.dead.is_some() => {}
             Kind::Cancel(Scope::Parked(_)) if self.retimed.contains_key(&stored.key.seq) => {}
-            // It may have been delivered, as one that is in flight.
+            // It may have been delivered, like an item in flight.
             Kind::Cancel(_) if stored.outcome_unknown && !mutated(Mutant::CancelAllTakesUnknown) => {
                 core.want_outcomes(true);
                 self.in_flight.insert(stored.identity());
@@ -199,7 +199,7 @@ impl Running {
         }));
     }
 
-    /// What is on the page so far is as much as one may hold. Of what is in memory more may be known by now.
+    /// Whether the page holds as many bytes as it may. Items in memory may have been added since.
     fn is_page_full(&mut self, most: u64) -> bool {
         let Kind::List(filter) = &self.kind else { return false };
         self.page.sort_unstable_by_key(|item| item.key);
@@ -207,7 +207,7 @@ impl Running {
         self.page.iter().take(filter.limit).map(Listed::size).sum::<u64>() >= most
     }
 
-    /// Where the present leg goes on, or that it is over. A page that holds `most` bytes is full.
+    /// Continues the present range at `next`, or ends it. A page that holds `most` bytes is full.
     pub(super) fn advance(&mut self, next: Option<Key>, most: u64) {
         let rewound = match self.kind {
             Kind::Cancel(_) => self.known_until.take(),
@@ -243,15 +243,15 @@ impl Running {
                 self.range_rows = 0;
             }
         }
-        self.skip_legs();
+        self.skip_ranges();
     }
 
-    /// Of a list: what is left has nothing on this page.
-    pub(super) fn skip_legs(&mut self) {
+    /// For a list: drops the remaining ranges if they have nothing on this page.
+    pub(super) fn skip_ranges(&mut self) {
         let Kind::List(filter) = &self.kind else { return };
         let Some(ranges) = &mut self.ranges else { return };
         let last = self.page.get(filter.limit.saturating_sub(1)).map(|item| item.key);
-        // Nothing behind that is on this page.
+        // Nothing after this key is on the page.
         let Some(last) = [last, self.known_until].into_iter().flatten().min() else { return };
         if let Some(range) = ranges.front().filter(|range| range.low > last) {
             let low = range.low.max(filter.from);
@@ -284,7 +284,7 @@ impl Running {
         }))
     }
 
-    /// Until when the customer that was counted is held back.
+    /// When the pause of the counted customer ends.
     fn paused(&self, core: &Core) -> Option<u64> {
         let Kind::Count(Scope::Customer(of)) = &self.kind else { return None };
         let queue = core.live.queues.find(&of.application)?;
@@ -293,7 +293,7 @@ impl Running {
 
     pub(super) fn answer(&self, core: &Core) -> Answer {
         if self.left {
-            return Answer::Unavailable("whoever asked has gone");
+            return Answer::Unavailable("the caller has gone");
         }
         match &self.kind {
             Kind::Count(_) => {
@@ -322,7 +322,7 @@ impl Running {
                         .filter(|_| !mutated(Mutant::ListEndsTooSoon)),
                 }
             }
-            Kind::TimelineQuery(counting) => Answer::Timeline(Box::new(counting.told())),
+            Kind::TimelineQuery(counting) => Answer::Timeline(Box::new(counting.result())),
             Kind::Cancel(_) => {
                 Answer::Cancelled { count: self.cancelled, in_flight: self.in_flight.len() as u64 }
             }

@@ -1,4 +1,4 @@
-//! Which items a command that cancels or counts is about.
+//! The items that a cancel or count covers.
 
 use crate::engine::core::Core;
 use crate::engine::event::Stored;
@@ -9,15 +9,15 @@ use crate::engine::types::{CustomerOf, Selection};
 /// See the module's page.
 #[derive(Clone, Debug)]
 pub(super) enum Scope {
-    /// All of a customer. Requests of theirs that come behind a cancel wait until it is through.
+    /// All items of a customer. Later requests of the customer wait until a cancel has finished.
     Customer(CustomerOf),
-    /// What a selection takes. Nothing waits for it.
+    /// The items that a selection takes. Nothing waits for it.
     Selected(Selection),
-    /// What is due of an application that cannot be delivered to.
+    /// The due items of a parked application.
     Parked(Box<str>),
 }
 
-/// What is asked of an item to tell whether a scope takes it.
+/// The facts about an item that decide whether a scope takes it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traits<'a> {
     pub(super) application: &'a str,
@@ -46,7 +46,7 @@ impl Scope {
         }
     }
 
-    /// From the moment at which a cancel of it is judged, all of it that came before is its own.
+    /// Whether the item belongs to a cancel of this scope from the moment the cancel is judged.
     pub(super) fn claims(&self, item: Traits<'_>) -> bool {
         match self {
             Scope::Customer(of) => {
@@ -60,7 +60,7 @@ impl Scope {
         }
     }
 
-    /// An item in memory, of its application and, where it names one, of its customer.
+    /// Whether it takes an item in memory, of its application and, if it names one, of its customer.
     pub(super) fn takes_near(&self, core: &Core, id: ItemId) -> bool {
         let Scope::Selected(selection) = self else { return true };
         let item = &core.live.items()[id];
@@ -70,7 +70,7 @@ impl Scope {
         its && (all || selection.takes(customer.as_deref(), item.due(), item.received()))
     }
 
-    /// An item in the store alone, likewise.
+    /// Whether it takes an item that is in the store only, likewise.
     pub(super) fn takes_far(&self, stored: &Stored) -> bool {
         match self {
             Scope::Selected(selection) if !mutated(Mutant::SelectedFarAll) => {

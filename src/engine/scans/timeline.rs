@@ -1,7 +1,7 @@
-//! What becomes due when: items counted by stretches of time, from now on, over a bounded number of rows.
+//! The timeline: counts items by time spans, from now on, over a bounded number of rows.
 //!
-//! Each application has its part of them, so that one with a large backlog hides no other. What is due
-//! already is not gone over: it may be any number, and is counted elsewhere.
+//! Each application has its share of the rows, so that one with a large backlog hides no other. Items that
+//! are due already are not read: their number has no bound, and it is counted elsewhere.
 
 use super::ranges::ScanRange;
 use crate::engine::core::Core;
@@ -11,25 +11,25 @@ use crate::engine::types::{Key, Now, Timeline, TimelineQuery};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Rows that one answer goes over: some 40 ms of reading, in steps between which everything else goes on.
+/// Rows that one answer reads: some 40 ms of reading, in steps between which all other work continues.
 const ROWS: usize = 50_000;
 
-/// Applications that one answer goes over; as many as the state lists.
+/// Applications that one answer covers; as many as the state lists.
 const QUEUES: usize = 1_000;
 
-/// Rows read beyond the last stretch for the next due of an application that has nothing in it. The first
-/// nearly always tells it; it may have ended meanwhile.
+/// Rows read beyond the last span to find the next due of an application with no item within the timeline.
+/// The first row nearly always suffices, but its item may have ended since.
 const PROBE_ROWS: usize = 8;
 
-/// A count on its way.
+/// A count under way.
 #[derive(Debug)]
 pub(super) struct Counting {
     application: Option<Arc<str>>,
-    told: Timeline,
-    /// End of the last stretch, UTC ms.
+    result: Timeline,
+    /// End of the last span, UTC ms.
     until: u64,
     ranges: VecDeque<ScanRange>,
-    /// Rows that each application has.
+    /// Rows that may be read for each application.
     share: usize,
 }
 
@@ -57,12 +57,12 @@ impl Counting {
         ranges.truncate(QUEUES);
         Counting {
             application: timeline.application.clone(),
-            told: Timeline {
+            result: Timeline {
                 at: now.wall,
                 from,
                 each_ms,
                 counts: vec![0; timeline.stretches],
-                // Of those left out nothing is known.
+                // Nothing is known of the applications left out.
                 counted_until: is_too_many.then_some(now.wall),
                 applications: BTreeMap::new(),
                 applications_truncated: is_too_many,
@@ -77,25 +77,25 @@ impl Counting {
         self.application.as_deref().is_none_or(|name| *name == *application)
     }
 
-    /// What of the store it goes over.
+    /// The ranges of the store that it reads.
     pub(super) fn ranges(&self) -> VecDeque<ScanRange> {
         self.ranges.clone()
     }
 
     pub(super) fn count(&mut self, application: &Arc<str>, due: u64) {
-        if due < self.told.at {
+        if due < self.result.at {
             return;
         }
         let is_within = due < self.until;
         if is_within {
-            let stretch = (due - self.told.from) / self.told.each_ms;
-            if let Some(count) = self.told.counts.get_mut(stretch as usize) {
+            let stretch = (due - self.result.from) / self.result.each_ms;
+            if let Some(count) = self.result.counts.get_mut(stretch as usize) {
                 *count += 1;
             }
         }
-        let all = &mut self.told.applications;
+        let all = &mut self.result.applications;
         if all.len() >= QUEUES && !all.contains_key(application) {
-            self.told.applications_truncated = true;
+            self.result.applications_truncated = true;
             return;
         }
         let ahead = all.entry(Arc::clone(application)).or_default();
@@ -103,7 +103,7 @@ impl Counting {
         ahead.next_due = Some(ahead.next_due.map_or(due, |next| next.min(due)));
     }
 
-    /// Most rows of the next step.
+    /// Maximum number of rows of the next step.
     pub(super) fn rows(&self, range: &ScanRange, range_rows: usize) -> usize {
         if self.is_beyond(range) {
             PROBE_ROWS
@@ -112,15 +112,15 @@ impl Counting {
         }
     }
 
-    /// It looks for the next due alone.
+    /// Whether it only looks for the next due.
     fn is_beyond(&self, range: &ScanRange) -> bool {
         range.until > self.until
     }
 
-    /// After a step: whether the leg goes on, and where.
+    /// After a step: whether the range continues; sets where.
     pub(super) fn goes_on(&mut self, range: &mut ScanRange, next: Option<Key>, range_rows: usize) -> bool {
         let knows_next = match &range.along {
-            Along::Queue(name) | Along::Customer(name, _) => self.told.applications.contains_key(name),
+            Along::Queue(name) | Along::Customer(name, _) => self.result.applications.contains_key(name),
         };
         match next {
             Some(next) if range_rows < self.share && !(knows_next && self.is_beyond(range)) => {
@@ -128,8 +128,8 @@ impl Counting {
             }
             Some(next) => {
                 if next.due < self.until {
-                    let known = self.told.counted_until.unwrap_or(u64::MAX);
-                    self.told.counted_until = Some(known.min(next.due));
+                    let known = self.result.counted_until.unwrap_or(u64::MAX);
+                    self.result.counted_until = Some(known.min(next.due));
                 }
                 return false;
             }
@@ -139,7 +139,7 @@ impl Counting {
         true
     }
 
-    pub(super) fn told(&self) -> Timeline {
-        self.told.clone()
+    pub(super) fn result(&self) -> Timeline {
+        self.result.clone()
     }
 }

@@ -1,5 +1,5 @@
-//! Any id, asked for under any application, by every road: the store on the disk takes none of it for damage, each
-//! application finds its own items, and leaves those of the others alone.
+//! Random requests and commands that name any id under any application, by every route. The store on the disk never
+//! reports damage, and each application finds its own items and leaves those of the others alone.
 
 use super::sim::{number, Random};
 use super::twin::Twin;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const APPS: [&str; 3] = ["a", "b", "c"];
 
-/// Within this time everything has been written, ms.
+/// Time within which everything is written, ms.
 const WRITTEN_MS: u64 = 1_000;
 
 const RULES: [DuplicateRule; 5] = [
@@ -21,12 +21,12 @@ const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Reject,
 ];
 
-/// An item without an id, as the border reads it.
+/// An item without an id, as the request parser returns it.
 fn nameless(application: &str, customer: &str, payload: &str) -> NewItem {
     NewItem { fingerprint: 0, ..item(application, customer, payload) }
 }
 
-/// An id as it is written, and what it says where its form is that of an assigned one.
+/// An id as text, and its content if it has the form of an assigned id.
 #[derive(Clone, Debug)]
 struct Id {
     text: String,
@@ -43,7 +43,7 @@ impl Id {
         Id { text: format!("s{:x}", key.seq), assigned: Some(assigned) }
     }
 
-    /// As the border does it.
+    /// The target that the request parser makes of it.
     fn under(&self, application: &str) -> Target {
         Target { assigned: self.assigned, ..target(application, &self.text) }
     }
@@ -57,7 +57,7 @@ struct Alive {
     assigned: AssignedId,
 }
 
-/// A world whose store has a real one beside it, and the ids that it knows.
+/// A world that compares its store with a real one, and the ids that it knows.
 struct Asking {
     w: World,
     random: Random,
@@ -73,7 +73,7 @@ impl Asking {
         w.connect();
         w.drain_jobs();
         let mut ids: Vec<Id> = (0..4).map(|n| Id::given(&n.to_string())).collect();
-        // Of the right form, and of no item.
+        // Ids of the right form that belong to no item.
         let last = AssignedId { seq: u64::MAX, due: u64::MAX, window: u64::MAX };
         ids.extend([0, 1].map(|n| Id::assigned(Key::own(0, n), u64::MAX - n)));
         ids.push(Id { text: "last".into(), assigned: Some(last) });
@@ -92,14 +92,14 @@ impl Asking {
         ["", "x", "x", "y"][self.pick(4)]
     }
 
-    /// Often one of the last ones.
+    /// Any known id, often one of the newest.
     fn any_id(&mut self) -> Id {
         let among = if self.pick(2) == 0 { self.ids.len().min(6) } else { self.ids.len() };
         let n = self.ids.len() - 1 - self.pick(among);
         self.ids[n].clone()
     }
 
-    /// The ids that items were assigned.
+    /// Adds the ids that items were assigned.
     fn learn(&mut self) {
         for item in self.w.store.items.values().filter(|item| item.given.is_none()) {
             if self.known.insert(item.key.seq) {
@@ -113,7 +113,7 @@ impl Asking {
         (self.w.now.wall + self.pick(spread) as u64).saturating_sub(20)
     }
 
-    /// As far as a number goes that somebody writes.
+    /// Any number that a client may write, extremes included.
     fn any_number(&mut self) -> u64 {
         let close = self.any_time();
         [0, 1, i64::MAX as u64, u64::MAX, close, close][self.pick(6)]
@@ -129,7 +129,7 @@ impl Asking {
             new.at = Some(self.w.now.wall + self.w.settings.max_delay);
         }
         if self.pick(8) == 0 {
-            // The border takes what fits into a signed number.
+            // The request parser accepts what fits into a signed number.
             new.expiry = Some(self.any_number().min(i64::MAX as u64));
         }
         if self.pick(3) == 0 {
@@ -187,7 +187,7 @@ impl Asking {
         self.asked
     }
 
-    /// What was asked and done before is over and written: what changes now is of what is asked now.
+    /// Lets all earlier work end and be written: later changes belong to later questions.
     fn rest(&mut self) {
         self.w.drain_jobs();
         self.w.advance(WRITTEN_MS);
@@ -201,7 +201,7 @@ impl Asking {
         panic!("it never rests: {:?}", self.w.engine.next_deadline());
     }
 
-    /// Items that have not ended, as far as they are stored, by arrival number.
+    /// Stored items that have not ended, by arrival number.
     fn alive(&self) -> BTreeMap<u64, Alive> {
         let items = self.w.store.items.values().filter(|item| item.dead.is_none());
         let alive = |item: &Stored| Alive {
@@ -212,7 +212,7 @@ impl Asking {
         items.map(|item| (item.key.seq, alive(item))).collect()
     }
 
-    /// Asks, by a road of any kind.
+    /// Asks a question by a random route.
     fn ask(&mut self) {
         let (application, id) = (self.any_app(), self.any_id());
         let target = id.under(application);
@@ -222,13 +222,13 @@ impl Asking {
             _ => Command::Reschedule(target, self.any_due()),
         };
         if self.pick(3) == 0 {
-            // While the store has something to do.
+            // Asked while the store has work to do.
             self.input(command);
             return;
         }
         self.rest();
         if self.pick(4) == 0 && !matches!(command, Command::Reschedule(..)) {
-            // What came before is not of this question: it may put one in another's place.
+            // Earlier requests are settled first: one of them may replace an item.
             self.w.deliver(usize::MAX);
             self.rest();
             let before = self.alive();
@@ -254,7 +254,7 @@ impl Asking {
         let is_named = |alive: &Alive| alive.given.is_none() && id.assigned == Some(alive.assigned);
         let assigned = its().find(|(_, alive)| is_named(alive));
         let own = given.or(assigned).map(|(seq, _)| *seq);
-        // What need not be stored is seen by its application alone.
+        // Items that are not stored are visible to their application only.
         let unstored = !self.w.out.is_empty();
         let asked = format!("{command:?}");
         let number = self.input(command);
@@ -318,7 +318,7 @@ impl Asking {
         self.learn();
     }
 
-    /// A connection is lost, or the process.
+    /// Loses a connection, or the process.
     fn trouble(&mut self) {
         match self.pick(6) {
             0 => self.w.crash(),
@@ -329,7 +329,7 @@ impl Asking {
             2 => {
                 self.lose_what_is_out();
                 self.w.input(Input::EgressLost);
-                // Handed over before the news came.
+                // Published before the engine was informed of the loss.
                 self.lose_what_is_out();
                 self.w.input(Input::EgressReady);
             }
@@ -343,7 +343,7 @@ impl Asking {
         }
     }
 
-    /// Whatever is left is sent, or dead.
+    /// Ends the world: the items that are left are sent or dead.
     fn end(mut self) {
         self.w.drain_jobs();
         for application in APPS {
@@ -358,14 +358,14 @@ impl Asking {
     }
 }
 
-/// The id that the item with this payload was assigned.
+/// The id that was assigned to the item with this payload.
 fn id_of(w: &World, payload: &str) -> Id {
     let is_it = |item: &&Stored| item.content.as_ref().is_some_and(|content| text(content) == payload);
     let item = w.store.items.values().find(is_it).expect("stored");
     Id::assigned(item.key, item.accepted_due)
 }
 
-/// One was rescheduled, the other flushed while its application is paused: rows lead to both.
+/// One item was rescheduled, and one was flushed while its application is paused: index rows lead to both.
 #[test]
 fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application() {
     let mut w = World::unconnected(with(|app| app.window = 60_000));
@@ -373,7 +373,7 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
     w.connect();
     w.drain_jobs();
     assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Until { until: None, changed: true });
-    // The other one has something in the store alone: it is asked about.
+    // The other application has items in the store alone, so the store is asked about it.
     let far = |application: &str, payload: &str| at(T0 + 600_000, nameless(application, "", payload));
     w.send(vec![far("b", "b's"), far("a", "moved"), nameless("a", "ann", "flushed")]);
     w.drain_jobs();
@@ -396,7 +396,7 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
                 assert_eq!(w.ask(Command::Lookup(target.clone())), Answer::Unknown, "{life}");
                 assert_eq!(w.ask(Command::Reschedule(target.clone(), now)), Answer::Unknown);
                 assert_eq!(w.ask(Command::Cancel(target.clone())), Answer::Unknown);
-                // By message: answered, and acked.
+                // A command by message is answered and acked.
                 let reply_to = Some(ReplyTo { queue: "asker".into(), correlation_id: None });
                 w.enqueue(RequestBody::Command(Command::Lookup(target), reply_to));
                 w.deliver(usize::MAX);
@@ -411,7 +411,7 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
         w.crash();
         w.drain_jobs();
     }
-    // A request with such an id is another application's item of its own, under every rule.
+    // A request with such an id is an item of the other application, under every rule.
     let [b, a] = ["b", "a"].map(|name| w.store.items.keys().filter(|(queue, _)| **queue == *name).count());
     for (rule, due) in RULES.into_iter().zip(T0 + 610_000..) {
         let id = format!("{rule:?}");
@@ -435,8 +435,8 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
     w.store.check_empty();
 }
 
-/// A consumer sends an item back under the id that it was assigned, before its confirm has come: the id names
-/// the request that was made with it.
+/// A consumer sends an item back under its assigned id before the confirm has come. The id then names the request
+/// that was made with it.
 #[test]
 fn an_id_that_was_assigned_and_given_names_the_one_it_was_given_to() {
     let mut w = World::unconnected(settings());
@@ -468,11 +468,11 @@ fn settings_drawn(random: &mut Random) -> Settings {
         app.dedupe_tail = tail;
         app.max_items = one_of(&[2, 1_000]) as u32;
     });
-    // What waits longest has left when a world ends.
+    // When a world ends, even the item that waits longest has left.
     Settings { budget: Budget { rows: rows as usize, ..with.budget }, max_delay: 1_000_000, ..with }
 }
 
-/// So many of four hundred, which is what the simulator takes by default.
+/// Runs `share` of four hundred worlds, the default number of the simulator.
 fn worlds(share: u64, steps: usize, real: bool) {
     let (first, seeds) = (number("SEED", 1), number("SEEDS", 400));
     for seed in first..first + (seeds * share).div_ceil(400) {

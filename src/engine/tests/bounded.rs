@@ -1,17 +1,18 @@
-//! Work is bounded for each turn, and flat for each item, whatever the shape of the backlog: counted in operations, rows
-//! and publishes, never in time.
+//! Work is bounded per turn and constant per item, whatever the backlog: counted in operations, rows and publishes, not time.
+//!
+//! Judges promise 7.
 
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use DuplicateRule::Keep;
 
-/// A turn may judge 4,096 arrivals or one whole envelope, make 10,000 rows due, and evict 1,000; each of them is touched a
-/// few times and written with a few operations.
+/// A turn may decide on 4,096 arrivals or one whole envelope, make 10,000 rows due, and evict 1,000. Each row is
+/// touched a few times and written with a few operations.
 const TURN_OPS: usize = 40_000;
 const TURN_ROWS: u64 = 80_000;
 
-/// Work of the measured part of a world, and the items that it was for.
+/// Work of the measured part of a world, and the number of items that it was done for.
 pub(super) struct Cost {
     items: u64,
     meter: Meter,
@@ -19,7 +20,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// Operations, rows touched in memory and rows looked at in the store, for each item.
+    /// Operations, rows touched in memory and rows read in the store, per item.
     fn each(&self) -> f64 {
         (self.meter.ops + self.meter.rows + self.looked_at) as f64 / self.items.max(1) as f64
     }
@@ -40,7 +41,7 @@ fn roomy_with(change: impl FnOnce(&mut AppSettings)) -> Settings {
     Settings { defaults: with(change).defaults, ..roomy() }
 }
 
-/// In messages of so many entries, as fast as the store takes them.
+/// Sends the items in groups of a thousand, as fast as the store takes them.
 pub(super) fn fill(w: &mut World, items: impl Iterator<Item = NewItem>) {
     let mut items = items.peekable();
     while items.peek().is_some() {
@@ -51,7 +52,6 @@ pub(super) fn fill(w: &mut World, items: impl Iterator<Item = NewItem>) {
     }
 }
 
-/// What follows is measured.
 pub(super) fn begin(w: &mut World) -> u64 {
     w.meter = Meter::default();
     w.store.looked_at
@@ -61,7 +61,6 @@ pub(super) fn end(w: &World, items: u64, looked_at: u64) -> Cost {
     Cost { items, meter: w.meter, looked_at: w.store.looked_at - looked_at }
 }
 
-/// Until everything has come out.
 fn run_out(w: &mut World, ms: u64) {
     for _ in 0..1_000 {
         w.run(ms);
@@ -134,6 +133,7 @@ fn a_million_items_in_one_millisecond() {
     });
 }
 
+/// Judges promise 10.
 #[test]
 fn windows_that_close_together_with_members_partly_far() {
     flat("windows", &SIZES, |n| {
@@ -144,13 +144,14 @@ fn windows_that_close_together_with_members_partly_far() {
         let looked = begin(&mut w);
         run_out(&mut w, 130_000);
         assert_eq!(sent(&w) as u64, n);
-        // Memory holds half of them at the most: what comes into it later leaves in a batch of its own.
+        // Memory holds at most half of them: members that come into it later leave in a batch of their own.
         let most = w.delivered.iter().map(|(_, batch)| batch.items.len()).max();
         assert!(most <= Some(2), "a batch of one window's members alone");
         end(&w, n, looked)
     });
 }
 
+/// Judges promise 6.
 #[test]
 fn parked_applications() {
     flat("parked", &[500, 2_000, 10_000], |n| {
@@ -176,13 +177,14 @@ fn parked_applications() {
     });
 }
 
-/// Its application is confirmed to just now: after a silence only a few batches would go out.
+/// Lets application `a` have a fresh confirm: after a silence only a few batches would go out.
 fn heard(w: &mut World) {
     w.send(vec![item("a", "", "proof")]);
     w.drain_jobs();
     w.confirm_all();
 }
 
+/// Judges promise 13.
 #[test]
 fn requests_that_wait_for_an_outcome() {
     flat("awaiting", &[1_000, 4_000, 10_000], |n| {
@@ -314,7 +316,7 @@ fn batches_that_are_confirmed_together() {
 #[test]
 fn what_many_applications_have_due_at_one_moment() {
     flat("applications together", &[1, 12, 48], |n| {
-        // All of it would find room in memory at once.
+        // All of them would fit into memory at once.
         let mut w = World::new(Settings { budget: Budget::of(1 << 30), ..roomy() });
         let name = |i: u64| format!("a{}", i / 1_000 % n);
         fill(&mut w, (0..n * 4_000).map(|i| at(T0 + 100_000, item(&name(i), "", &i.to_string()))));
@@ -333,7 +335,7 @@ fn what_many_applications_have_due_at_one_moment() {
     });
 }
 
-/// All of it in memory.
+/// A world whose memory holds all items.
 fn near(change: impl FnOnce(&mut AppSettings)) -> World {
     World::new(Settings { budget: Budget::of(1 << 30), ..roomy_with(change) })
 }
@@ -405,7 +407,7 @@ fn a_count_of_a_customer_whose_items_leave_meanwhile() {
     fill(&mut w, (0..50_000).map(name));
     let of = CustomerOf { application: "a".into(), customer: "ann".into() };
     w.input(Input::Commands(vec![(Asker::Local(1), Command::Count(of))]));
-    // Those with which it would go on, in whatever call: all but the last ones are cancelled one by one.
+    // Cancels one by one all items with which the count would continue, but the last.
     let mut cancelled = 0;
     while w.answer_to(1).is_none() && cancelled < 30_000 {
         let some = (0..1_000).map(|i| 49_999 - cancelled - i);
@@ -423,7 +425,7 @@ fn a_count_of_a_customer_whose_items_leave_meanwhile() {
     assert_eq!(next_due, Some(T0 + 15_000));
 }
 
-/// Between two steps of a count others need the room of what it has not come to: that is counted in the store.
+/// Between two steps of a count, items not counted yet leave memory for others: they are counted in the store.
 #[test]
 fn a_count_of_a_customer_whose_items_leave_memory_meanwhile() {
     let thresholds = Thresholds { looked_at: 1, ..Thresholds::default() };
@@ -443,8 +445,7 @@ fn a_count_of_a_customer_whose_items_leave_memory_meanwhile() {
     assert_eq!(waiting, 30);
 }
 
-/// Between two steps of a count more of its customer come into memory, before what it has come to: they are counted
-/// there, since nothing is left in the store.
+/// Between two steps more items come into memory, before the place of the count: they are counted there, none is in the store.
 #[test]
 fn a_count_of_a_customer_whose_items_come_into_memory_meanwhile() {
     let thresholds = Thresholds { gathered: 1, ..Thresholds::default() };
@@ -493,7 +494,7 @@ fn lists_and_the_state_of_many_applications() {
     });
 }
 
-/// Neither what failed nor what is due is overtaken by what a call took from its end.
+/// However little a call does, neither failed nor due items are overtaken.
 #[test]
 fn what_is_due_leaves_in_order_however_little_a_call_does() {
     let thresholds = Thresholds {
@@ -509,17 +510,16 @@ fn what_is_due_leaves_in_order_however_little_a_call_does() {
     let change = |app: &mut AppSettings| (app.window, app.max_items) = (5_000, 3);
     let mut w = World::new(Settings { thresholds, max_in_flight: 4, ..with(change) });
     w.send(vec![item("a", "ann", "w0"), item("a", "bob", "w1"), item("a", "ann", "w2")]);
-    // Behind the windows, and in no order.
+    // They are due after the windows, and come in no order.
     let name = |n: u64| format!("o{n:02}");
     w.send((0..20).rev().map(|n| at(T0 + 5_010 + n / 7, item("a", "ann", &name(n)))).collect());
     w.drain_jobs();
-    // All of it at once.
     w.advance(6_000);
     let mut left = Vec::new();
     for step in 0..1_000 {
         w.drain_jobs();
         if let Some(batch) = w.first_out() {
-            // The very first fails, whole, when others are out.
+            // The first batch fails as a whole while others are in flight.
             let outcome = if step == 3 { Outcome::Nacked } else { CONFIRMED };
             if matches!(outcome, Outcome::Confirmed(_)) && batch.customer.as_deref() == Some("ann") {
                 left.extend(batch.items.iter().map(|item| (item.due, item.seq)));
@@ -533,7 +533,7 @@ fn what_is_due_leaves_in_order_however_little_a_call_does() {
     w.store.check_empty();
 }
 
-/// Neither a later call nor a later moment is waited for by the rest.
+/// The other windows wait neither for a later call nor for a later moment.
 #[test]
 fn windows_that_end_together_close_at_that_moment_however_little_a_call_does() {
     let thresholds = Thresholds { due: 3, windows: 4, ..Thresholds::default() };
@@ -554,7 +554,7 @@ fn windows_that_end_together_close_at_that_moment_however_little_a_call_does() {
     assert!(batches.clone().all(|batch| batch.items.len() == 2 && batch.closed_by == ClosedBy::Time));
 }
 
-/// What is read while the clock is far ahead of what has been taken waits for that.
+/// Rows that are read while due items are still in the schedule wait for these.
 #[test]
 fn what_has_been_read_waits_for_what_was_due_sooner_however_little_a_call_does() {
     let thresholds = Thresholds { due: 1, few: 2, ..Thresholds::default() };
@@ -574,7 +574,7 @@ fn what_has_been_read_waits_for_what_was_due_sooner_however_little_a_call_does()
     assert_eq!(ends(&w).0, all);
 }
 
-/// One call closes one window, and takes one item: neither a window that is left nor an item is overtaken.
+/// One call closes one window and takes one item: neither an unclosed window nor an item is overtaken.
 #[test]
 fn a_window_that_is_over_and_what_was_due_before_it_keep_their_order() {
     let thresholds = Thresholds { windows: 1, due: 1, ..Thresholds::default() };

@@ -1,4 +1,4 @@
-//! Settings, items and commands as tests write them down, and what came of them.
+//! Settings, items and commands for tests, and the results of a world.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -31,7 +31,7 @@ pub(super) fn with(change: impl FnOnce(&mut AppSettings)) -> Settings {
     settings_of(app)
 }
 
-/// A body, and the bytes that stand for it where fingerprints are compared.
+/// A fingerprint of a payload, its time and its rule.
 pub(super) fn fingerprint(payload: &str, at: Option<u64>, rule: DuplicateRule) -> u64 {
     let text = payload.bytes().chain(at.unwrap_or(0).to_be_bytes()).chain([rule as u8]);
     text.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
@@ -54,7 +54,7 @@ pub(super) fn item(application: &str, customer: &str, id: &str) -> NewItem {
     }
 }
 
-/// Names an item by a text, as the border would with a hash of it.
+/// Names an item by a text, where the request parser would use a hash of it.
 pub(super) fn identity(application: &str, id: &str) -> Identity {
     let mut hash = [0u8; 16];
     for (place, byte) in application.bytes().chain([0]).chain(id.bytes()).enumerate() {
@@ -95,7 +95,7 @@ pub(super) fn name(item: &BatchItem) -> String {
     text(&item.content)
 }
 
-/// The connection goes, and nobody knows what has arrived.
+/// Loses the egress connection; all outcomes are unknown.
 pub(super) fn lose_egress(w: &mut World) {
     let unknown = |(_, batch): (u64, Batch)| Settled { number: batch.number, outcome: Outcome::Unknown };
     let settled = std::mem::take(&mut w.out).into_iter().map(unknown).collect();
@@ -103,7 +103,7 @@ pub(super) fn lose_egress(w: &mut World) {
     w.input(Input::Settled(settled));
 }
 
-/// Payloads that left, in that order, and those that are dead with their reasons.
+/// Payloads that left, in order, and payloads of dead items with their reasons.
 pub(super) fn ends(w: &World) -> (Vec<String>, Vec<(String, Reason)>) {
     let (mut sent, mut dead) = (vec![], vec![]);
     for (_, batch) in &w.delivered {

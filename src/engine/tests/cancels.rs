@@ -1,4 +1,4 @@
-//! Cancels that take time, of one item or of a customer, and what comes behind them.
+//! Cancels of one item or of a customer that take time, and requests behind them.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -56,7 +56,7 @@ fn a_cancel_of_all_leaves_what_may_have_arrived_though_its_row_was_read_before()
     assert_eq!(w.answer_to(1), Some(TAKEN), "what is far");
 }
 
-/// Three in one batch, and what became of it is not known.
+/// Three items in one batch whose outcome is not known.
 fn of_unknown_outcome(unknown: &Outcome) -> World {
     let mut w = World::new(settings());
     let named = |id: &str| with_id(id, Keep, at(T0, item("a", "ann", id)));
@@ -66,7 +66,7 @@ fn of_unknown_outcome(unknown: &Outcome) -> World {
     w.settle(0, unknown.clone());
     w.drain_jobs();
     if *unknown == Outcome::Overdue {
-        // It is parked, and may have been delivered.
+        // The item is parked, and may have been delivered.
         w.input(Input::Commands(vec![(Asker::Local(1), Command::Cancel(target("a", "x")))]));
         w.drain_jobs();
         assert_eq!(w.answer_to(1), None);
@@ -77,7 +77,7 @@ fn of_unknown_outcome(unknown: &Outcome) -> World {
     w
 }
 
-/// Later the broker did not take it: it is parked like any other, also after a restart.
+/// Later the broker refuses the item: it is parked like any other, also after a restart.
 #[test]
 fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped() {
     for (outcome, restarts) in [
@@ -90,7 +90,7 @@ fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped(
         w.settle(0, outcome.clone());
         w.drain_jobs();
         if restarts {
-            // Nothing is published before there is a connection.
+            // The engine publishes nothing without a connection.
             w.kill();
             w.drain_jobs();
             w.consume();
@@ -102,13 +102,13 @@ fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped(
         let count = if restarts { 2 } else { 1 };
         assert_eq!(w.ask(rest), Answer::Cancelled { count, in_flight: 0 }, "{outcome:?}, {restarts}");
     }
-    // A cancel that waits for the outcome is answered by it.
+    // The outcome answers the cancel that waits for it.
     let mut w = of_unknown_outcome(&Outcome::Overdue);
     w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
     w.drain_jobs();
     assert_eq!(w.answer_to(1), Some(TAKEN));
     assert_eq!(w.ask(Command::Cancel(target("a", "y"))), TAKEN);
-    // Of two halves one waits for the other.
+    // One of the two halves waits for the other.
     let mut w = of_unknown_outcome(&Outcome::Overdue);
     w.settle(0, Outcome::Refused("406 PRECONDITION_FAILED".into()));
     w.drain_jobs();
@@ -120,7 +120,7 @@ fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped(
     assert_eq!(w.ask(Command::Cancel(target("a", "z"))), TAKEN);
 }
 
-/// The broker closed a channel over another that was out there: its confirm went with the channel.
+/// The broker closed the channel because of another batch in flight: the confirm of this one went with the channel.
 #[test]
 fn what_was_out_with_a_refused_one_is_taken_back_once_it_is_known_not_to_have_arrived() {
     let mut w = World::new(settings());
@@ -132,7 +132,7 @@ fn what_was_out_with_a_refused_one_is_taken_back_once_it_is_known_not_to_have_ar
     w.drain_jobs();
     assert!(w.out.len() == 2 && w.out.iter().all(|(_, batch)| !batch.alone));
     let refused = || Outcome::Refused("406 PRECONDITION_FAILED".into());
-    // The culprit goes alone at once.
+    // The refused batch is sent alone at once.
     w.settle(0, refused());
     w.settle(0, refused());
     w.drain_jobs();
@@ -148,7 +148,7 @@ fn what_was_out_with_a_refused_one_is_taken_back_once_it_is_known_not_to_have_ar
     assert_eq!(w.answer_to(1), Some(TAKEN));
 }
 
-/// What stays unknown stays so: neither is it lost, nor is it said to be taken back.
+/// An item whose outcome stays unknown is neither lost nor reported as cancelled.
 #[test]
 fn what_is_unknown_stays_in_flight_where_nothing_is_known_later() {
     let mut w = of_unknown_outcome(&Outcome::Unknown);
@@ -186,6 +186,7 @@ fn all_of_a_customer_are_taken_back_and_nobody_elses() {
     w.store.check_empty();
 }
 
+/// Judges promise 15.
 #[test]
 fn what_is_sent_behind_a_cancel_of_all_is_not_taken_back() {
     let mut w = World::new(settings());
@@ -228,7 +229,7 @@ fn what_a_former_life_left_without_a_row_is_taken_back_though_a_window_closes_me
     w.store.check_empty();
 }
 
-/// The first waits for a cancel of its customer, the second would not have to.
+/// The first request waits for a cancel of its customer; the second would not have to.
 #[test]
 fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_their_customers() {
     let mut w = World::new(settings());
@@ -244,7 +245,7 @@ fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_their_customers
     assert!(w.queue.is_empty());
 }
 
-/// The cancel came first, and takes its item back once that has failed.
+/// The cancel came first, and cancels its item once the attempt has failed.
 #[test]
 fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_item() {
     let mut w = World::new(settings());
@@ -265,7 +266,8 @@ fn what_is_sent_behind_a_cancel_of_its_customer_that_waits_is_not_taken_for_its_
     w.store.check_empty();
 }
 
-/// Both acks were lost, and both come again: the cancel takes back what stands behind it, which is then another request.
+/// Both acks were lost, and both messages come again: the cancel takes the item of the request behind it, which is
+/// then a new request.
 #[test]
 fn what_a_repeated_cancel_takes_back_is_taken_anew_when_it_comes_again() {
     for cancel in [Command::Cancel(target("a", "x")), Command::CancelAll(of("ann"))] {
@@ -285,7 +287,7 @@ fn what_a_repeated_cancel_takes_back_is_taken_anew_when_it_comes_again() {
     }
 }
 
-/// It arrived before the cancel, though it has no place among the items yet.
+/// The request arrived before the cancel, although it is not an item yet.
 #[test]
 fn a_cancel_of_all_takes_what_waits_for_the_outcome_of_another() {
     for outcome in [CONFIRMED, Outcome::Returned("312 NO_ROUTE".into())] {
@@ -307,7 +309,7 @@ fn a_cancel_of_all_takes_what_waits_for_the_outcome_of_another() {
     }
 }
 
-/// The cancel does not wait for longer than its answer may take, nor does what waits because of it.
+/// Neither the cancel nor the requests behind it wait longer than its answer may take.
 #[test]
 fn what_waits_with_a_cancel_of_its_customer_waits_no_longer_than_that() {
     let mut w = World::new(settings());
@@ -331,7 +333,7 @@ fn what_waits_with_a_cancel_of_its_customer_waits_no_longer_than_that() {
     assert_eq!(ends(&w).0, ["old"]);
 }
 
-/// The first waits for an attempt, the second would wait for a cancel of its customer, which takes longer.
+/// The first request waits for an attempt; the second would wait longer, for a cancel of its customer.
 #[test]
 fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_they_wait_for() {
     let mut w = World::new(settings());
@@ -351,7 +353,7 @@ fn of_two_with_one_id_the_first_to_come_is_judged_first_whatever_they_wait_for()
     w.store.check_empty();
 }
 
-/// The disk is behind with what has come in, and no more is taken: what is asked of the daemon itself is done.
+/// The disk is behind and no more requests are accepted; commands from within the daemon still run.
 #[test]
 fn a_cancel_from_within_waits_for_no_disk() {
     let thresholds = Thresholds { uncommitted_ops: 2, ..Thresholds::default() };
@@ -371,7 +373,7 @@ fn a_cancel_from_within_waits_for_no_disk() {
     assert!(w.delivered.is_empty());
 }
 
-/// Somebody gave another the id that was assigned to one that waits.
+/// A producer gave another item the id that was assigned to an item that waits.
 #[test]
 fn who_waits_under_an_assigned_id_is_found_though_another_has_ended_under_it() {
     let mut w = World::new(settings());
@@ -384,7 +386,7 @@ fn who_waits_under_an_assigned_id_is_found_though_another_has_ended_under_it() {
     assert_eq!(w.ask(Command::Cancel(named)), TAKEN);
 }
 
-/// Two counts go over the store, and whoever asked for the first has gone. A cancel goes on.
+/// Two counts scan the store, and the client of the first is gone. A cancel goes on.
 #[test]
 fn what_nobody_waits_for_ends_and_what_changes_something_goes_on() {
     let thresholds = Thresholds { step: 1, step_looked_at: 1, ..Thresholds::default() };
@@ -400,7 +402,7 @@ fn what_nobody_waits_for_ends_and_what_changes_something_goes_on() {
         w.do_late();
     }
     w.input(Input::Left(vec![1, 3]));
-    // Its step is under way, and it keeps its place until that is back.
+    // A step of it is under way, and it keeps its place until that returns.
     assert_eq!(w.answer_to(1), None);
     for _ in 0..12 {
         if w.answer_to(1).is_none() {
@@ -415,7 +417,7 @@ fn what_nobody_waits_for_ends_and_what_changes_something_goes_on() {
     assert_eq!(w.answer_to(3), Some(Answer::Cancelled { count: 6, in_flight: 0 }));
 }
 
-/// The step of a scan takes long, and more changes meanwhile than is remembered for it.
+/// A step of a scan takes long, and more rows change during it than are remembered for it.
 #[test]
 fn what_changed_during_a_long_step_is_not_remembered_without_bound_and_the_step_is_put_again() {
     let thresholds = Thresholds { noted: 8, ..Thresholds::default() };
@@ -441,8 +443,8 @@ fn what_changed_during_a_long_step_is_not_remembered_without_bound_and_the_step_
     assert_eq!(w.engine.noted_for_reads(), 0);
 }
 
-/// Of a former life, without rows under their customer: a cancel that goes along the queue has passed the moment at which
-/// their window closes. They are not loaded, because their application is paused.
+/// Items of a former life without rows under their customer: a cancel that follows the queue has passed the moment at
+/// which their window closes. They are not loaded, because their application is paused.
 #[test]
 fn a_cancel_goes_back_to_what_is_due_sooner_than_where_it_has_come_to() {
     let thresholds = Thresholds { step_looked_at: 1, ..Thresholds::default() };
@@ -452,7 +454,7 @@ fn a_cancel_goes_back_to_what_is_due_sooner_than_where_it_has_come_to() {
     w.drain_jobs();
     w.run(24_000);
     let wall = w.now.wall;
-    // The first is in memory again, and so are these from the beginning.
+    // The first is in memory again; these are from the beginning.
     w.send(vec![member("urgent", Some(wall + 2_500))]);
     w.send((0..4).map(|n| at(wall + 3_000 + n, item("a", "bob", "bob's"))).collect());
     w.drain_jobs();

@@ -1,51 +1,51 @@
-//! Transcripts go through one function: this input, exactly these effects, nothing left.
+//! One function for transcripts: this input has exactly these effects.
 
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::BTreeMap;
 
-/// A store, a broker and two clocks, with every effect of the last input as a line of text.
+/// A world that records every effect of the last input as a line of text.
 pub(super) struct Script {
     pub(super) w: World,
     names: BTreeMap<u64, String>,
 }
 
 impl Script {
-    /// A fresh store, both ends connected, nothing left to do.
+    /// A fresh store, both connections up, no work left.
     pub(super) fn new(settings: Settings) -> Self {
         let mut w = World::new(settings);
         w.log = Some(vec![]);
         Script { w, names: BTreeMap::new() }
     }
 
-    /// Hands the input over. Its effects are exactly these, in this order. Times are ms after [`T0`]; what the store keeps
-    /// of queues, and reads, are not told.
+    /// Hands the input over and expects exactly these effects, in this order. Times are ms after [`T0`]; reads, and
+    /// what the store keeps of queues, are left out.
     pub(super) fn check(&mut self, input: Input, expected: &[&str]) {
         self.w.input(input);
         self.expect(expected);
     }
 
-    /// Time passes, and the engine is called.
+    /// Lets time pass and calls the engine.
     pub(super) fn after(&mut self, ms: u64, expected: &[&str]) {
         self.w.now.wall += ms;
         self.w.now.mono += ms;
         self.check(Input::Tick, expected);
     }
 
-    /// The store does all that it was told to do.
+    /// Lets the store do all its work.
     pub(super) fn stored(&mut self, expected: &[&str]) {
         self.w.drain_jobs();
         self.expect(expected);
     }
 
-    /// These requests are delivered.
+    /// Delivers these requests.
     pub(super) fn requests(&mut self, items: Vec<NewItem>, expected: &[&str]) {
         self.w.send(items);
         self.expect(expected);
     }
 
-    /// The n-th of what is out is settled.
+    /// Settles the n-th batch in flight.
     pub(super) fn settled(&mut self, nth: usize, outcome: Outcome, expected: &[&str]) {
         self.w.settle(nth, outcome);
         self.expect(expected);

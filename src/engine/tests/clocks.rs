@@ -5,6 +5,7 @@ use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::VecDeque;
 
+/// Judges promise 4.
 #[test]
 fn wall_clock_steps_neither_release_early_nor_oversleep() {
     let mut w = World::new(settings());
@@ -24,6 +25,7 @@ fn wall_clock_steps_neither_release_early_nor_oversleep() {
     assert_eq!((counters.clock_backward, counters.clock_forward), (1, 1));
 }
 
+/// Judges promise 10.
 #[test]
 fn a_closed_window_stays_closed_when_the_clock_is_set_back() {
     let mut w = World::new(with(|app| app.quiet = 1_000));
@@ -41,7 +43,7 @@ fn a_closed_window_stays_closed_when_the_clock_is_set_back() {
     assert_eq!((now.wall, batch.due, batch.closed_by), (T0 + 500, T0 + 500, ClosedBy::Flush));
 }
 
-/// A window has closed, its item has not left, and the clock is set back: what lies in the store alone is due before it.
+/// A window has closed, its item has not left, and the clock is set back: items in the store alone are due before it.
 fn stalled_by_a_step_back() -> World {
     let mut w = World::new(settings());
     w.input(Input::EgressBlocked(true));
@@ -75,6 +77,7 @@ fn what_waits_for_others_leaves_when_these_are_taken_back() {
     assert_eq!(ends(&w).0, ["closed"]);
 }
 
+/// Judges promise 10.
 #[test]
 fn after_a_restart_a_window_has_at_most_its_length_left() {
     let mut w = World::new(settings());
@@ -86,6 +89,7 @@ fn after_a_restart_a_window_has_at_most_its_length_left() {
     assert_eq!(w.story(), [(3_000, names(&["1", "2"]))]);
 }
 
+/// Judges promise 10.
 #[test]
 fn after_a_restart_with_the_clock_set_back_a_window_has_at_most_its_length_left() {
     let mut w = World::new(settings());
@@ -110,7 +114,7 @@ fn after_a_restart_with_the_clock_set_back_what_had_closed_is_due() {
     assert_eq!(ends(&w).0, ["1"]);
 }
 
-/// Only one member of the window has been read when that closes.
+/// Only one member of the window has been read when the window closes.
 #[test]
 fn a_window_closes_with_the_members_of_a_former_life_that_have_not_been_read() {
     let mut w = World::new(with(|app| app.window = 15_000));
@@ -136,6 +140,7 @@ fn a_window_closes_with_the_members_of_a_former_life_that_have_not_been_read() {
     assert_eq!(w.delivered[0].1.closed_by, ClosedBy::Expiry);
 }
 
+/// Judges promise 10.
 #[test]
 fn a_long_window_counts_on_over_a_restart() {
     let mut w = World::new(with(|app| {
@@ -155,7 +160,7 @@ fn a_long_window_counts_on_over_a_restart() {
     w.store.check_empty();
 }
 
-/// The two clocks' milliseconds do not turn at the same moment.
+/// The milliseconds of the two clocks do not change at the same moment.
 #[test]
 fn a_window_does_not_close_before_the_due_that_it_carries() {
     let mut w = World::new(with(|app| app.window = 3_000));
@@ -171,7 +176,8 @@ fn a_window_does_not_close_before_the_due_that_it_carries() {
     assert_eq!((batch.items[0].due, batch.closed_by), (w.now.wall, ClosedBy::Time));
 }
 
-/// Memory is full of what was due before the clock was set back; what is due now lies in the store, and comes first.
+/// Memory is full of items that were due before the clock was set back. Items that are due now are in the store, and
+/// come first.
 #[test]
 fn what_is_due_finds_room_where_all_of_memory_waits_behind_it() {
     let mut settings = settings();
@@ -194,8 +200,8 @@ fn what_is_due_finds_room_where_all_of_memory_waits_behind_it() {
     w.store.check_empty();
 }
 
-/// Members of a former life that have not come into memory are not counted in a short window: whoever ends there takes
-/// none of those along that are.
+/// Members of a former life that have not come into memory are not counted in a short window. A member that ends in
+/// the store does not take those in memory along.
 #[test]
 fn members_of_a_former_life_that_are_taken_back_in_the_store_leave_the_others_in_their_window() {
     let budget = Budget { rows: 4, ..settings().budget };
@@ -217,13 +223,13 @@ fn members_of_a_former_life_that_are_taken_back_in_the_store_leave_the_others_in
     w.store.check_empty();
 }
 
-/// What was in batches and waits for its time again does not stay beyond the bound of memory.
+/// Items that were in batches and wait for their time again do not stay beyond the bound of memory.
 #[test]
 fn what_comes_back_from_batches_when_the_clock_is_set_back_leaves_memory() {
     let thresholds = Thresholds { few: 1, ..Thresholds::default() };
     let budget = Budget { rows: 10, ..settings().budget };
     let mut w = World::new(Settings { budget, thresholds, ..settings() });
-    // Each confirm allows for more at one time.
+    // Each confirm allows more batches in flight.
     w.run(4_899);
     w.send((0..60).map(|_| item("a", "", "first")).collect());
     w.run(1);
@@ -246,7 +252,7 @@ fn what_comes_back_from_batches_when_the_clock_is_set_back_leaves_memory() {
     w.store.check_empty();
 }
 
-/// One call ends a part of them, and the next ones the rest, at once.
+/// One call ends some of them, and the next calls end the rest at once.
 #[test]
 fn pauses_that_end_at_one_moment_do_not_end_in_one_call() {
     const MANY: usize = 2_500;

@@ -1,4 +1,4 @@
-//! Rates of customers: what they hold back, where that lies, and whom they do not concern.
+//! Rates of customers: which items they hold back, where these are kept, and which items they leave alone.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -15,7 +15,7 @@ fn timed(customer: &str, due: u64, n: u64) -> NewItem {
     at(T0 + due, item("a", customer, &format!("{customer}{n}")))
 }
 
-/// Moments of delivery after [`T0`], and items, of one customer.
+/// Moments of delivery after [`T0`] and numbers of items, for one customer.
 fn moments(w: &World, customer: &str) -> Vec<(u64, usize)> {
     let of = w.delivered.iter().filter(|(_, batch)| batch.customer.as_deref() == Some(customer));
     of.map(|(now, batch)| (now.wall - T0, batch.items.len())).collect()
@@ -29,7 +29,7 @@ fn in_order(customer: &str, n: u64) -> Vec<String> {
     (0..n).map(|n| format!("{customer}{n}")).collect()
 }
 
-/// One has much, one a little, and one is nobody: each by itself.
+/// One customer has many items, one has few, and some items have no customer: each runs at its own pace.
 #[test]
 fn items_leave_at_the_rate_of_their_customer_and_others_in_their_time() {
     let mut w = World::new(rated("10/s", 3, |app| app.max_items = 1));
@@ -65,12 +65,12 @@ fn a_batch_counts_its_items_and_stays_whole() {
         w.send((0..n).map(|n| item("a", customer, &format!("{customer}+{n}"))).collect());
     }
     w.run(30_000);
-    // Ann's ten empty her bucket, and it has what the four need when they are due. Bob's thirty owe twenty.
+    // Ann's ten items empty her bucket, which has room for four again when the four are due. Bob's thirty owe twenty.
     assert_eq!(moments(&w, "ann"), [(1_000, 10), (2_100, 4)]);
     assert_eq!(moments(&w, "bob"), [(1_000, 30), (3_100, 1)]);
 }
 
-/// A long backlog leaves memory but for its head, comes back in portions, and nobody waits for it.
+/// A long backlog leaves memory except for its head, comes back in portions, and delays no other customer.
 #[test]
 fn a_backlog_costs_no_memory_beyond_its_head_and_delays_nobody() {
     let mut settings = rated("50/s", 5, |app| app.max_items = 1);
@@ -104,7 +104,7 @@ fn a_backlog_costs_no_memory_beyond_its_head_and_delays_nobody() {
     w.store.check_empty();
 }
 
-/// Many that all have more than they may send share what memory there is.
+/// Many customers with more items than they may send share the memory.
 #[test]
 fn many_with_backlogs_share_what_memory_there_is() {
     let mut settings = rated("5/s", 1, |app| app.max_items = 1);
@@ -132,7 +132,7 @@ fn many_with_backlogs_share_what_memory_there_is() {
     w.store.check_empty();
 }
 
-/// A start costs one burst, and what was held back is in its place; an item ends when it expires.
+/// A start costs one burst, and the items held back keep their order. An item ends when it expires.
 #[test]
 fn over_a_kill_one_burst_more_leaves_and_what_expires_is_judged_when_it_leaves() {
     let mut w = World::new(rated("1/s", 2, |app| app.max_items = 1));
@@ -153,7 +153,7 @@ fn over_a_kill_one_burst_more_leaves_and_what_expires_is_judged_when_it_leaves()
     assert_eq!(ends(&w).1.len(), 1, "it expired while it waited");
 }
 
-/// A queue that cannot be delivered to, a pause, a reload: each while a backlog waits.
+/// The queue cannot be delivered to, is paused, and is reconfigured, each while a backlog waits.
 #[test]
 fn a_backlog_outlives_what_becomes_of_its_queue() {
     let mut w = World::new(rated("20/s", 1, |app| app.max_items = 1));
@@ -190,7 +190,7 @@ fn a_backlog_outlives_what_becomes_of_its_queue() {
     w.store.check_empty();
 }
 
-/// With nothing stored all of it stays in memory.
+/// Without a store all items stay in memory.
 #[test]
 fn with_the_memory_store_it_waits_in_memory() {
     let mut w =
@@ -201,8 +201,8 @@ fn with_the_memory_store_it_waits_in_memory() {
     assert_eq!(moments(&w, "ann")[49].0, 4_900);
 }
 
-/// What waits for a long time waits for no longer than its rate says, though others of it go once more, and though there
-/// is less of it.
+/// An item that waits long waits no longer than its rate requires, although other items of its customer are sent
+/// again, and although the batch becomes smaller.
 #[test]
 fn what_waits_is_looked_at_when_its_time_has_changed() {
     let mut w = World::new(rated("1/min", 10, |app| app.max_items = 1));
@@ -216,7 +216,7 @@ fn what_waits_is_looked_at_when_its_time_has_changed() {
     w.input(Input::EgressReady);
     w.run(12 * 60_000);
     assert_eq!(names_of(&w, "ann").len(), 11, "ten and ten repeats are owed, less a burst");
-    // A batch that waits for a full bucket, and becomes one of a single item.
+    // A batch that waits for a full bucket, and shrinks to a single item.
     let mut w = World::new(rated("1/s", 10, |app| (app.window, app.max_items) = (1_000, 10)));
     let named = |n: u64| with_id(&n.to_string(), DuplicateRule::Keep, item("a", "ann", &format!("ann{n}")));
     w.send((0..20).map(named).collect());

@@ -1,6 +1,6 @@
-//! A store of sorted maps, written from the interface alone, which checks what it is told to do: every operation
-//! against what is there, and after every commit the numbers that the engine keeps in it. It answers as the store on a
-//! disk does, errors as well: `src/store/model_tests.rs` holds the two against each other.
+//! A store of sorted maps, written from the interface alone, that checks its input: every operation against its
+//! content, and after every commit the numbers that the engine keeps in it. It answers as the store on a disk does,
+//! errors included: `src/store/model_tests.rs` compares the two.
 
 use crate::engine::event::*;
 use crate::engine::types::*;
@@ -11,13 +11,13 @@ type Name = Arc<str>;
 
 const FIRST: Key = Key::at(0);
 
-/// What a real store does, over sorted maps. A job that has been executed is durable.
+/// The behaviour of a real store, over sorted maps. A job that has been executed is durable.
 #[derive(Clone, Default)]
 pub(crate) struct FakeStore {
     pub(crate) items: BTreeMap<(Name, Key), Stored>,
-    /// Their keys, in the order in which queues are read.
+    /// Keys of the items, in the order in which queues are read.
     order: BTreeMap<(Name, Key), Key>,
-    /// Where an item lies, by arrival number.
+    /// Place of each item, by arrival number.
     pub(super) places: BTreeMap<u64, Place>,
     pub(crate) identities: BTreeMap<Identity, Place>,
     pub(crate) customers: BTreeSet<(Name, Name, Key)>,
@@ -29,22 +29,22 @@ pub(crate) struct FakeStore {
     pub(super) windows: BTreeMap<(Name, Name), WindowRow>,
     /// Windows that closed early, by queue, planned end and number.
     pub(super) closings: BTreeMap<(Name, u64, u64), ClosingRow>,
-    /// Those of which something was removed in this commit.
+    /// Windows of which members were removed in this commit.
     left: BTreeSet<(Name, u64, u64)>,
     pub(super) ended: BTreeMap<(u8, Identity), Ended>,
-    /// In the order in which they began.
+    /// Buckets of ended ids, in the order in which they began.
     pub(crate) buckets: Vec<BucketRow>,
     pub(crate) marks: Marks,
-    /// Deletes of what was not there.
+    /// Number of deletes that found nothing.
     pub(super) missed: u64,
-    /// Rows that reads have looked at.
+    /// Number of rows that reads have visited.
     pub(super) looked_at: u64,
-    /// Rows of windows are held against their members: while the clocks agree, all of them wait for its end.
+    /// Whether rows of windows are compared with their members: while the clocks agree, all members wait for the end.
     pub(super) counts_members: bool,
 }
 
 impl FakeStore {
-    /// One atomic commit, after which the engine's numbers are right.
+    /// Applies one atomic commit, after which the engine's numbers must be right.
     pub(super) fn apply(&mut self, ops: Vec<Op>, marks: Marks) {
         for queue in self.commit(ops, marks) {
             self.check_queue(&queue);
@@ -54,7 +54,7 @@ impl FakeStore {
         }
     }
 
-    /// One atomic commit. The queues whose items or row it has touched.
+    /// Applies one atomic commit. Returns the queues whose items or row it has changed.
     pub(crate) fn commit(&mut self, ops: Vec<Op>, marks: Marks) -> BTreeSet<Name> {
         assert!(marks.next_seq >= self.marks.next_seq, "the mark of arrival numbers goes back");
         let mut touched = BTreeSet::new();
@@ -70,7 +70,7 @@ impl FakeStore {
         touched
     }
 
-    /// Every commit leaves exact numbers behind.
+    /// Each commit must leave exact numbers.
     fn check_queue(&self, queue: &Name) {
         let count = self.counts.get(queue).copied().unwrap_or(0);
         let Some(row) = self.queues.get(queue) else {
@@ -91,7 +91,7 @@ impl FakeStore {
         }
     }
 
-    /// The row of a window counts its members.
+    /// The row of a window must count its members.
     fn check_windows(&self, queue: &Name) {
         for row in self.windows.values().filter(|row| row.application == *queue) {
             let its = self.window(queue, row.end, row.window).map(|item| item.customer.as_ref());
@@ -100,7 +100,7 @@ impl FakeStore {
         }
     }
 
-    /// Members of a window, where its planned end and its number are.
+    /// Members of a window, by its planned end and its number.
     fn window(&self, queue: &Name, end: u64, window: u64) -> impl Iterator<Item = &Stored> {
         let first = Key { due: end, window, seq: 0 };
         let range = (queue.clone(), first)..=(queue.clone(), Key { seq: u64::MAX, ..first });
@@ -173,7 +173,7 @@ impl FakeStore {
         }
     }
 
-    /// Not atomic with the rest of its commit.
+    /// Begins a bucket; this is not atomic with the rest of its commit.
     pub(super) fn begin_bucket(&mut self, row: BucketRow) {
         assert!(row.bucket < BUCKETS);
         self.ended.retain(|(bucket, _), _| *bucket != row.bucket);
@@ -194,7 +194,7 @@ impl FakeStore {
         self.add_rows(&place, &IndexRows { identity, customer });
     }
 
-    /// As on the disk, a fingerprint is kept with a producer's id alone.
+    /// Inserts an item. As on the disk, a fingerprint is kept only with an id that a producer gave.
     fn insert(&mut self, place: Place, item: Stored) {
         let fingerprint = if item.given.is_some() { item.fingerprint } else { 0 };
         let closing = self.closings.get(&(place.queue.clone(), item.key.due, item.key.window));
@@ -232,7 +232,7 @@ impl FakeStore {
         Some(item)
     }
 
-    /// Members of the window are due then, and stay where they lie.
+    /// Makes the members of the window due; they stay under their keys.
     fn close(&mut self, closed: ClosingRow) {
         assert!(closed.due < closed.end, "it closed early: {closed:?}");
         let queue = closed.application.clone();
@@ -282,7 +282,7 @@ impl FakeStore {
         }
     }
 
-    /// Nothing leads to where an item lay.
+    /// No index row may lead to the former place of an item.
     fn check_unled(&self, place: &Place, item: &Stored) {
         let at = self.identities.get(&item.identity());
         assert!(at.is_none_or(|at| at != place), "an identity row is left behind: {item:?}");
@@ -292,7 +292,7 @@ impl FakeStore {
         }
     }
 
-    /// Its identity leads to where an item lies now.
+    /// The identity of an item must lead to its place.
     fn check_led(&self, place: &Place) {
         let item = &self.items[&(place.queue.clone(), place.key)];
         let own_key = Key { due: item.accepted_due, ..item.key };
@@ -301,8 +301,8 @@ impl FakeStore {
         }
     }
 
-    /// As strict as the disk: a producer's id leads to its item, and an assigned one to an item of the application that is
-    /// asked for, or to none.
+    /// Looks an identity up, as strictly as the disk: an id of a producer leads to its item, and an assigned one to
+    /// an item of the application in question, or to none.
     fn find(&self, wanted: &Wanted) -> Result<Found, String> {
         let own = |key: Key| self.items.get(&(wanted.application.clone(), key));
         let item = match self.identities.get(&wanted.identity) {
@@ -344,7 +344,7 @@ impl FakeStore {
 
     fn scan(&mut self, scan: &Scan, most: usize) -> Loaded {
         let until = Key::at(scan.until);
-        // Where it stands in the order that is gone along, and its row.
+        // Place of each row in the order of the scan, and its key.
         let keys: Vec<(Key, (Name, Key))> = match &scan.along {
             _ if scan.from >= until => vec![],
             Along::Queue(queue) => {
@@ -380,8 +380,8 @@ impl FakeStore {
         Loaded::Scanned { number: scan.number, rows, next }
     }
 
-    /// Executes a read, bringing at most `most` rows of each range or scan, as a store may that serves a large read in
-    /// pieces. An error is what a store calls damage.
+    /// Executes a read that returns at most `most` rows of each range or scan, as a store may that serves a large
+    /// read in pieces. An error is what a store reports as damage.
     pub(crate) fn load(&mut self, load: &Load, most: usize) -> Result<Loaded, String> {
         let most = most.max(1);
         Ok(match load {
@@ -409,7 +409,7 @@ impl FakeStore {
         })
     }
 
-    /// Contents, if all are there.
+    /// Contents, if all of them exist.
     pub(crate) fn contents(&self, wanted: &[(u64, Place)]) -> Option<Vec<(u64, Arc<Content>)>> {
         let one = |(handle, place): &(u64, Place)| {
             let item = self.items.get(&(place.queue.clone(), place.key))?;
@@ -418,7 +418,7 @@ impl FakeStore {
         wanted.iter().map(one).collect()
     }
 
-    /// What a start finds, while the clock says `wall`.
+    /// State that a start finds when the clock shows `wall`.
     pub(crate) fn opened(&self, wall: u64) -> Opened {
         Opened {
             marks: self.marks,
@@ -454,7 +454,7 @@ impl FakeStore {
         items.map(row).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Nothing is left of any item.
+    /// Panics if any row of any item is left.
     pub(super) fn check_empty(&self) {
         assert!(self.items.is_empty(), "left: {:?}", self.items.keys().collect::<Vec<_>>());
         assert!(self.order.is_empty(), "left in order: {:?}", self.order);

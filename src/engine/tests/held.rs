@@ -1,4 +1,4 @@
-//! Customers that are held back: theirs stays, everybody else's leaves, and what was passed over is found.
+//! Customers that are held back: their items stay, all others leave, and items that were passed over are found again.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -14,7 +14,7 @@ fn pause(customer: &str) -> Command {
 
 const PAUSED: Answer = Answer::Until { until: None, changed: true };
 
-/// Windowed, timed and due at once; of two customers and of nobody.
+/// Windowed items, items with an own time, and items due at once, of two customers and without a customer.
 #[test]
 fn what_is_due_of_one_customer_waits_and_leaves_in_order_once_it_goes_on() {
     let mut w = World::new(with(|app| app.window = 500));
@@ -55,7 +55,7 @@ fn what_is_due_of_one_customer_waits_and_leaves_in_order_once_it_goes_on() {
     w.store.check_empty();
 }
 
-/// A long backlog of one lies before what others have in the store.
+/// A long backlog of one customer is in the store before the items of others.
 #[test]
 fn a_backlog_of_a_customer_that_is_held_back_is_passed_over_once() {
     let mut settings = with(|app| app.window = 500);
@@ -97,14 +97,14 @@ fn it_is_remembered_over_a_kill_and_ends_by_itself() {
     w.store.check_empty();
 }
 
-/// The first items of all are to be given up: those of a customer that is held back are among them.
+/// The first items of all are to be given up, and items of a customer that is held back are among them.
 #[test]
 fn the_oldest_are_given_up_though_they_are_held_back() {
     let mut w = World::new(with(|app| (app.max_waiting, app.on_full) = (10, OnFull::DropOldest)));
     assert_eq!(w.ask(pause("ann")), PAUSED);
     w.send((0..10).map(|n| at(T0, item("a", "ann", &format!("ann{n}")))).collect());
     w.run(1_000);
-    // Some that lie in memory, and some that lie far ahead.
+    // Some are in memory, and some are due far ahead.
     for (n, due) in [5_000, 5_000, 60_000, 60_000].into_iter().enumerate() {
         w.send(vec![at(T0 + due, item("a", "bob", &format!("bob{n}")))]);
         w.run(100);
@@ -116,7 +116,7 @@ fn the_oldest_are_given_up_though_they_are_held_back() {
     assert_eq!(ends(&w).0, ["ann4", "ann5", "ann6", "ann7", "ann8", "ann9"]);
 }
 
-/// Formed before it was held back, and handed out for the first time after that: it is not.
+/// A batch that was formed before its customer was held back, and has never left, waits with the customer.
 #[test]
 fn a_batch_that_has_never_been_out_waits_with_its_customer() {
     let mut w = World::new(with(|app| app.window = 500));
@@ -153,7 +153,7 @@ fn with_the_memory_store_it_waits_in_memory() {
     assert_eq!(ends(&w).0, ["bob", "ann"]);
 }
 
-/// All of it is found by a cancel, wherever it lies.
+/// A cancel finds all items, in memory and in the store.
 #[test]
 fn what_is_held_back_is_cancelled_with_its_customer() {
     let mut w = World::new(settings());

@@ -1,4 +1,4 @@
-//! One identity for everything: the contract's table of duplicates, and the commands, as transcripts.
+//! Identity of items: the contract's table of duplicates, and the commands, as transcripts.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -26,7 +26,8 @@ fn of(customer: &str) -> CustomerOf {
 
 const TAKEN: Answer = Answer::Cancelled { count: 1, in_flight: 0 };
 
-/// First one due after `first` ms, then another due after `second`, both in memory (near) or in the store alone (far).
+/// One item due after `first` ms, then another due after `second` ms, each in memory (near) or in the store alone
+/// (far).
 fn while_waiting(rule: DuplicateRule, first: u64, second: u64) -> (Vec<String>, Vec<(String, Reason)>) {
     let mut w = World::new(settings());
     w.send(vec![named(rule, T0 + first, "old")]);
@@ -70,7 +71,7 @@ fn the_table_of_duplicates_after_it_was_sent() {
         let anew = matches!(rule, Replace | Latest);
         assert_eq!(sent, if anew { vec!["1", "2"] } else { vec!["1"] }, "{rule:?}");
         assert_eq!(dead.len(), usize::from(rule == Reject), "{rule:?}");
-        // Beyond the tail nobody remembers it.
+        // The id is forgotten after the tail.
         w.advance(600_000);
         w.send(vec![named(rule, T0, "3")]);
         w.run(100);
@@ -127,6 +128,7 @@ fn what_comes_back_redelivered_is_known_for_the_old_one() {
     }
 }
 
+/// Judges promise 14.
 #[test]
 fn what_comes_back_keeps_its_place_where_there_is_no_room_for_its_window() {
     for rule in [Replace, Earliest, Latest] {
@@ -143,7 +145,7 @@ fn what_comes_back_keeps_its_place_where_there_is_no_room_for_its_window() {
         w.queue.iter_mut().for_each(|pending| pending.seen = true);
         w.deliver(1);
         w.drain_jobs();
-        // Another content under that id is another request.
+        // A request with this id and another content is another request.
         w.send(vec![with_id("x", Replace, item("a", "c", "3"))]);
         w.ask(Command::Resume("a".into()));
         w.run(10_000);
@@ -171,6 +173,7 @@ fn who_waits_for_an_attempt_is_judged_before_who_comes_behind_its_end() {
     }
 }
 
+/// Judges promise 14.
 #[test]
 fn a_sent_id_is_known_over_a_crash_and_so_is_a_waiting_one() {
     let mut w = World::new(settings());
@@ -244,6 +247,7 @@ fn a_cancelled_item_is_gone_wherever_it_was_and_stays_gone() {
     w.store.check_empty();
 }
 
+/// Judges promise 15.
 #[test]
 fn a_cancel_is_answered_when_it_is_durable_and_not_sooner() {
     let mut w = World::new(settings());
@@ -255,12 +259,13 @@ fn a_cancel_is_answered_when_it_is_durable_and_not_sooner() {
     w.drain_jobs();
     assert_eq!(w.answer_to(7), Some(TAKEN));
     assert!(w.store.items.is_empty());
-    // kill -9 between: nobody was told, and the item is there.
+    // kill -9 in between: no answer was sent, and the item still exists.
     let mut w = World { store: kept, ..w };
     w.crash();
     assert_eq!(stage(&mut w, "x"), Some(ListedStage::Waiting));
 }
 
+/// Judges promise 15.
 #[test]
 fn a_cancel_that_races_with_the_publish_gets_the_truth() {
     for (outcome, answer) in
@@ -386,6 +391,7 @@ fn flush_closes_the_open_window_now() {
     assert_eq!(w.ask(Command::Flush(of("ann"))), Answer::Flushed(0));
 }
 
+/// Judges promise 15.
 #[test]
 fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     let mut w = World::new(settings());
@@ -406,7 +412,7 @@ fn a_paused_application_waits_over_a_restart_and_nothing_else_is_touched() {
     w.store.check_empty();
 }
 
-/// More of them than one call closes, and another application's.
+/// More windows than one call closes, and one of another application.
 #[test]
 fn all_windows_of_an_application_are_flushed_and_told_as_one_number() {
     let thresholds = Thresholds { flushed_windows: 2, ..Thresholds::default() };
@@ -426,7 +432,7 @@ fn all_windows_of_an_application_are_flushed_and_told_as_one_number() {
     w.store.check_empty();
 }
 
-/// By its own end, or by a command before that; its end may be changed.
+/// A pause ends at its time or earlier by a command, and its end may be changed.
 #[test]
 fn a_pause_ends_by_itself_over_a_restart_too() {
     for restart in [false, true] {
@@ -520,7 +526,7 @@ fn a_list_comes_in_order_and_page_by_page() {
     assert_eq!(pages(of(Filter { state: Some(ListedStage::InFlight), ..Filter::default() })).len(), 0);
 }
 
-/// What is looked for lies in the last of them.
+/// The item in question is in the last application.
 #[test]
 fn a_list_leaves_out_no_application_however_many_there_are() {
     const APPLICATIONS: u64 = 2_500;
@@ -554,7 +560,7 @@ fn with_nothing_stored_the_rules_hold_too() {
     assert!(w.queue.is_empty());
 }
 
-/// Its payload comes too late, in the call in which another of its id is judged.
+/// The payload of the first item comes too late, in the call that decides on another request with its id.
 #[test]
 fn who_waits_for_an_attempt_that_ends_in_the_same_call_is_told() {
     let mut settings = settings();

@@ -1,4 +1,4 @@
-//! What tests see of an engine that nobody else does.
+//! Views into an engine for tests only.
 
 use super::super::{queue, types, Engine};
 
@@ -13,17 +13,17 @@ impl Engine {
         (self.core.live.items().len(), self.core.live.items().content_bytes())
     }
 
-    /// Those that are in batches, out or to be sent again.
+    /// Rows in batches, in flight or to be sent again.
     pub(in crate::engine) fn rows_in_batches(&self) -> usize {
         self.core.live.shared.rows_in_batches()
     }
 
-    /// Customers of all applications.
+    /// Number of customers of all applications.
     pub(in crate::engine) fn customers_in_memory(&self) -> usize {
         self.core.live.customers().len()
     }
 
-    /// Due ones of queues that are held back, which go to the store alone.
+    /// Due rows of queues that are held back, which are moved to the store alone.
     pub(in crate::engine) fn rows_leaving(&self) -> usize {
         let queues = &self.core.live.queues;
         let leaving = queues
@@ -33,17 +33,17 @@ impl Engine {
         leaving.map(|live| live.ready().all_items() as usize).sum()
     }
 
-    /// Changes that are remembered because of reads under way.
+    /// Number of changes that are remembered for reads under way.
     pub(in crate::engine) fn noted_for_reads(&self) -> usize {
         self.core.live.shared.reads.noted()
     }
 
-    /// The item with this number is in memory.
+    /// Whether the item with this number is in memory.
     pub(in crate::engine) fn holds(&self, seq: u64) -> bool {
         self.core.live.items().by_seq(seq).is_some()
     }
 
-    /// Those of one application that are in the store as well.
+    /// Rows of one application that are in memory and in the store.
     pub(in crate::engine) fn rows_in_memory(&self, application: &str) -> u64 {
         let queues = &self.core.live.queues;
         queues.find(application).map_or(0, |queue| queues[queue].resident())
@@ -54,12 +54,12 @@ impl Engine {
         self.core.live.shared.work()
     }
 
-    /// The applications of what came by message and waits for an outcome, one for each that waits.
+    /// Applications of commands and requests by message that wait for an outcome, one for each that waits.
     pub(in crate::engine) fn awaiting_by_message(&self) -> Vec<String> {
         self.arrivals.awaiting_by_message()
     }
 
-    /// What memory knows of an identity, for messages of tests.
+    /// State of an identity in memory, for messages of tests.
     pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
         let item = self
             .core
@@ -70,7 +70,7 @@ impl Engine {
         format!("{} wait for the outcome of (in flight, item) {item:?}", self.arrivals.awaiting(identity))
     }
 
-    /// The heads of the lines, for messages of tests.
+    /// State of all queues, for messages of tests.
     pub(in crate::engine) fn describe(&self) -> String {
         let queues = &self.core.live.queues;
         let queues: Vec<String> =

@@ -1,4 +1,4 @@
-//! What happens at a limit: of an application, and of memory.
+//! Behaviour at the limits of an application and of memory.
 
 use super::world::*;
 use crate::engine::event::Input;
@@ -28,7 +28,7 @@ fn at_its_limit_an_application_drops_the_newest_or_the_oldest() {
     w.run(10_000);
     assert_eq!(sorted_ends(&w), (names(&["1", "2", "3"]), vec![("4".into(), Reason::Full)]));
 
-    // The one that is due first makes room.
+    // The item that is due first is given up.
     let mut w = limited(OnFull::DropOldest);
     w.send(four());
     w.run(10_000);
@@ -36,6 +36,7 @@ fn at_its_limit_an_application_drops_the_newest_or_the_oldest() {
     w.store.check_empty();
 }
 
+/// Judges promise 12.
 #[test]
 fn at_its_limit_an_application_pauses_the_intake_until_there_is_room() {
     let mut w = limited(OnFull::Pause);
@@ -62,7 +63,7 @@ fn at_its_limit_an_application_closes_its_windows_early() {
 
 #[test]
 fn what_waits_for_a_window_goes_on_when_one_has_closed() {
-    // Nothing leaves, and no row changes: nothing but the end of the window tells that there is room.
+    // No item leaves and no row changes: only the end of the window frees room.
     let mut w = World::new(Settings { customers: 1, ..settings() });
     w.ask(Command::Pause("a".into(), None));
     w.send(vec![item("a", "c", "1"), item("a", "d", "2")]);
@@ -72,6 +73,7 @@ fn what_waits_for_a_window_goes_on_when_one_has_closed() {
     assert_eq!(w.story().last(), Some(&(6_000, names(&["2"]))));
 }
 
+/// Judges promise 7.
 #[test]
 fn memory_stays_within_its_budget_and_nothing_is_late() {
     let budget = Budget { rows: 1_000, contents: 100_000, ..settings().budget };
@@ -104,14 +106,14 @@ fn the_oldest_is_dropped_wherever_it_lies() {
         app.on_full = OnFull::DropOldest;
     });
     let mut w = World::new(settings);
-    // In the store alone, in memory, and in the store alone again: the one that is due first makes room.
+    // In the store alone, in memory, and in the store alone again: the item that is due first is given up.
     let due = [400_000, 5_000, 300_000, 200_000, 6_000, 100_000];
     for (n, due) in due.into_iter().enumerate() {
         let n = n.to_string();
         w.send(vec![with_id(&n, DuplicateRule::Keep, at(T0 + due, item("a", "", &n)))]);
         w.drain_jobs();
     }
-    // Another application stays as it is.
+    // Another application is not affected.
     w.send((0..3).map(|n| at(T0 + 150_000 + n, item("b", "", "b"))).collect());
     w.run(500_000);
     let dead: Vec<String> =
@@ -129,7 +131,7 @@ fn the_oldest_is_dropped_wherever_it_lies() {
     assert!(w.queue.is_empty());
 }
 
-/// Three attempts have ended, and a call looks at one.
+/// Three attempts have ended, and one call handles one of them.
 #[test]
 fn nothing_is_given_up_for_room_that_there_is() {
     let mut settings = with(|app| (app.max_waiting, app.on_full) = (3, OnFull::DropOldest));
@@ -148,7 +150,8 @@ fn nothing_is_given_up_for_room_that_there_is() {
     w.store.check_empty();
 }
 
-/// Far more windows close than memory has room for, and nobody takes what they hold.
+/// Far more windows close than memory has room for, and no consumer takes their items.
+/// Judges promise 7.
 #[test]
 fn members_of_closed_windows_wait_for_room() {
     let budget = Budget { rows: 1_000, ..settings().budget };
@@ -164,11 +167,12 @@ fn members_of_closed_windows_wait_for_room() {
     w.run(10_000);
     assert_eq!(w.delivered.iter().map(|(_, batch)| batch.items.len()).sum::<usize>(), 10_900);
     let whole = w.delivered.iter().filter(|(_, batch)| batch.items.len() == 10);
-    // What a read has brought of a customer may leave before the next one.
+    // Members that a read has brought may leave before those of the next read.
     assert!(whole.count() >= 950, "a window is a batch");
 }
 
-/// A lane full of what has expired, and a dead exchange that does not answer.
+/// A queue full of expired items, and a dead exchange that does not answer.
+/// Judges promise 7.
 #[test]
 fn dead_letters_wait_where_there_is_room() {
     let budget = Budget { rows: 1_000, ..settings().budget };
@@ -191,7 +195,7 @@ fn dead_letters_wait_where_there_is_room() {
     assert_eq!(dead.map(|(_, batch)| batch.items.len()).sum::<usize>(), 5_000);
 }
 
-/// The room that a replacement needs is made by closing the very window that its forerunner waits in.
+/// The replacement gets its room by closing the window of the very item that it replaces.
 #[test]
 fn what_a_replacement_flushes_is_replaced_all_the_same() {
     let change = |app: &mut AppSettings| (app.window, app.on_full) = (400_000, OnFull::FlushEarly);
@@ -227,7 +231,7 @@ fn what_is_asked_behind_a_cancel_of_its_customer_waits_for_no_room() {
     assert_eq!(w.answer_to(102), Some(none));
 }
 
-/// A member of a former life's window leaves memory before the window is flushed: it goes with the others.
+/// A member of a window of a former life leaves memory before the window is flushed: it leaves with the others.
 #[test]
 fn what_left_memory_after_a_restart_is_flushed_with_its_window() {
     let budget = Budget { rows: 4, ..settings().budget };
@@ -251,7 +255,7 @@ fn what_left_memory_after_a_restart_is_flushed_with_its_window() {
     w.store.check_empty();
 }
 
-/// The old attempt is overdue, and would be made again; its request has come in anew meanwhile.
+/// The attempt is overdue and would be repeated, while its request has come in again.
 #[test]
 fn what_the_broker_delivers_again_counts_once() {
     let mut w = World::new(with(|app| {
@@ -294,7 +298,7 @@ fn letters_whose_content_is_in_the_store_alone_count_by_their_size_in_flight() {
     }
 }
 
-/// Each is judged in a call of its own, and waits again for the one before it.
+/// Each request is decided in its own call, and waits again for the one before it.
 #[test]
 fn who_waits_again_stays_before_those_that_waited_with_it() {
     let mut settings = with(|app| app.dedupe_tail = 0);
@@ -314,7 +318,8 @@ fn who_waits_again_stays_before_those_that_waited_with_it() {
     assert!(w.queue.is_empty());
 }
 
-/// The window that has to close for it is that of the very item which it replaces, and that leaves memory as it becomes due.
+/// The window that has to close for the request is that of the item which it replaces, and that item leaves memory
+/// when it becomes due.
 #[test]
 fn who_replaces_the_item_whose_window_makes_room_takes_its_place() {
     let mut w = World::new(Settings { customers: 1, ..with(|app| app.on_full = OnFull::FlushEarly) });
@@ -333,7 +338,8 @@ fn who_replaces_the_item_whose_window_makes_room_takes_its_place() {
     w.store.check_empty();
 }
 
-/// Dead letters are sent one after the other: those that wait for it are as any others whose payload can be read again.
+/// Dead letters are sent one after another. While they wait, their payloads leave memory as any that can be read
+/// again.
 #[test]
 fn payloads_of_what_is_given_up_leave_memory() {
     let budget = Budget { contents: 1_000, ..settings().budget };
@@ -350,7 +356,7 @@ fn payloads_of_what_is_given_up_leave_memory() {
     w.store.check_empty();
 }
 
-/// The entries of one message are judged in one call: as many numbers have to be there.
+/// One call decides on all entries of a message: that many numbers must be leased.
 #[test]
 fn an_envelope_of_more_entries_than_are_leased_at_a_time_gets_numbers_of_its_own() {
     let thresholds = Thresholds { arrivals: 4, lease: 32, ..Thresholds::default() };
@@ -369,7 +375,7 @@ fn an_envelope_of_more_entries_than_are_leased_at_a_time_gets_numbers_of_its_own
         envelope(&mut w, count);
         assert_eq!(w.store.items.len(), in_all);
     }
-    // A number is given out once, whatever was lost with the process.
+    // A number is given out once, whatever a crash has lost.
     w.kill();
     w.connect();
     for in_all in 4_022..4_100 {

@@ -1,4 +1,4 @@
-//! Figures of the engine alone: `make measure`. Nothing of the store, the broker or the wire is in them.
+//! Figures of the engine alone: `make measure`. Store, broker and network are not included.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -7,10 +7,10 @@ use crate::engine::Engine;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Requests that come in one call.
+/// Number of requests per call.
 const CHUNK: u64 = 1_000;
 
-/// A call, and what the store has to say to it: all of it is durable at once, and nothing is found.
+/// Calls the engine and answers for the store: every write is durable at once, and no look-up finds anything.
 fn feed(engine: &mut Engine, input: Input, now: Now) -> Vec<Batch> {
     let mut fx = engine.handle(input, now);
     let mut publishes = std::mem::take(&mut fx.publishes);
@@ -107,7 +107,7 @@ fn measure_in_and_out() {
     measure(10_000_000, 1_000, false);
 }
 
-/// A hundred thousand applications with an item each: the state, and twenty lists that are asked for at once.
+/// A hundred thousand applications with one item each: the state, and twenty lists that are asked for at once.
 #[test]
 #[ignore = "a minute: make measure runs it"]
 fn measure_looks_over_many_applications() {

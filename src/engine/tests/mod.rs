@@ -1,5 +1,6 @@
-//! Tests of the engine: transcripts (this input, exactly these effects), stories (what was sent, what arrived and when),
-//! and a seeded world of a store, a broker and two clocks around the real engine, with a reference that judges every call.
+//! Tests of the engine: transcripts (this input, exactly these effects), stories (what was sent, what arrived and
+//! when), and simulated worlds with a seed: a store, a broker and two clocks around the real engine, with a reference
+//! model that checks every call.
 
 #![expect(
     clippy::wildcard_enum_match_arm,

@@ -1,4 +1,4 @@
-//! Rates: what they hold back, in which order and until when, and whom they do not concern.
+//! Rates: which items they hold back, in which order and until when, and which items they leave alone.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -15,13 +15,14 @@ fn singles(n: u64) -> Vec<NewItem> {
     (0..n).map(|n| at(T0, item("slow", "", &n.to_string()))).collect()
 }
 
-/// Moments of delivery after [`T0`], and items, of one application.
+/// Moments of delivery after [`T0`] and numbers of items, for one application.
 fn moments(w: &World, application: &str) -> Vec<(u64, usize)> {
     let of = w.delivered.iter().filter(|(_, batch)| &*batch.application == application);
     of.map(|(now, batch)| (now.wall - T0, batch.items.len())).collect()
 }
 
-/// Once a burst, and then at even distances, in order; others' in their time, and the engine sleeps between.
+/// One burst first, then even intervals, in order. Items of others leave at their time, and the engine sleeps in
+/// between.
 #[test]
 fn items_leave_at_the_rate_of_their_application_and_others_in_their_time() {
     let mut w = World::new(rated("10/s", 3, |_| ()));
@@ -32,7 +33,7 @@ fn items_leave_at_the_rate_of_their_application_and_others_in_their_time() {
     w.run(10_000);
     let slow: Vec<u64> = moments(&w, "slow").into_iter().map(|(at, _)| at).collect();
     let wanted: Vec<u64> = (0..20u64).map(|n| n.saturating_sub(2) * 100).collect();
-    // The first goes alone, and the others once it is confirmed.
+    // The first is sent alone, and the others after its confirm.
     assert_eq!(slow, wanted);
     assert_eq!(moments(&w, "fast"), [(0, 1), (300, 1), (600, 1), (900, 1), (1_200, 1)]);
     let names: Vec<String> = ends(&w).0.into_iter().filter(|name| name != "fast").collect();
@@ -42,7 +43,7 @@ fn items_leave_at_the_rate_of_their_application_and_others_in_their_time() {
     assert_eq!(held, wanted, "what it is late by for its rate is told");
 }
 
-/// A batch counts its items, and leaves whole: what follows waits for all of them.
+/// A batch counts all its items and leaves whole: later batches wait for all of them.
 #[test]
 fn a_batch_counts_its_items_and_stays_whole() {
     let mut w = World::new(rated("10/s", 10, |app| (app.window, app.max_items) = (1_000, 50)));
@@ -52,19 +53,19 @@ fn a_batch_counts_its_items_and_stays_whole() {
         w.send(of(customer, n));
     }
     w.run(30_000);
-    // Ann's ten empty the bucket; Bob's four wait for four, Carl's thirty for a full one, and Dora's for what
-    // that leaves owed.
+    // Ann's ten empty the bucket. Bob's four wait for four, Carl's thirty for a full bucket, and Dora's one for what
+    // Carl's then owe.
     assert_eq!(moments(&w, "slow"), [(1_000, 10), (1_400, 4), (2_400, 30), (4_500, 1)]);
 }
 
-/// What is due and far stays there but for its head, though memory had room.
+/// Due items in the store stay there except for their head, although memory has room.
 #[test]
 fn what_is_held_back_costs_no_memory_beyond_its_head() {
     let mut w = World::new(rated("100/s", 1, |_| ()));
     w.send(singles(6_000));
     w.run(100);
     let enough = w.settings.thresholds.enough as usize;
-    // What came in before anything was held back was taken by one turn.
+    // Items that came in before any was held back were accepted in one turn.
     w.send(singles(6_000));
     w.run(20_000);
     assert!(w.engine.memory_bytes().0 <= enough + 6_000, "{:?}", w.engine.memory_bytes());
@@ -91,7 +92,7 @@ fn expiry_is_judged_when_an_item_leaves() {
     assert_eq!(dead, [("3".to_owned(), Reason::Expired)]);
 }
 
-/// For a while, over a kill; then as it is set. A start costs one burst.
+/// The temporary rate survives a kill and ends; then the configured one holds. A start costs one burst.
 #[test]
 fn a_rate_that_a_command_gives_holds_until_its_end_over_a_kill_too() {
     let mut w = World::new(settings());
@@ -109,7 +110,7 @@ fn a_rate_that_a_command_gives_holds_until_its_end_over_a_kill_too() {
     assert_eq!((app.held, app.held_until), (8, Some(T0 + 1_500)));
     w.crash();
     w.run(1_000);
-    // Two at once, and one each half of a second.
+    // Two at once, then one every half second.
     let after: Vec<u64> = moments(&w, "slow")[4..].iter().map(|(at, _)| *at).collect();
     assert_eq!(after, [1_200, 1_200, 1_700, 2_200]);
     w.run(2_000);
@@ -122,7 +123,7 @@ fn a_rate_that_a_command_gives_holds_until_its_end_over_a_kill_too() {
     assert_eq!(told(&w).rate.as_deref(), Some("5/min"), "until another is given");
     assert_eq!(w.ask(slow("", None)), Answer::Done { changed: true });
     let over = Some(Moment::At(T0));
-    assert!(matches!(w.ask(slow("1/s", over)), Answer::Rejected(text) if text.contains("over")));
+    assert!(matches!(w.ask(slow("1/s", over)), Answer::Rejected(text) if text.contains("has passed")));
 }
 
 #[test]
@@ -135,14 +136,14 @@ fn a_reload_changes_the_rate_of_what_waits() {
     let settings = w.settings.clone();
     w.input(Input::Configure(Box::new(settings)));
     w.run(1_000);
-    // One is owed, as before.
+    // One item is owed, as before.
     assert_eq!(
         moments(&w, "slow").into_iter().skip(1).map(|(at, _)| at).collect::<Vec<_>>(),
         [1_100, 1_200, 1_300, 1_400]
     );
 }
 
-/// Formed at once, and the rate becomes lower while their payloads are read: they give their slots back.
+/// Batches are formed at once, and the rate is lowered while their payloads are read: they release their slots.
 #[test]
 fn what_a_lower_rate_would_keep_for_long_gives_its_slots_back() {
     let mut settings = with(|_| ());

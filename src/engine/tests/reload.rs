@@ -1,4 +1,4 @@
-//! What is there when the settings are read again, or when a life begins, goes on by what holds then.
+//! Items and windows that exist when the settings are reloaded, or when a life begins, follow the new settings.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -13,7 +13,7 @@ fn out(w: &World) -> Vec<(ClosedBy, usize)> {
     w.out.iter().map(|(_, batch)| (batch.closed_by, batch.items.len())).collect()
 }
 
-/// It is not looked at before its end otherwise.
+/// Without the new setting the window is not visited before its end.
 #[test]
 fn a_shorter_quiet_time_holds_for_windows_that_are_open() {
     let mut w = World::new(with(|app| app.window = 15_000));
@@ -26,7 +26,7 @@ fn a_shorter_quiet_time_holds_for_windows_that_are_open() {
     assert_eq!(out(&w), [(ClosedBy::Quiet, 1)]);
 }
 
-/// Two fit as JSON, and one as events.
+/// Two items fit as JSON, and one as CloudEvents.
 #[test]
 fn a_batch_is_bounded_by_its_format_of_now() {
     let json = crate::engine::size::overhead(Format::Json, "a", Some("ann"));
@@ -53,7 +53,7 @@ fn what_closed_a_window_is_told_after_a_restart() {
     assert_eq!(out(&w), [(ClosedBy::Count, 2)]);
 }
 
-/// A third would take it beyond them.
+/// A third item would exceed the limit of bytes.
 #[test]
 fn a_long_window_has_its_bytes_after_a_restart() {
     let json = crate::engine::size::overhead(Format::Json, "a", Some("ann"));
@@ -67,13 +67,13 @@ fn a_long_window_has_its_bytes_after_a_restart() {
     assert_eq!(out(&w), [(ClosedBy::Bytes, 2)]);
 }
 
-/// A row sees to it, though its members lie ahead of the clock that was set back.
+/// The row of the window keeps it open, although its members are due later than the clock that was set back.
 #[test]
 fn a_long_window_goes_on_after_a_restart_with_the_clock_set_back() {
     let mut w = World::new(with(|app| app.window = 60_000));
     w.send(vec![item("a", "ann", "1")]);
     w.advance(45_000);
-    // So late was it when something was written last.
+    // The last write carries this later time.
     w.send(vec![at(T0 + 900_000, item("b", "", "later"))]);
     w.drain_jobs();
     w.now.wall -= 30_000;
@@ -85,7 +85,7 @@ fn a_long_window_goes_on_after_a_restart_with_the_clock_set_back() {
     assert_eq!(ends(&w).0, ["1"]);
 }
 
-/// One that a window of its has closed early counts from then on.
+/// Items of a window that closed early count as parked from then on.
 #[test]
 fn what_a_flush_makes_due_of_a_parked_application_is_parked() {
     let mut w = World::new(with(|app| app.window = 60_000));
@@ -105,7 +105,7 @@ fn what_a_flush_makes_due_of_a_parked_application_is_parked() {
     assert_eq!(told(&w), (0, 4, 4));
 }
 
-/// Nothing in memory, and no open window: nothing of it is left.
+/// A customer without items in memory and without an open window leaves no state.
 #[test]
 fn a_customer_without_items_is_forgotten() {
     let mut w = World::new(with(|app| app.window = 1_000));

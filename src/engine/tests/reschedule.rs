@@ -1,4 +1,7 @@
-//! Items that get another time: they leave then and only then, once, whatever they waited for and wherever they lie.
+//! Items that get another time: they leave at that time only, and once, whatever they waited for and wherever they
+//! are kept.
+//!
+//! Judges promise 15.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -65,7 +68,7 @@ fn what_has_no_id_is_named_by_the_one_that_it_was_assigned_also_after_it_has_mov
     for (target, due, before) in [
         (&near, T0 + 700_000, T0 + 5_000),
         (&far, T0 + 4_000, T0 + 600_000),
-        // Back to the time that they came with, where no row leads to them any more.
+        // Back to their original time, at which no identity row leads to them any more.
         (&near, T0 + 5_000, T0 + 700_000),
         (&far, T0 + 600_000, T0 + 4_000),
         (&near, T0 + 6_000, T0 + 5_000),
@@ -87,7 +90,7 @@ fn a_member_leaves_its_window_and_the_others_stay() {
         w.send(vec![member("one"), member("two")]);
         w.drain_jobs();
         assert_eq!(w.ask(later("two", T0 + 1_000)), done(T0 + 1_000, T0 + window));
-        // It does not count for the window's size any more.
+        // The item no longer counts for the size of the window.
         w.send(vec![member("three")]);
         w.run(window + 10_000);
         assert_eq!(w.story(), [(1_000, names(&["two"])), (window, names(&["one", "three"]))], "{window}");
@@ -127,13 +130,13 @@ fn the_request_that_comes_again_does_not_bring_its_old_time_back() {
     assert_eq!(w.story(), [(9_000, names(&["x"]))]);
 }
 
-/// The very same request, marked as delivered before: its time is the old one, whatever its rule says of two requests.
+/// The same request, marked as redelivered, carries the old time, whatever its rule says of two requests.
 #[test]
 fn the_request_that_is_delivered_again_does_not_bring_its_old_time_back_under_any_rule() {
     for rule in
         [Keep, DuplicateRule::Replace, DuplicateRule::Earliest, DuplicateRule::Latest, DuplicateRule::Reject]
     {
-        // In memory and in the store alone, sooner and later than it was to be, and out of a window.
+        // In memory and in the store alone, sooner and later than before, and out of a window.
         for (old, new) in
             [(3_000, 9_000), (9_000, 3_000), (100_000, 200_000), (200_000, 100_000), (0, 90_000)]
         {
@@ -169,7 +172,7 @@ fn what_is_over_or_under_way_keeps_its_time_and_the_answer_says_so() {
     w.ask(Command::Cancel(target("a", "gone")));
     assert!(matches!(w.ask(later("gone", T0)), Answer::Ended(ended) if ended.end == End::Cancelled));
     assert_eq!(w.ask(later("nobody", T0)), Answer::Unknown);
-    // One that fails while it is waited for is not under way any more.
+    // An item whose attempt fails during the wait is no longer in flight.
     w.send(vec![named("failing", w.now.wall)]);
     w.drain_jobs();
     w.input(Input::Commands(vec![(Asker::Local(2), later("failing", T0 + 60_000))]));
@@ -180,7 +183,7 @@ fn what_is_over_or_under_way_keeps_its_time_and_the_answer_says_so() {
     assert_eq!(w.story().last(), Some(&(60_000, names(&["failing"]))));
 }
 
-/// What the clock says is rounded down, and nothing leaves before its delay is over.
+/// The clock is rounded down, and no item leaves before its delay is over.
 #[test]
 fn a_delay_counts_from_the_next_whole_millisecond() {
     let mut w = World::new(Settings { max_delay: 100_000, ..settings() });
@@ -211,7 +214,7 @@ fn times_that_cannot_be_are_refused_and_change_nothing() {
     let after = Command::Reschedule(target("a", "x"), Moment::After(u64::MAX));
     assert!(matches!(w.ask(after), Answer::Rejected(_)));
     assert_eq!(due_of(&mut w, "x"), T0 + 5_000);
-    // One that is over is at once.
+    // A moment in the past means at once.
     w.run(1_000);
     assert_eq!(w.ask(later("x", T0 - 5)), done(T0 + 1_000, T0 + 5_000));
     w.run(10_000);
@@ -221,7 +224,7 @@ fn times_that_cannot_be_are_refused_and_change_nothing() {
     assert!(matches!(memory.ask(later("x", T0 + 6_000)), Answer::Unavailable(_)));
 }
 
-/// It was tried in its old time, and its new one has come: then the clock goes back, before it could leave.
+/// The item failed at its old time, and its new time has come. Then the clock goes back before it could leave.
 #[test]
 fn one_that_has_failed_before_waits_for_its_new_time_though_the_clock_goes_back() {
     let mut w = World::new(settings());
@@ -246,7 +249,7 @@ fn do_jobs(w: &mut World, count: u64) {
     }
 }
 
-/// Five of one customer in the store alone, gone over one row at a time.
+/// Five items of one customer in the store alone, scanned one row at a time.
 fn five_far() -> World {
     let thresholds = Thresholds { step: 1, step_looked_at: 1, ..Thresholds::default() };
     let mut w = World::new(Settings { thresholds, ..settings() });
@@ -256,7 +259,9 @@ fn five_far() -> World {
     w
 }
 
-/// While a command goes over the store, another gives an item that it has met, or not, a time behind all others, or before.
+/// While a command scans the store, another gives an item, already scanned or not, a time after all others or before
+/// them.
+/// Judges promise 15.
 #[test]
 fn what_moves_meanwhile_is_told_once() {
     let asked = || {
@@ -285,7 +290,7 @@ fn what_moves_meanwhile_is_told_once() {
             }
             other => panic!("{other:?}"),
         };
-        // One that moves to where the command has been is met no more.
+        // The command does not find an item that moves behind its position.
         let missing = u64::from(to == 99_000);
         assert!((5 - missing..=5).contains(&told), "{which} to {to} after {steps} steps of {kind}: {told}");
     }
@@ -314,7 +319,7 @@ fn what_was_parked_and_has_another_time_is_not_dropped_with_what_is_parked() {
     }
 }
 
-/// Numbers that look random, the same for each seed.
+/// Pseudo-random numbers, the same for each seed.
 struct Draw(u64);
 
 impl Draw {
@@ -326,10 +331,10 @@ impl Draw {
     }
 }
 
-/// What is known of one item of a random world.
+/// Expectation for one item of a random world.
 struct Promise {
     target: Target,
-    /// It leaves at one of these moments: more than one where an answer was lost with the process.
+    /// It leaves at one of these moments; there are several where an answer was lost with the process.
     due: Vec<u64>,
     windowed: bool,
 }
@@ -339,9 +344,9 @@ struct Random {
     draw: Draw,
     promises: BTreeMap<String, Promise>,
     gone: usize,
-    /// Commands that have not been answered: by whom, for which item.
+    /// Commands without an answer so far: their number, and the item.
     asked: Vec<(u64, String)>,
-    /// What had arrived when the process was last killed: the end of it need not have been durable.
+    /// Items that had arrived when the process was last killed: their ends need not have been durable.
     perhaps_again: BTreeSet<String>,
 }
 
@@ -389,7 +394,8 @@ impl Random {
         self.promises.insert(payload, Promise { target, due, windowed });
     }
 
-    /// By the id that it was assigned, as a list shows it; one that is out already is named by what nothing has.
+    /// Names the newest item by its assigned id, as a list shows it. If it has left already, the target names no
+    /// item.
     fn assigned_to(&mut self, payload: &str) -> Target {
         let filter = Filter { limit: 1_000, ..Filter::default() };
         let Answer::Listed { items, .. } = self.w.ask(Command::List(filter)) else { panic!("a list") };
@@ -410,7 +416,7 @@ impl Random {
         self.promises.get_mut(&number).expect("there").due.push(at);
         self.asked.push((asker, number));
         match self.draw.below(8) {
-            // The process is killed, and the command may have been durable.
+            // The process is killed; the command may have been durable.
             0 => {
                 for _ in 0..self.draw.below(3) {
                     self.w.do_job();
@@ -419,7 +425,7 @@ impl Random {
                 self.asked.clear();
                 self.w.crash();
             }
-            // The store is behind: what it reads meanwhile is out of date by the time that it is heard.
+            // The store is behind: its reads are out of date when they return.
             1..5 => {
                 for _ in 0..self.draw.below(3) {
                     self.w.do_job();
@@ -451,7 +457,7 @@ impl Random {
         }
     }
 
-    /// Whatever has arrived since the last look came in its time, and once.
+    /// Checks that all arrivals since the last check came at their time, and once.
     fn judge(&mut self, seed: u64, all: &mut BTreeSet<String>) {
         for (now, batch) in &self.w.delivered[self.gone..] {
             for item in &batch.items {
@@ -499,7 +505,7 @@ fn in_random_worlds_each_leaves_once_at_the_last_time_that_it_was_given() {
                 world.asked.clear();
                 world.perhaps_again.clone_from(&arrived);
             }
-            // Whatever is due goes at this very moment, unless the store is left behind.
+            // Due items leave at this moment, unless the store is left behind.
             if world.draw.below(2) == 0 {
                 world.w.run(0);
                 world.heed_all();

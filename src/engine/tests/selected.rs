@@ -1,4 +1,4 @@
-//! Cancels and counts of what a selection takes.
+//! Cancels and counts of selected items.
 
 use super::bounded::{begin, end, fill, flat, roomy, SIZES};
 use super::world::*;
@@ -79,7 +79,7 @@ fn with_the_memory_store_a_selection_takes_what_it_names() {
     assert_eq!(ends(&w).0, ["near"]);
 }
 
-/// What is sent behind it has the id of one that it has not come to yet, and finds it cancelled.
+/// A request behind the cancel has the id of an item that the cancel has not reached, and finds it cancelled.
 #[test]
 fn what_comes_behind_a_cancel_of_a_selection_waits_for_nothing_and_is_not_taken_back() {
     let mut w = World::new(settings());

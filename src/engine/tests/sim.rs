@@ -1,8 +1,8 @@
-//! Seeded worlds around the real engine: random requests and commands, a store that lags, answers in pieces and loses what
-//! it had not executed, a broker that nacks, returns, refuses, hangs, blocks and vanishes, acks that never arrive, clocks
-//! that step, settings that change. A reference follows every item by what was told and seen ([`model`]), and every call is
-//! judged by it ([`judge`]); whenever a world comes to rest, nothing may wait without a reason ([`quiet`]); at the end the
-//! faults stop, and everything must have come out.
+//! Simulated worlds with a seed around the real engine: random requests and commands; a store that lags, answers in
+//! pieces and loses what it had not executed; a broker that nacks, returns, refuses, hangs, blocks and vanishes; lost
+//! acks, clock steps, changed settings. A reference follows each item by the inputs and effects ([`model`]) and checks
+//! every call ([`judge`]); at rest, nothing may wait without a reason ([`quiet`]); at the end the faults stop, and all
+//! items must leave.
 
 mod acks;
 mod again;
@@ -58,7 +58,7 @@ impl Random {
     }
 }
 
-/// What the dead exchange does at present.
+/// Present behaviour of the dead exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeadExchange {
     Takes,
@@ -72,14 +72,14 @@ struct Sim {
     model: Model,
     random: Random,
     races: Random,
-    /// Of what is asked while nothing moves.
+    /// Draws for questions that are asked at rest.
     asks: Random,
     looks: Random,
     plan: Plan,
     apps: Vec<String>,
     /// Applications that cannot be delivered to at present.
     broken: BTreeSet<String>,
-    /// Those whose queue never confirms.
+    /// Applications whose queue never confirms.
     hanging: BTreeSet<String>,
     dead_exchange: DeadExchange,
     connected: bool,
@@ -88,7 +88,7 @@ struct Sim {
     rows_in_memory: usize,
 }
 
-/// Most requests that are out and not acked.
+/// Most requests that are delivered and not acked.
 const PREFETCH: usize = 100;
 
 impl Sim {
@@ -96,7 +96,7 @@ impl Sim {
         Self::beside(seed, || None)
     }
 
-    /// With another store that is told and asked the same, where the world has one.
+    /// With a second store that gets the same operations and reads, where the world has one.
     fn beside(seed: u64, twin: impl FnOnce() -> Option<Twin>) -> Self {
         let mut random = Random(seed);
         let plan = Plan::of(seed, &mut random);
@@ -188,7 +188,7 @@ impl Sim {
         self.random.draw() % n
     }
 
-    /// Everything that has been said and done since is judged.
+    /// Checks all calls since the last check.
     fn judge(&mut self) {
         let calls = self.world.log.as_mut().map(std::mem::take).unwrap_or_default();
         self.model.contents_read = self.world.contents_read;
@@ -278,7 +278,7 @@ impl Sim {
         }
     }
 
-    /// Acks and answers on their way arrive.
+    /// Lets acks and answers on their way arrive.
     fn take_acks(&mut self) {
         let acks: Vec<Ack> = self.world.acks_out.iter_mut().flatten().map(|ack| *ack).collect();
         self.world.acks_out.iter_mut().for_each(VecDeque::clear);
@@ -289,7 +289,7 @@ impl Sim {
         }
     }
 
-    /// Time passes: with the engine called at each of its deadlines, or, now and then, asleep.
+    /// Lets time pass: the engine is called at each of its deadlines or, now and then, not at all.
     fn pass(&mut self, ms: u64) {
         let asleep = !self.plan.calm && self.pick(3) == 0;
         if asleep {
@@ -360,7 +360,7 @@ impl Sim {
             105 if self.plan.reloads => self.reload(),
             106 => self.overdue(),
             107 => {
-                // On their way when the order to pause came.
+                // Deliveries that were on their way when the engine paused the intake.
                 self.world.hand_over(2);
             }
             _ => self.connect_egress(),
@@ -387,7 +387,7 @@ impl Sim {
         self.world.queue.iter().map(|pending| pending.number).collect()
     }
 
-    /// The connection goes; some acks have arrived, the others have not.
+    /// Loses the ingest connection; some acks have arrived, the others have not.
     fn lose_ingest(&mut self) {
         if self.pick(2) == 0 {
             self.take_acks();
@@ -403,7 +403,7 @@ impl Sim {
         if self.plan.stops && self.toss(2) == 0 {
             return self.stop();
         }
-        // What the broker has already taken, and what the disk has already synced.
+        // Batches that the broker already has, and commits that the disk already holds.
         for (_, batch) in self.world.out.clone() {
             if self.pick(2) == 0 && self.would_take(&batch) {
                 self.receive(&batch);
@@ -419,7 +419,7 @@ impl Sim {
         self.killed();
     }
 
-    /// The process is no more, and another begins.
+    /// The process is killed, and another one starts.
     fn killed(&mut self) {
         self.world.kill();
         self.world.log = Some(vec![]);
@@ -443,7 +443,7 @@ impl Sim {
         }
     }
 
-    /// Some thousand items more than memory has room for.
+    /// Sends more items than memory has room for.
     fn crowd(&mut self) {
         for _ in 0..self.plan.crowd {
             self.request();
@@ -459,8 +459,8 @@ impl Sim {
         }
     }
 
-    /// All of it is due at once, none of it may leave any more, and the dead exchange, which has taken what there was,
-    /// does not answer.
+    /// All items are due at once and none may leave any more; the dead exchange, which has taken all earlier dead
+    /// letters, does not answer.
     fn expire(&mut self) {
         self.confirm_what_is_out();
         self.dead_exchange = DeadExchange::Hangs;
@@ -477,7 +477,7 @@ impl Sim {
         assert!(self.world.out.is_empty(), "sent again and again");
     }
 
-    /// The faults stop: everything must come out within a bound.
+    /// The faults stop: all items must leave within a bound.
     fn settle_down(&mut self) {
         self.broken.clear();
         self.hanging.clear();
@@ -529,7 +529,7 @@ fn run(mut sim: Sim, steps: usize) {
 
 const STEPS: usize = 250;
 
-/// Seeds from the first on, until one fails, on all cores; with ALL, every one that fails.
+/// Runs seeds from the first on, on all cores, until one fails; with `ALL`, returns every one that fails.
 fn failures(first: u64, seeds: u64, steps: usize) -> BTreeSet<u64> {
     let next = AtomicU64::new(first);
     let failed = Mutex::new(BTreeSet::new());
@@ -562,6 +562,7 @@ pub(super) fn number(name: &str, default: u64) -> u64 {
 }
 
 /// `SEED` is the first of `SEEDS` worlds, each of `STEPS` steps; a seed repeats its world exactly.
+/// Judges every promise.
 #[test]
 fn every_sentence_of_the_guarantees_holds_in_any_world() {
     let (first, seeds) = (number("SEED", 1), number("SEEDS", 400));
@@ -571,10 +572,9 @@ fn every_sentence_of_the_guarantees_holds_in_any_world() {
     println!("{seeds} worlds, from seed {first}");
 }
 
-/// Each of them showed a fault, or finds a wrong decision, that none of the first does.
+/// Each of these seeds showed a fault, or finds a mutant, that none of the first seeds does.
 #[test]
 fn worlds_further_on_hold() {
-    // Each showed something once.
     let seeds =
         "429 495 653 670 893 1142 1149 1667 2049 2787 4231 4331 4391 4624 5931 6341 1500002049 1500002618 \
         1500003866 1500006618 3500000542 4500001643 4500002933 4500003546 5500002207 5500003309 5500004947 \
@@ -587,7 +587,7 @@ fn worlds_further_on_hold() {
     }
 }
 
-/// The store on a disk, told and asked what the worlds tell and ask theirs, over their restarts as well.
+/// The store on a disk gets the operations and reads of the worlds, over their restarts as well.
 #[test]
 fn the_disk_answers_as_the_worlds_store_does() {
     let (first, seeds) = (number("SEED", 1), number("TWINS", 24));

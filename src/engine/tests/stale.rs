@@ -1,11 +1,11 @@
-//! Answers that come too late, and room that cannot be made.
+//! Answers that come too late, and limits at which no item can be given up.
 
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
 
-/// The store is slow over the whole time of a reconnect, and the ingest queue was purged meanwhile: what it says of the
-/// request that is gone is no answer to the one that stands in its place.
+/// The store is slow during a whole reconnect, and the ingest queue is purged in that time. The answer about the lost
+/// request must not be used for the request that has taken its place.
 #[test]
 fn an_answer_from_before_a_lost_connection_is_nobody_elses() {
     let mut w = World::new(settings());
@@ -21,7 +21,8 @@ fn an_answer_from_before_a_lost_connection_is_nobody_elses() {
     };
     w.send(vec![heir("x")]);
     w.drain_jobs();
-    // Nothing is judged: so what waited stands in line while what it waited for leaves memory.
+    // A full store stops all decisions: the waiting requests stay queued while the item that they waited for leaves
+    // memory.
     w.input(Input::StoreFull(true));
     w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
     let asks = |w: &World| w.jobs.iter().filter(|job| matches!(job, Job::Load(Load::Find(_)))).count();
@@ -41,7 +42,7 @@ fn an_answer_from_before_a_lost_connection_is_nobody_elses() {
     w.store.check_empty();
 }
 
-/// All that is there is in flight: nothing can be given up for what comes, and others are not kept waiting for it.
+/// All items are in flight: none can be given up for a new request, and other requests do not wait for that.
 #[test]
 fn where_all_is_in_flight_the_newest_is_given_up_for_the_oldest() {
     let mut settings = with(|app| (app.max_waiting, app.on_full) = (10, OnFull::DropOldest));

@@ -1,9 +1,9 @@
-//! The state that is told of an application: each of its items is in it once.
+//! The state that is reported for an application counts each of its items once.
 
 use super::world::*;
 use crate::engine::types::*;
 
-/// Of an application that cannot be delivered to what is due is parked, and all else waits.
+/// Due items of an application that cannot be delivered to are parked, and all others wait.
 #[test]
 fn what_is_parked_is_neither_due_nor_waits() {
     let mut w = World::new(with(|app| app.window = 5_000));

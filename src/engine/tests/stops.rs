@@ -1,10 +1,10 @@
-//! A graceful stop: what it waits for, and what not.
+//! A graceful stop: what it waits for, and what it does not.
 
 use super::world::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
 
-/// A channel ended over what an application had out that has been paused since: that waits for the resume, and a
+/// A channel was closed because of batches of an application that has been paused since. They wait for the resume; a
 /// graceful stop does not.
 #[test]
 fn a_stop_does_not_wait_for_what_a_paused_application_may_send_alone() {
@@ -30,8 +30,8 @@ fn a_stop_does_not_wait_for_what_a_paused_application_may_send_alone() {
     assert_eq!(w.delivered.len(), 2 + 4);
 }
 
-/// One that is safe waits for the ack of one before it that is not, since one ack covers many: without its own it would come
-/// again after the next start, as another item.
+/// A safe request waits for the ack of an earlier one that is not, since one ack covers many. Without its own ack it
+/// would come again after the next start, as another item.
 #[test]
 fn a_stop_waits_for_acks_that_wait_for_others() {
     let mut w = World::new(settings());
@@ -40,7 +40,7 @@ fn a_stop_waits_for_acks_that_wait_for_others() {
     w.send(vec![named(T0)]);
     w.drain_jobs();
     assert_eq!(w.out.len(), 1);
-    // It is decided when the attempt ends.
+    // The end of the attempt decides on it.
     w.send(vec![named(T0 + 90_000), at(T0 + 60_000, item("a", "", "behind it"))]);
     w.drain_jobs();
     w.input(Input::EgressLost);
@@ -53,7 +53,7 @@ fn a_stop_waits_for_acks_that_wait_for_others() {
     assert!(acked(&w), "{:?}", w.acks);
 }
 
-/// The broker takes nothing more, and confirms what it has.
+/// The broker takes no more messages, and confirms those that it has.
 #[test]
 fn a_stop_waits_for_confirms_while_the_connection_is_blocked() {
     let mut w = World::new(settings());
@@ -68,7 +68,7 @@ fn a_stop_waits_for_confirms_while_the_connection_is_blocked() {
     assert!(w.engine.is_idle(), "{}", w.engine.describe());
 }
 
-/// What is due may lie in the store alone.
+/// Due items may be in the store alone.
 #[test]
 fn a_stop_waits_for_what_is_being_read() {
     let mut w = World::new(settings());

@@ -20,6 +20,7 @@ fn a_window_closes_after_its_time_and_carries_its_customer_alone() {
     w.store.check_empty();
 }
 
+/// Judges promise 1.
 #[test]
 fn nothing_is_acked_before_its_commit() {
     let mut w = World::new(settings());
@@ -73,6 +74,7 @@ fn aligned_windows_end_at_multiples() {
     assert_eq!(w.story(), [(10_000, names(&["1"]))]);
 }
 
+/// Judges promise 4.
 #[test]
 fn the_short_delay_behind_the_long_one_is_not_held_back() {
     let mut w = World::new(settings());
@@ -91,6 +93,7 @@ fn the_past_is_now_and_nothing_named_is_at_once() {
     assert_eq!(w.delivered[0].1.due, T0);
 }
 
+/// Judges promise 5.
 #[test]
 fn what_is_due_together_leaves_together_in_order() {
     let mut w = World::new(settings());
@@ -104,6 +107,7 @@ fn what_is_due_together_leaves_together_in_order() {
     assert_eq!(w.story(), [(2_000, names(&["own, sooner"])), (3_000, together)]);
 }
 
+/// Judges promise 4.
 #[test]
 fn own_times_are_rounded_up_but_never_past_an_expiry() {
     let mut w = World::new(with(|app| app.coalesce = 1_000));
@@ -136,6 +140,7 @@ fn expired_items_are_dead_and_windows_hurry_for_the_most_urgent() {
     assert_eq!(w.delivered[1].1.closed_by, ClosedBy::Expiry);
 }
 
+/// Judges promise 6.
 #[test]
 fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     let mut w = World::new(settings());
@@ -170,7 +175,7 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
         w.engine.memory_bytes()
     );
 
-    // It comes back: everything flows by itself, in order.
+    // The application comes back: all items leave by themselves, in order.
     w.delivered.clear();
     w.run(60_000);
     let flat: Vec<String> = w.story().into_iter().flat_map(|(_, n)| n).filter(|n| n != "g").collect();
@@ -178,8 +183,9 @@ fn an_undeliverable_application_costs_one_probe_a_backoff_and_delays_nobody() {
     w.store.check_empty();
 }
 
-/// The payload of 300 comes when 200 has failed, its pause is over, what was out beside it has been confirmed, and
-/// 340 is due as well.
+/// The payload of 300 arrives after 200 has failed and its pause is over, the batch beside it has been confirmed, and 340
+/// is due as well.
+/// Judges promise 5.
 #[test]
 fn what_waits_for_its_payload_does_not_overtake_what_has_failed() {
     let mut settings = with(|app| {
@@ -210,6 +216,7 @@ fn what_waits_for_its_payload_does_not_overtake_what_has_failed() {
     assert_eq!(sent[3..], ["beside", "too", "200", "300", "340"]);
 }
 
+/// Judges promise 6.
 #[test]
 fn after_the_last_attempt_items_are_dead() {
     let mut w = World::new(with(|app| app.retry = Retry { min: 100, max: 100, attempts: 3 }));
@@ -232,6 +239,7 @@ fn after_the_last_attempt_items_are_dead() {
     w.store.check_empty();
 }
 
+/// Judges promise 3.
 #[test]
 fn an_unknown_outcome_repeats_the_same_batch_and_counts_no_attempt() {
     let mut w = World::new(settings());
@@ -253,6 +261,7 @@ fn an_unknown_outcome_repeats_the_same_batch_and_counts_no_attempt() {
     assert_eq!((again.attempt, again.items[0].attempts), (2, 0));
 }
 
+/// Judges promise 6.
 #[test]
 fn a_refused_batch_is_split_until_the_culprit_is_alone() {
     let mut w = World::new(settings());
@@ -261,7 +270,7 @@ fn a_refused_batch_is_split_until_the_culprit_is_alone() {
     w.drain_jobs();
     w.advance(3_000);
     w.drain_jobs();
-    // The channel closes over both: neither counts as the culprit yet.
+    // The channel is closed with both in flight: neither counts as the culprit yet.
     while let Some(nth) = w.out.iter().position(|(_, b)| !b.alone) {
         w.settle(nth, Outcome::Refused("406 PRECONDITION_FAILED".into()));
     }
@@ -284,12 +293,12 @@ fn a_refused_batch_is_split_until_the_culprit_is_alone() {
     assert_eq!(flat.iter().filter(|(_, dead)| dead.is_none()).count(), 5, "{flat:?}");
 }
 
-/// A queue that never confirms holds up the channel that all share; then each is tried alone.
+/// A queue that never confirms blocks the channel that all share; then each batch is tried alone.
 #[test]
 fn of_one_that_never_confirms_one_at_a_time_is_tried_alone() {
     let mut w = World::new(settings());
     let each = |n: u32| [item("stuck", "", &n.to_string()), item("good", "", &n.to_string())];
-    // So many that both may have any number out, but for the silence that follows.
+    // Enough confirms that both may have any number in flight, except for the silence that follows.
     w.send((0..100).flat_map(each).collect());
     w.run(1_000);
     assert_eq!(w.delivered.len(), 200);
@@ -315,7 +324,8 @@ fn of_one_that_never_confirms_one_at_a_time_is_tried_alone() {
     w.store.check_empty();
 }
 
-/// Before its confirms are overdue: the broker would stop the connection of all for what waits for its queue.
+/// This holds before its confirms are overdue: with more, the broker would block the connection of all.
+/// Judges promise 6.
 #[test]
 fn of_one_that_confirms_nothing_any_more_few_are_out() {
     let mut w = World::new(settings());
@@ -353,6 +363,7 @@ fn a_blocked_connection_gets_nothing_and_forgets_nothing() {
     assert_eq!(w.delivered.len(), 1);
 }
 
+/// Judges promise 3.
 #[test]
 fn what_is_due_at_once_is_not_stored_when_its_confirm_is_quick() {
     let mut w = World::new(settings());
@@ -389,6 +400,7 @@ fn an_ack_waits_for_the_memory_of_an_id_less_long_than_a_removal_waits() {
     assert_eq!(w.queue.len(), 0, "acked");
 }
 
+/// Judges promise 1.
 #[test]
 fn without_a_store_the_ack_is_the_confirm() {
     let memory = Settings { hold_max: Some(60_000), ..settings() };
@@ -418,6 +430,7 @@ fn without_a_store_a_lost_connection_forgets_what_comes_back() {
     assert_eq!(w.queue.len(), 0);
 }
 
+/// Judges promise 1.
 #[test]
 fn a_rejected_request_is_acked_when_its_dead_letter_is_durable_and_goes_out() {
     let mut w = World::new(settings());
@@ -435,6 +448,7 @@ fn a_rejected_request_is_acked_when_its_dead_letter_is_durable_and_goes_out() {
     assert_eq!(w.engine.counters().dead[Reason::Invalid as usize], 1);
 }
 
+/// Judges promise 6.
 #[test]
 fn one_application_does_not_take_all_slots() {
     let mut w = World::new(settings());
@@ -450,6 +464,7 @@ fn one_application_does_not_take_all_slots() {
     assert!(w.out.iter().any(|(_, b)| b.application.as_ref() == "small"));
 }
 
+/// Judges promise 12.
 #[test]
 fn a_pause_keeps_what_was_handed_over_and_takes_it_later() {
     let mut w = World::new(with(|app| app.max_waiting = 2));
@@ -465,6 +480,7 @@ fn a_pause_keeps_what_was_handed_over_and_takes_it_later() {
     assert_eq!(flat, names(&["1", "2", "3", "4"]));
 }
 
+/// Judges promise 6.
 #[test]
 fn a_probe_that_expires_does_not_hold_its_application_up() {
     let mut w = World::new(settings());
@@ -482,6 +498,7 @@ fn a_probe_that_expires_does_not_hold_its_application_up() {
     w.store.check_empty();
 }
 
+/// Judges promise 6.
 #[test]
 fn a_parked_application_costs_one_probe_a_backoff_after_a_restart_too() {
     let mut w = World::new(settings());
@@ -512,13 +529,14 @@ fn a_parked_application_costs_one_probe_a_backoff_after_a_restart_too() {
     assert_eq!(w.delivered.len(), 50);
 }
 
+/// Judges promise 12.
 #[test]
 fn what_is_beyond_the_pause_is_not_acked_and_not_lost() {
     let mut w = World::new(with(|app| app.max_waiting = 1));
     w.send(vec![at(T0 + 5_000, item("a", "", "1"))]);
     w.drain_jobs();
     assert!(!w.intake_open || w.queue.is_empty());
-    // On their way when the consumer was told.
+    // Deliveries that were on their way when the consumer was paused.
     for n in 2..=3 {
         w.enqueue(RequestBody::Items(vec![at(T0 + 5_000, item("a", "", &n.to_string()))]));
     }
@@ -531,7 +549,8 @@ fn what_is_beyond_the_pause_is_not_acked_and_not_lost() {
     assert_eq!(w.story().len(), 3);
 }
 
-/// What is told elsewhere keeps a batch rightly; what nothing keeps is gone after the turn, unless the way out is closed.
+/// A batch that waits for a reported reason is not overlooked. A batch without one is gone after the turn, unless egress
+/// is closed.
 #[test]
 fn nothing_is_overlooked_but_what_could_be_handed_over() {
     let overlooked = |w: &World| w.engine.is_overlooked(w.now);
@@ -562,7 +581,7 @@ fn nothing_is_overlooked_but_what_could_be_handed_over() {
     assert!(!overlooked(&w));
 }
 
-/// All slots are taken by what waits for its confirm, and all channels on which a batch goes alone.
+/// Batches that wait for their confirms take all slots, and all channels on which a batch is sent alone.
 #[test]
 fn what_waits_for_a_slot_or_a_channel_is_not_overlooked() {
     let overlooked = |w: &World| w.engine.is_overlooked(w.now);

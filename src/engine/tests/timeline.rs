@@ -1,4 +1,4 @@
-//! What becomes due when: every item in its stretch, near or far, and never more rows than one answer goes over.
+//! The timeline: each item is counted in its stretch, near or far, and one answer scans a bounded number of rows.
 
 use super::world::*;
 use crate::engine::types::*;
@@ -27,7 +27,7 @@ fn each_item_stands_in_its_stretch() {
         at(T0 + 60_000, item("b", "", "beyond")),
         at(T0 + 90_000_000, item("c", "", "far beyond")),
     ];
-    // More than one step, and far from memory.
+    // More rows than one step scans, in the store alone.
     items.extend((0..2_500).map(|n| at(T0 + 40_000 + n % 1_000, item("a", "bob", "many"))));
     w.send(items);
     w.drain_jobs();
@@ -77,7 +77,7 @@ fn without_a_store_it_is_what_memory_holds() {
     assert_eq!(ahead(&told, "a"), Some((2, Some(T0 + 5_000))), "{told:?}");
 }
 
-/// A large backlog hides no other application, and what was not gone over is said.
+/// A large backlog hides no other application, and the answer names the part that was not scanned.
 #[test]
 fn the_rows_of_one_answer_are_bounded() {
     let mut w = World::new(settings());
@@ -94,13 +94,13 @@ fn the_rows_of_one_answer_are_bounded() {
     let looked_at = w.store.looked_at - looked_at;
     assert!(looked_at <= 55_000, "{looked_at} rows");
     assert_eq!(ahead(&told_of_all, "small"), Some((100, Some(T0 + 200_000))));
-    // Half of them is its part.
+    // Its share is half of the rows.
     let (large, next) = ahead(&told_of_all, "large").expect("its count");
     assert_eq!((large, next), (25_000, Some(T0 + 100_000)));
     let until = told_of_all.counted_until.expect("not all of it");
     let known: u64 = (0..1_000).filter(|n| T0 + 100_000 + n * 3_000 < until).map(|_| 80).sum();
     assert!((24_900..=25_000).contains(&known), "{known} before {until}");
-    // A span that ends before them costs no more than a look.
+    // A span that ends before them costs a single read.
     let looked_at = w.store.looked_at;
     let minute = told(&mut w, MINUTE);
     assert!(w.store.looked_at - looked_at <= 30, "{} rows", w.store.looked_at - looked_at);

@@ -1,4 +1,4 @@
-//! What goes in, and exactly what comes out.
+//! Transcripts: each input with exactly its effects.
 
 use super::check::Script;
 use super::world::*;
@@ -9,6 +9,7 @@ fn of(customer: &str) -> CustomerOf {
     CustomerOf { application: "a".into(), customer: customer.into() }
 }
 
+/// Judges promise 1.
 #[test]
 fn a_request_is_written_then_acked_then_published_when_its_window_ends_then_deleted() {
     let mut s = Script::new(settings());
@@ -24,6 +25,7 @@ fn a_request_is_written_then_acked_then_published_when_its_window_ends_then_dele
     assert!(s.w.engine.is_idle());
 }
 
+/// Judges promise 4.
 #[test]
 fn an_own_time_is_kept_to_the_millisecond() {
     let mut s = Script::new(settings());
@@ -33,6 +35,7 @@ fn an_own_time_is_kept_to_the_millisecond() {
     s.after(1, &["publish a [1] due 500 by time attempt 1 alone"]);
 }
 
+/// Judges promise 14.
 #[test]
 fn a_given_id_is_remembered_in_the_commit_that_deletes_it() {
     let mut s = Script::new(settings());
@@ -59,6 +62,7 @@ fn a_dead_item_moves_to_the_dead_letters_and_its_letter_follows() {
     s.after(100, &["delete 1"]);
 }
 
+/// Judges promise 14.
 #[test]
 fn a_replacement_and_the_end_of_what_it_replaces_are_one_commit() {
     let mut s = Script::new(settings());
@@ -69,6 +73,7 @@ fn a_replacement_and_the_end_of_what_it_replaces_are_one_commit() {
     s.stored(&["ack up to 2"]);
 }
 
+/// Judges promise 14.
 #[test]
 fn a_dropped_duplicate_is_acked_and_leaves_no_other_trace() {
     let mut s = Script::new(settings());
@@ -79,6 +84,7 @@ fn a_dropped_duplicate_is_acked_and_leaves_no_other_trace() {
     s.stored(&[]);
 }
 
+/// Judges promise 15.
 #[test]
 fn a_cancel_is_answered_once_it_is_durable() {
     let mut s = Script::new(settings());
@@ -91,6 +97,7 @@ fn a_cancel_is_answered_once_it_is_durable() {
     s.stored(&["answer 8: cancelled"]);
 }
 
+/// Judges promise 10.
 #[test]
 fn a_flush_closes_the_window_and_what_is_far_is_due() {
     let mut s = Script::new(with(|app| app.window = 3_600_000));
@@ -105,6 +112,7 @@ fn a_flush_closes_the_window_and_what_is_far_is_due() {
     s.stored(&["answer 7: flushed 2", "publish a/ann [1 2] due 1000 by flush attempt 1 alone"]);
 }
 
+/// Judges promise 6.
 #[test]
 fn a_returned_batch_parks_its_application_and_is_tried_again_with_its_attempts() {
     let mut s = Script::new(with(|app| app.retry = Retry { min: 1_000, max: 1_000, attempts: 2 }));
@@ -125,13 +133,14 @@ fn a_returned_batch_parks_its_application_and_is_tried_again_with_its_attempts()
     assert_eq!(letter.dead.as_ref().map(|dead| dead.reason), Some(Reason::Attempts));
 }
 
+/// Judges promise 13.
 #[test]
 fn nothing_waits_for_an_unsafe_delivery_before_it_longer_than_100_ms() {
     let mut s = Script::new(settings());
     let new = |payload| with_id("x", DuplicateRule::Replace, item("a", "", payload));
     s.requests(vec![new("1")], &["put 1 due 0", "publish a [1] due 0 by time attempt 1 alone"]);
     s.stored(&["ack up to 1"]);
-    // It waits for the outcome of the one in flight.
+    // It waits for the outcome of the item in flight.
     s.requests(vec![new("2")], &[]);
     s.requests(vec![at(T0 + 9_000, item("b", "", "3"))], &["put 3 due 9000"]);
     s.stored(&[]);
@@ -140,6 +149,7 @@ fn nothing_waits_for_an_unsafe_delivery_before_it_longer_than_100_ms() {
     s.check(Input::Tick, &["ack 3 alone"]);
 }
 
+/// Judges promise 15.
 #[test]
 fn a_pause_is_durable_before_it_is_answered_and_holds_everything_back() {
     let mut s = Script::new(settings());

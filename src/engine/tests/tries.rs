@@ -1,4 +1,6 @@
-//! Another try: a request that names the batch in which the item with its id was sent, as stories.
+//! Another try: requests that name the batch in which the item with their id was sent, as stories.
+//!
+//! Judges promise 14.
 
 use super::world::*;
 use crate::engine::types::*;
@@ -19,7 +21,7 @@ fn again(rule: DuplicateRule, batch: BatchId, payload: &str) -> NewItem {
     NewItem { tried, ..with_id("x", rule, item("a", "", payload)) }
 }
 
-/// The first has been sent, and another try that names this batch has come to whatever it comes to.
+/// The first item has been sent, and another try that names this batch has been decided on.
 fn tried(rule: DuplicateRule, batch: BatchId) -> World {
     let mut w = World::new(settings());
     w.send(vec![first(rule)]);
@@ -84,7 +86,7 @@ fn one_that_comes_before_the_confirm_waits_for_it() {
             if taken {
                 assert_eq!(sent, names(&["first", "again"]), "{rule:?}");
             } else {
-                // It has not been delivered for certain, and goes once, in whichever form the rule says.
+                // The item was certainly not delivered, and leaves once, in the form that the rule decides.
                 assert_eq!(sent.len(), 1, "{rule:?}: {sent:?}");
             }
             assert!(w.queue.is_empty(), "{rule:?}");
@@ -108,7 +110,7 @@ fn the_batch_is_remembered_over_a_restart() {
     }
 }
 
-/// A try that is delivered again after it was sent itself: it names the batch before.
+/// A try that is delivered again after it was sent: it names the batch before.
 #[test]
 fn a_try_that_comes_back_is_the_one_that_was_taken() {
     for rule in RULES {
@@ -117,7 +119,7 @@ fn a_try_that_comes_back_is_the_one_that_was_taken() {
         w.acks_out = Some(Default::default());
         w.run(100);
         assert_eq!(ends(&w).0, names(&["try"]));
-        // Its ack is lost.
+        // The ack of the try is lost.
         w.lose_ingest();
         w.connect();
         w.run(100);
@@ -126,8 +128,9 @@ fn a_try_that_comes_back_is_the_one_that_was_taken() {
     }
 }
 
-/// Two of a customer, one of them without an id of its own, are sent back before the confirm: each waits for
-/// it, and they come in the order in which they were sent back, whatever that of the batch was.
+/// Two items of a customer, one of them without its own id, are sent back before the confirm. Each waits for it, and they
+/// are admitted in the order in which they were sent back, whatever the order of the batch was.
+/// Judges promise 5.
 #[test]
 fn what_waits_is_taken_in_the_order_in_which_it_came() {
     for order in [["given", "assigned"], ["assigned", "given"]] {
@@ -155,7 +158,7 @@ fn what_waits_is_taken_in_the_order_in_which_it_came() {
     }
 }
 
-/// One of a customer's own that its consumer has sent back so often, due with others.
+/// An item of a customer that its consumer has sent back `retry` times, due with others.
 fn counted(retry: u32, payload: &str) -> NewItem {
     let tried = Tried { batch: Some(SENT_IN), sent_back: true, retry, ..Tried::default() };
     NewItem { tried, ..with_id("x", Keep, at(T0 + 600_000, item("a", "c", payload))) }
@@ -189,7 +192,7 @@ fn what_was_sent_back_leaves_alone_and_says_how_often_over_a_restart_too() {
     }
 }
 
-/// What goes out under the batch id of before is told from its last try by its fingerprint.
+/// A try that is sent under the former batch id is told apart from the last try by its fingerprint.
 #[test]
 fn a_try_that_was_sent_under_its_old_batch_is_not_taken_twice() {
     let mut w = World::new(settings());
@@ -223,7 +226,7 @@ fn who_has_had_the_last_try_is_dead_and_that_is_remembered() {
             assert!(matches!(lookup, Answer::Found(_)), "another of its id waits: {lookup:?}");
             assert_eq!((ends(&w).1, w.engine.counters().tries_dropped), (vec![], 2));
         } else {
-            // The second one names the batch of one that is dead: it is another with that id.
+            // The second request names the batch of a dead item: it is another item with that id.
             let letter = || ("last".to_owned(), Reason::Attempts);
             assert_eq!(ends(&w).1, [letter(), letter()]);
             let Answer::Ended(ended) = lookup else { panic!("{lookup:?}") };

@@ -1,4 +1,4 @@
-//! The store on a disk beside the fake one: it is told and asked the same, and must say the same.
+//! A real store beside the fake one: both get the same operations and reads, and must answer alike.
 
 use super::fake_store::FakeStore;
 use crate::engine::event::*;
@@ -7,19 +7,19 @@ use crate::store::{CommitGroup, OpenStore, Reader, Store};
 
 pub(crate) struct Twin {
     ground: Ground,
-    /// None while it is opened anew.
+    /// `None` while the store is reopened.
     store: Option<Box<dyn Store>>,
-    /// The one that it gave last: some give one alone.
+    /// The reader that it gave last: some stores give only one.
     reader: Option<Box<dyn Reader>>,
 }
 
 impl Twin {
-    /// A new store in a folder of its own.
+    /// A new store on the disk, in its own folder.
     pub(crate) fn new() -> Self {
         Twin::on(GroundKind::Disk)
     }
 
-    /// A new store.
+    /// A new store of this kind.
     pub(crate) fn on(kind: GroundKind) -> Self {
         let ground = kind.bare();
         let store = Some(ground.open_when(0).store);
@@ -34,7 +34,8 @@ impl Twin {
         self.store().commit(groups).unwrap_or_else(|error| panic!("{groups:?}: {error}"));
     }
 
-    /// The same answer as the other's, but for the contents that come along with rows, or an error of both.
+    /// Checks that the answer equals that of the other store, except for contents that come along with rows; both may
+    /// report an error.
     pub(crate) fn load(&mut self, load: &Load, other: &mut FakeStore) {
         if let Load::Contents(wanted) = load {
             let given = self.store().reader();
@@ -52,7 +53,7 @@ impl Twin {
         }
     }
 
-    /// A start, while the clock says `wall`: what is found is what the other one has.
+    /// Reopens the store when the clock shows `wall`, and checks that it finds what the other store has.
     pub(crate) fn reopen(&mut self, other: &FakeStore, wall: u64) {
         self.reader = None;
         self.store.take().expect("it is open").close().expect("closed");

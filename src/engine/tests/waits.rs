@@ -1,4 +1,6 @@
-//! What waits for the end of an attempt that does not end stops nobody.
+//! Requests that wait for the end of an attempt that does not end delay no other request.
+//!
+//! Judges promise 6.
 
 use super::world::*;
 use crate::engine::event::*;
@@ -16,7 +18,7 @@ fn returned() -> Outcome {
     Outcome::Returned("312 NO_ROUTE".into())
 }
 
-/// The store and the engine do all that they can do now.
+/// Lets the store and the engine do all their present work.
 fn rest(w: &mut World) {
     w.drain_jobs();
     while w.engine.is_behind() {
@@ -25,7 +27,7 @@ fn rest(w: &mut World) {
     }
 }
 
-/// The broker hands over what the prefetch allows, until nothing moves any more.
+/// Delivers as many messages as the prefetch allows, until nothing moves any more.
 fn feed(w: &mut World, prefetch: usize) {
     loop {
         let waits = |w: &World| w.queue.iter().filter(|pending| pending.tag.is_none()).count();
@@ -34,7 +36,7 @@ fn feed(w: &mut World, prefetch: usize) {
         w.deliver(prefetch.saturating_sub(unacked));
         rest(w);
         if waits(w) == before {
-            // What is safe behind what waits is acked a tenth of a second later.
+            // Safe requests behind one that waits are acked a tenth of a second later.
             w.advance(101);
             rest(w);
             if w.queue.len() - before == unacked {
@@ -44,7 +46,7 @@ fn feed(w: &mut World, prefetch: usize) {
     }
 }
 
-/// An engine whose consumer has this prefetch, and an application `a` that was confirmed to just now.
+/// An engine whose consumer has this prefetch, and an application `a` with a fresh confirm.
 fn world(prefetch: u16) -> World {
     let mut w = World::new(settings());
     w.input(Input::Prefetch(prefetch));
@@ -53,7 +55,7 @@ fn world(prefetch: u16) -> World {
     w
 }
 
-/// What another application sends is published, and acked, though nothing else happens.
+/// A request of another application is published and acked without any other event.
 fn others_go_on(w: &mut World, prefetch: usize) {
     w.enqueue(RequestBody::Items(vec![at(T0, item("b", "ben", "other"))]));
     feed(w, prefetch);
@@ -63,7 +65,7 @@ fn others_go_on(w: &mut World, prefetch: usize) {
     assert!(!w.queue.iter().any(is_it), "{prefetch}: it is acked");
 }
 
-/// All comes to its end: these have been sent, and nothing is left anywhere.
+/// Lets all items end: these have been sent, and nothing is left.
 fn ends_with(w: &mut World, sent: &[&str]) {
     w.run(60_000);
     assert_eq!(ends(w).0, sent);
@@ -200,7 +202,7 @@ fn commands_of_this_process_hold_a_few_places_of_an_application() {
     assert_eq!(w.answer_to(0), Some(Answer::Cancelled { count: 1, in_flight: 0 }));
 }
 
-/// Many wait, and then the consumer may have less out than that.
+/// Many requests wait, and then the prefetch becomes lower than their number.
 #[test]
 fn what_waits_is_decided_when_the_prefetch_shrinks() {
     let mut w = world(10_000);
@@ -214,7 +216,7 @@ fn what_waits_is_decided_when_the_prefetch_shrinks() {
     assert!(w.queue.len() <= 6, "{} wait", w.queue.len());
 }
 
-/// What was written in the place of one in flight is there after a crash, and that one is not.
+/// After a crash the item that replaced one in flight exists, and the replaced one does not.
 #[test]
 fn who_replaced_one_in_flight_survives_a_crash_alone() {
     let mut w = world(1);
@@ -229,7 +231,7 @@ fn who_replaced_one_in_flight_survives_a_crash_alone() {
     w.store.check_empty();
 }
 
-/// With nothing stored as well: the old request is acked, the new one when it is sent.
+/// The same without a store: the old request is acked, and the new one when it is sent.
 #[test]
 fn with_nothing_stored_what_replaces_one_in_flight_takes_its_place_too() {
     for outcome in [CONFIRMED, returned()] {
@@ -280,7 +282,7 @@ fn a_cancel_takes_what_waits_for_the_end_of_what_it_replaces() {
     }
 }
 
-/// A cancel that came before a request takes nothing of it, though that is decided at once for one behind it.
+/// A cancel before a request does not cancel its item, although a cancel behind it makes the engine decide at once.
 #[test]
 fn a_cancel_before_a_request_that_waits_does_not_take_it() {
     let mut w = world(10_000);
@@ -297,7 +299,7 @@ fn a_cancel_before_a_request_that_waits_does_not_take_it() {
     ends_with(&mut w, &["proof", "newest"]);
 }
 
-/// What the store alone has is looked for there once, and not again for each request that replaces it.
+/// An item in the store alone is looked up there once, and not again for each request that replaces it.
 #[test]
 fn requests_that_replace_one_far_item_share_a_look() {
     let mut w = world(10_000);
@@ -328,8 +330,8 @@ fn requests_that_replace_one_far_item_share_a_look() {
     w.store.check_empty();
 }
 
-/// Nothing but the broker keeps what is confirmed at once. Where its confirm does not come and the broker delivers it
-/// again, that is the one in flight: it is written, acked, and not sent beside itself.
+/// Only the broker keeps an item that is published at once. If its confirm does not come and the broker redelivers the
+/// request, that is the item in flight: it is written, acked, and not sent a second time.
 #[test]
 fn what_is_in_flight_and_comes_again_is_written_and_not_sent_twice() {
     for outcome in [CONFIRMED, returned()] {

@@ -1,11 +1,13 @@
-//! Windows stay whole: their members lie together, and nothing of another gets in between.
+//! Windows stay whole: their members are stored together, with none of another window in between.
+//!
+//! Judges promise 10.
 
 use super::world::*;
 use crate::engine::types::*;
 use crate::engine::Input;
 use std::collections::BTreeMap;
 
-/// A window longer than memory looks ahead, reads of one row, and memory for two.
+/// A window longer than the span that memory looks ahead, reads of one row, and memory for two rows.
 fn far_windows(span: u64) -> World {
     let thresholds = Thresholds { chunk: 1, read: 1, span, ..Thresholds::default() };
     let budget = Budget { rows: 2, contents: 1 << 20, filters: 1 << 16 };
@@ -21,6 +23,7 @@ fn left(w: &World) -> Vec<u64> {
     w.delivered.iter().flat_map(|(_, batch)| batch.items.iter().map(|item| item.seq)).collect()
 }
 
+/// Judges promise 5.
 #[test]
 fn what_is_due_when_its_window_ends_leaves_amid_the_members() {
     let mut w = far_windows(u64::MAX);
@@ -47,6 +50,7 @@ fn a_window_closes_before_its_numbers_are_too_far_apart() {
 }
 
 /// A window closed by count, and the next one of its customer has the same planned end: a restart keeps them apart.
+/// Judges promise 10.
 #[test]
 fn two_windows_of_one_customer_and_end_stay_two_over_a_restart() {
     let mut w = World::new(with(|app| (app.window, app.align, app.max_items) = (60_000, true, 2)));
@@ -60,8 +64,8 @@ fn two_windows_of_one_customer_and_end_stay_two_over_a_restart() {
     assert_eq!(left(&w), [1, 2, 3]);
 }
 
-/// Members of so many windows come in turns, into memory for 16 rows and a few beyond; then something happens. How many
-/// batches of which size come out.
+/// Members of several windows come in turns, with memory for 16 rows and a few beyond; then `meanwhile` runs. Returns the
+/// number of batches by size.
 fn sizes(
     (windows, each): (u64, u64),
     app: impl FnOnce(&mut AppSettings),
@@ -119,7 +123,8 @@ fn a_window_of_an_application_that_was_parked_leaves_whole() {
     assert_eq!(sizes((200, 4), minute, parked), [(4, 200)].into());
 }
 
-/// None holds half of the memory, and each a part of its window: the one that is due first gets the place of the others.
+/// Each application holds a part of its window and less than half of memory: the window that is due first gets the room
+/// of the others.
 #[test]
 fn windows_of_several_applications_get_their_rest_one_by_one() {
     let thresholds = Thresholds { chunk: 2, few: 1, reads: 1, ..Thresholds::default() };
@@ -134,7 +139,7 @@ fn windows_of_several_applications_get_their_rest_one_by_one() {
     assert_eq!(sizes, [4, 4, 4, 4, 4]);
 }
 
-/// Another's rows fill the memory, and it does not confirm what it was sent.
+/// Rows of another application fill memory, and its queue does not confirm.
 #[test]
 fn a_window_does_not_wait_for_ever_for_the_room_that_another_does_not_give_up() {
     let thresholds = Thresholds { chunk: 2, few: 1, reads: 1, ..Thresholds::default() };
@@ -160,8 +165,8 @@ fn a_window_does_not_wait_for_ever_for_the_room_that_another_does_not_give_up() 
     assert_eq!(left_of(&w, "a").len(), 6, "the rest follows once there is room");
 }
 
-/// What closes by count is a full batch, and so is any but the last of a window that takes several. Only one that
-/// fills half of the memory leaves in parts, and these are as large.
+/// A window that closes by count is a full batch, as is any but the last of a window that takes several. Only a window
+/// that fills half of memory leaves in parts, and these are as large.
 #[test]
 fn a_window_larger_than_memory_leaves_in_large_parts() {
     let five = |app: &mut AppSettings| (app.window, app.max_items) = (60_000, 5);

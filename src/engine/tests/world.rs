@@ -1,4 +1,4 @@
-//! A store, a broker and two clocks, as far as the engine can tell: everything happens when a test says so.
+//! A store, a broker and two clocks, as the engine sees them: everything happens when a test says so.
 
 pub(super) use super::builders::*;
 use super::fake_store::FakeStore;
@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
-/// What stands for a hash over a batch's members: the same members, the same id. What was sent back and goes out under the
-/// batch id of before has it in its properties.
+/// Substitute for a hash over the members of a batch: the same members give the same id. A batch that is sent back and
+/// leaves under its former id has that id in its properties.
 pub(super) fn batch_id(batch: &Batch) -> BatchId {
     if let Ok(same) = batch.items[0].content.properties.as_slice().try_into() {
         return BatchId(same);
@@ -37,16 +37,16 @@ pub(super) enum Job {
 /// An ingest message that the broker holds until it is acked.
 #[derive(Clone)]
 pub(super) struct Pending {
-    /// Which of all messages ever published.
+    /// Number of the message among all ever published.
     pub(super) number: usize,
     pub(super) body: RequestBody,
-    /// Under which tag it has been handed over.
+    /// Tag of its delivery, if it has been handed over.
     pub(super) tag: Option<u64>,
     /// It was delivered before.
     pub(super) seen: bool,
 }
 
-/// What was told to the engine, as far as it has to be remembered.
+/// An input of the engine, as far as the reference needs it.
 #[derive(Debug)]
 pub(super) enum Heard {
     /// Messages by number, with tag and mark.
@@ -94,14 +94,14 @@ pub(super) struct World {
     pub(super) engine: Engine,
     pub(super) settings: Settings,
     pub(super) now: Now,
-    /// What has been executed, hence is durable.
+    /// All executed, hence durable, operations.
     pub(super) store: FakeStore,
-    /// A real one beside it, where a test wants that.
+    /// A real store beside it, where a test needs one.
     pub(super) twin: Option<Twin>,
     pub(super) jobs: VecDeque<Job>,
-    /// The last moment at which the store had not done what it was given before, monotonic.
+    /// The last moment at which the store was behind with its earlier work, monotonic.
     pub(super) stalled: u64,
-    /// Payloads had to be read: batches wait for them.
+    /// Payloads had to be read, and batches wait for them.
     pub(super) contents_read: bool,
     /// Contents and steps of scans that have been read and not yet handed back.
     pub(super) late: VecDeque<Loaded>,
@@ -109,16 +109,16 @@ pub(super) struct World {
     pub(super) beside: bool,
     /// Published and not settled, with the monotonic moment.
     pub(super) out: Vec<(u64, Batch)>,
-    /// Numbers of what is to give its channel up, and has not been settled for it.
+    /// Numbers of batches that are to give up their channels and have not been settled for that.
     pub(super) given_up: Vec<u64>,
     pub(super) egress: (bool, bool),
-    /// Confirmed, in order.
+    /// Confirmed batches, in order.
     pub(super) delivered: Vec<(Now, Batch)>,
     pub(super) acks: Vec<Ack>,
-    /// Acks on their way to the broker; none where they arrive at once.
+    /// Acks on their way to the broker; `None` where they arrive at once.
     pub(super) acks_out: Option<VecDeque<Ack>>,
     pub(super) replies: Vec<Reply>,
-    /// Answers by message that the broker has not confirmed; none where that happens at once.
+    /// Answers by message that the broker has not confirmed; `None` where it confirms at once.
     pub(super) answers_out: Option<Vec<Delivery>>,
     pub(super) generation: u32,
     pub(super) consuming: bool,
@@ -127,22 +127,22 @@ pub(super) struct World {
     pub(super) sent: usize,
     pub(super) intake_open: bool,
     pub(super) lives: u64,
-    /// What every engine of this world is told of it.
+    /// The prefetch that every engine of this world gets.
     pub(super) prefetch: Option<u16>,
-    /// Every call, where somebody reads it.
+    /// All calls, if a test records them.
     pub(super) log: Option<Vec<Call>>,
-    /// What calls have cost.
+    /// The cost of all calls.
     pub(super) meter: Meter,
 }
 
-/// What calls have cost, in counts: no clock is asked.
+/// The cost of calls, in counts and not in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Meter {
     pub(super) calls: u64,
     pub(super) ops: u64,
     /// Rows touched in memory.
     pub(super) rows: u64,
-    /// Most of one call: operations, publishes, rows touched.
+    /// Maxima of one call: operations, publishes, rows touched.
     pub(super) most: (usize, usize, u64),
 }
 
@@ -157,14 +157,14 @@ impl Meter {
 }
 
 impl World {
-    /// A fresh store, both ends connected, at [`T0`].
+    /// A fresh store, with both connections up, at [`T0`].
     pub(super) fn new(settings: Settings) -> Self {
         let mut world = World::unconnected(settings);
         world.connect();
         world
     }
 
-    /// A fresh store and an engine that knows of no connection.
+    /// A fresh store and an engine without a connection.
     pub(super) fn unconnected(settings: Settings) -> Self {
         let now = Now { wall: T0, mono: 1_000 };
         let store = FakeStore::default();
@@ -200,14 +200,14 @@ impl World {
         }
     }
 
-    /// Both ends, and all that the store has to do before the first request is taken.
+    /// Connects both ends, and lets the store do all its work before the first request.
     pub(super) fn connect(&mut self) {
         self.input(Input::EgressReady);
         self.drain_jobs();
         self.consume();
     }
 
-    /// A consumer begins, if requests are wanted: what was handed over before will be delivered again.
+    /// Starts a consumer, if requests are wanted: what was handed over before will be redelivered.
     pub(super) fn consume(&mut self) {
         if self.consuming || !self.intake_open {
             return;
@@ -221,13 +221,13 @@ impl World {
         self.input(Input::IngestReady { generation });
     }
 
-    /// So many deliveries may be out, as every engine of this world hears.
+    /// Sets the prefetch for this engine and later ones.
     pub(super) fn tell_prefetch(&mut self, prefetch: Option<u16>) {
         self.prefetch = prefetch;
         prefetch.into_iter().for_each(|prefetch| self.input(Input::Prefetch(prefetch)));
     }
 
-    /// The ingest connection goes; acks under way go with it.
+    /// Loses the ingest connection, and the acks on their way.
     pub(super) fn lose_ingest(&mut self) {
         if let Some(acks) = &mut self.acks_out {
             acks.clear();
@@ -238,7 +238,7 @@ impl World {
         self.queue.iter_mut().for_each(|p| p.tag = None);
     }
 
-    /// kill -9: what was not executed is gone, what was not acked will come back. Nothing is connected yet.
+    /// kill -9: work that was not executed is gone, messages that were not acked will come back. No connection is up yet.
     pub(super) fn kill(&mut self) {
         self.jobs.clear();
         self.twin.iter_mut().for_each(|twin| twin.reopen(&self.store, self.now.wall));
@@ -257,7 +257,7 @@ impl World {
         }
     }
 
-    /// The same, and a start.
+    /// Kills the engine and connects the next one.
     pub(super) fn crash(&mut self) {
         self.kill();
         self.connect();
@@ -287,7 +287,7 @@ impl World {
         }
     }
 
-    /// One call of the engine, and everything it asks for put where it belongs.
+    /// Calls the engine once and carries out all its effects.
     pub(super) fn input(&mut self, input: Input) {
         match &input {
             Input::EgressBlocked(blocked) => self.egress.1 = *blocked,
@@ -340,7 +340,7 @@ impl World {
         }
     }
 
-    /// Asks a command of this process, and gives the answer that comes while the store does its work.
+    /// Runs a command from within the process and returns the answer that comes while the store works.
     pub(super) fn ask(&mut self, command: Command) -> Answer {
         let number = 1_000 + self.replies.len() as u64;
         self.input(Input::Commands(vec![(Asker::Local(number), command)]));
@@ -361,7 +361,7 @@ impl World {
         self.queue.retain(|p| !p.tag.is_some_and(|t| t == tag || (ack.multiple && t < tag)));
     }
 
-    /// Publishes a message to the ingest queue; its number.
+    /// Publishes a message to the ingest queue. Returns its number.
     pub(super) fn enqueue(&mut self, body: RequestBody) -> usize {
         self.sent += 1;
         self.queue.push(Pending { number: self.sent, body, tag: None, seen: false });
@@ -376,7 +376,7 @@ impl World {
         self.deliver(usize::MAX);
     }
 
-    /// Delivers up to `count` of what waits in the ingest queue, if requests are wanted.
+    /// Delivers up to `count` messages of the ingest queue, if requests are wanted.
     pub(super) fn deliver(&mut self, count: usize) {
         self.consume();
         if self.intake_open {
@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// The same, wanted or not: they were on their way when the order came.
+    /// The same, wanted or not: they were on their way when the intake was paused.
     pub(super) fn hand_over(&mut self, count: usize) {
         if !self.consuming {
             return;
@@ -410,7 +410,7 @@ impl World {
         self.do_job_in_pieces(usize::MAX)
     }
 
-    /// The same; a read brings at most so many rows of each range.
+    /// The same; a read returns at most `most` rows of each range.
     pub(super) fn do_job_in_pieces(&mut self, most: usize) -> bool {
         match self.jobs.pop_front() {
             None => false,
@@ -446,7 +446,7 @@ impl World {
         self.store.load(&load, most).unwrap_or_else(|damage| panic!("{damage}"))
     }
 
-    /// The leading commits are synced together, and reported as one.
+    /// Executes the leading commits together, and reports them as one.
     pub(super) fn do_commits_as_one(&mut self, most: usize) {
         let mut last = None;
         for _ in 0..most {
@@ -465,7 +465,7 @@ impl World {
         last.into_iter().for_each(|token| self.input(Input::Committed(token)));
     }
 
-    /// A question about identities is answered after commits that were handed over behind it.
+    /// Answers a look-up of identities after commits that were handed over behind it.
     pub(super) fn do_find_late(&mut self, commits: usize) {
         let Some(Job::Load(Load::Find(_))) = self.jobs.front() else { return };
         let find = self.jobs.pop_front();
@@ -476,7 +476,7 @@ impl World {
         self.do_job();
     }
 
-    /// The leading commits become durable, and nobody is told.
+    /// Makes the leading commits durable without a report.
     pub(super) fn sync_unreported(&mut self, most: usize) {
         for _ in 0..most {
             match self.jobs.pop_front() {
@@ -485,7 +485,7 @@ impl World {
                 None => break,
             }
         }
-        // A bucket begins apart from the rest of its commit; that of a real store cannot be stopped there.
+        // A bucket begins apart from the rest of its commit. A real store cannot be stopped there.
         let next = self.jobs.iter().filter(|_| self.twin.is_none()).find_map(|job| match job {
             Job::Commit(ops, ..) => Some(ops),
             Job::Load(_) => None,
@@ -497,7 +497,7 @@ impl World {
         }
     }
 
-    /// What was read beside the others comes back.
+    /// Returns the result of a read beside the others.
     pub(super) fn do_late(&mut self) -> bool {
         let Some(loaded) = self.late.pop_front() else { return false };
         self.input(Input::Loaded(loaded));
@@ -514,7 +514,7 @@ impl World {
         panic!("the store is never done: {last:?}; {}", self.engine.describe());
     }
 
-    /// Settles the n-th of what is out.
+    /// Settles the n-th batch in flight.
     pub(super) fn settle(&mut self, nth: usize, outcome: Outcome) -> Batch {
         let (_, batch) = self.out.remove(nth);
         let outcome = match outcome {
@@ -528,7 +528,7 @@ impl World {
         batch
     }
 
-    /// What is to give its channel up does, unless it has been settled.
+    /// Lets batches give up their channels as ordered, unless they have been settled.
     pub(super) fn settle_given_up(&mut self) {
         for number in std::mem::take(&mut self.given_up) {
             if let Some(nth) = self.out.iter().position(|(_, batch)| batch.number == number) {
@@ -537,7 +537,7 @@ impl World {
         }
     }
 
-    /// The first of what is out, once the store has done what that needs.
+    /// The first batch in flight, after the store has done the work that it needs.
     pub(super) fn first_out(&mut self) -> Option<Batch> {
         if self.out.is_empty() {
             self.drain_jobs();
@@ -551,7 +551,7 @@ impl World {
         }
     }
 
-    /// Time passes, and something else is heard before the tick.
+    /// Lets time pass without a call.
     pub(super) fn pass(&mut self, ms: u64) {
         self.now.wall += ms;
         self.now.mono += ms;
@@ -565,7 +565,7 @@ impl World {
         self.input(Input::Tick);
     }
 
-    /// Until the engine wants to be called again, ms.
+    /// Time until the engine wants to be called again, ms.
     pub(super) fn wait(&self) -> Option<u64> {
         let deadline = self.engine.next_deadline();
         assert!(deadline.wall.is_none_or(|at| at < u64::MAX / 1_000), "what has no end is no deadline");
@@ -573,8 +573,7 @@ impl World {
         deadline.wall.map(|at| at.saturating_sub(self.now.wall)).into_iter().chain(mono).min()
     }
 
-    /// Everything in its time: the store at once, the broker at once, the clock to the next deadline, until `ms`
-    /// have passed.
+    /// Runs the world for `ms`: the store and the broker act at once, and the clock moves to the next deadline.
     pub(super) fn run(&mut self, ms: u64) {
         let end = self.now.mono + ms;
         for _ in 0..100_000 {

@@ -1,10 +1,11 @@
-//! Whose the store is: a random claim for each life, which the fence of each transaction must match, and a
-//! lease that each of them extends.
+//! Ownership of the store: a random claim for each life, which the fence of each transaction must match, and
+//! a lease that each transaction extends.
 //!
-//! A daemon knows itself again by a file in its directory, which is locked: an earlier process of it has
-//! ended, so it need not wait for that one's lease. The file says when the machine was booted, and its own
-//! place on the disk, so that a copy of it is another daemon; and whoever has been refused as a former owner
-//! forgets it, so that two that pass for one do not take the store from each other for ever.
+//! A daemon recognises itself by a file in its directory, which is locked. So an earlier process of this
+//! daemon has ended, and the daemon need not wait for that process's lease. The file contains the time of the
+//! machine's boot and its own inode, so that a copy of it is a different daemon. A daemon that is refused as
+//! a former owner removes the file, so that two daemons with the same name do not take the store from each
+//! other without end.
 
 use super::connect::{DatabaseError, DatabaseLink};
 use super::now_ms;
@@ -24,20 +25,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 
-/// Bytes of a claim, and of a daemon's name for itself.
+/// Length of a claim, and of a daemon's own name, in bytes.
 const RANDOM: usize = 16;
-/// By so much may the moment of one boot differ, as the clocks say it at different times.
+/// Tolerance of the boot time, as the clocks may compute it differently at different times.
 const SAME_BOOT_MS: u64 = 120_000;
-/// How long a transaction may hold the row that is claimed: an earlier process's last one, which ends with
+/// How long a transaction may hold the row to be claimed: the last one of an earlier process, which ends with
 /// its connection.
 const LOCKED_LIMIT: Duration = Duration::from_secs(10);
 
-/// The store, as it was claimed.
+/// A claimed store.
 pub(super) struct Claimed {
     pub(super) claim: Claim,
-    /// Of the last commit.
+    /// Number of the last commit.
     pub(super) number: u64,
-    /// Of the last commit.
+    /// The marks of the last commit.
     pub(super) marks: Marks,
     /// Same as [`crate::store::OpenStore::identity`].
     pub(super) identity: u64,
@@ -51,16 +52,16 @@ pub(super) struct Claim {
     owner: String,
     lease: Arc<Lease>,
     lease_ms: f64,
-    /// Locked as long as it is claimed.
+    /// Locked as long as the claim exists.
     directory: Arc<Directory>,
-    /// Number of this claim, and of the last one of this process.
+    /// Number of this claim, and the counter of this process's claims.
     number: u64,
     claims: Arc<AtomicU64>,
 }
 
 impl Claim {
-    /// Claims the store for the daemon of this directory. `claims`: how many this process has had. `is_heir`:
-    /// others may leave the store to it.
+    /// Claims the store for the daemon of this directory. `claims`: the number of this process's claims so
+    /// far. `is_heir`: other daemons may leave the store to this one.
     ///
     /// # Errors
     ///
@@ -84,7 +85,7 @@ impl Claim {
                 Err(error) if is_locked(&error) && begun.elapsed() < LOCKED_LIMIT => {
                     let ended = link.query(&statements.unblock, &[&owner]).map_err(failed)?;
                     if !ended.is_empty() {
-                        tracing::warn!("the former owner's connection held the store's row, and was ended");
+                        tracing::warn!("ended the former owner's connection, which held the store's row");
                     }
                     continue;
                 }
@@ -97,20 +98,26 @@ impl Claim {
                 };
                 let left_ms = row.get::<_, i64>(1).unsigned_abs();
                 if left_ms == 0 && begun.elapsed() < LOCKED_LIMIT {
-                    // Meanwhile it has become free.
+                    // The store has become free since.
                     continue;
                 }
                 let has = row.get(0);
                 if is_heir {
-                    // It stands by all the same.
+                    // The daemon stands by even if this fails.
                     let noted = link.query(&statements.note_spare, &[&owner]);
-                    noted.map_or_else(|error| tracing::debug!(%error, "no note of standing by"), drop);
+                    noted.map_or_else(
+                        |error| tracing::debug!(%error, "cannot record that this daemon stands by"),
+                        drop,
+                    );
                 }
                 return Err(OpenError::Claimed { owner: has, left_ms });
             };
             link.unwarned(warnings).map_err(failed)?;
             let forgotten = link.query(&statements.forget_spares, &[&owner]);
-            forgotten.map_or_else(|error| tracing::debug!(%error, "a note of standing by stays"), drop);
+            forgotten.map_or_else(
+                |error| tracing::debug!(%error, "cannot remove the record of standing by"),
+                drop,
+            );
             let number = |column| row.get::<_, i64>(column) as u64;
             let marks = Marks { next_seq: number(2), wall: number(3) };
             let takeover = match row.get::<_, Option<&str>>(5) {
@@ -118,7 +125,7 @@ impl Claim {
                 Some(former) if former == owner => Takeover::Own,
                 Some(_) => Takeover::Expired,
             };
-            tracing::info!(epoch = number(0), owner, was = takeover.as_str(), "the store is this daemon's");
+            tracing::info!(epoch = number(0), owner, was = takeover.as_str(), "claimed the store");
             let lease = Arc::new(Lease::new(lease_ms, sent));
             let (directory, claims) = (Arc::clone(directory), Arc::clone(claims));
             let number_of_claim = claims.fetch_add(1, Ordering::AcqRel) + 1;
@@ -130,12 +137,12 @@ impl Claim {
         }
     }
 
-    /// For whoever acts on what the store holds.
+    /// The lease, for the parts that act on the store's content.
     pub(super) fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// What the fence is told: the claim, and the length of the lease, ms.
+    /// The parameters of the fence: the claim, and the length of the lease in ms.
     pub(super) fn fence(&self) -> (&[u8], f64) {
         (&self.token, self.lease_ms)
     }
@@ -144,7 +151,7 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// The database's; [`CommitError::Fenced`].
+    /// Those of the database; [`CommitError::Fenced`].
     pub(super) fn renew(&self, link: &DatabaseLink, number: u64, marks: Marks) -> Result<(), CommitError> {
         let (sent, warnings) = (now_ms(), link.warnings());
         let (token, lease_ms) = self.fence();
@@ -157,11 +164,11 @@ impl Claim {
         Ok(())
     }
 
-    /// What a refusal of the database says of the commit, and of the claim.
+    /// Classifies a refusal of the database: what it means for the commit and the claim.
     pub(super) fn refused(&self, error: &DatabaseError) -> CommitError {
         let is_fence =
             error.code() == Some(&SqlState::CHECK_VIOLATION) && error.constraint() == Some("fence");
-        // No row: whoever has removed it has taken the store away as well.
+        // A division by zero means that the row is missing: its removal has taken the store away as well.
         if !is_fence && error.code() != Some(&SqlState::DIVISION_BY_ZERO) {
             return match error.is_passing() {
                 true => CommitError::Lost(error.to_string()),
@@ -169,33 +176,33 @@ impl Claim {
             };
         }
         if self.number != self.claims.load(Ordering::Acquire) {
-            // A call of an earlier life of this process, which has had the store again since.
+            // The call is of an earlier life of this process, which has claimed the store again since.
             return CommitError::Fenced;
         }
         if let Err(error) = fs::remove_file(node_file(&self.directory)) {
-            tracing::warn!(%error, "cannot forget which daemon this is");
+            tracing::warn!(%error, "cannot remove the file NODE");
         }
         CommitError::Fenced
     }
 
-    /// Another daemon that stands by, if one was heard of lately.
+    /// Another daemon that stands by, if one was seen lately.
     ///
     /// # Errors
     ///
-    /// The database's.
+    /// Those of the database.
     pub(super) fn heir(&self, link: &DatabaseLink) -> Result<Option<String>, CommitError> {
         let spares = link.statements().and_then(|s| link.query(&s.spare, &[&self.owner]));
         let spares = spares.map_err(|error| self.refused(&error))?;
         Ok(spares.first().map(|row| row.get(0)))
     }
 
-    /// Lets go of it: the next owner need not wait.
+    /// Releases the store, so that the next owner need not wait.
     pub(super) fn release(&self, link: &DatabaseLink) {
-        // Before it can be another's.
+        // The lease ends before another daemon can own the store.
         self.lease.end();
         let released = link.statements().and_then(|s| link.query(&s.release, &[&self.token.as_slice()]));
         if let Err(error) = released {
-            tracing::warn!(%error, "the store was not released; another daemon has it after the lease");
+            tracing::warn!(%error, "the store was not released; another daemon can claim it after the lease");
         }
     }
 }
@@ -214,18 +221,18 @@ fn node_file(directory: &Directory) -> PathBuf {
     directory.path().join("NODE")
 }
 
-/// Which daemon this is, as people and the database know it: the machine's name, and what its directory says.
+/// The daemon's name for people and the database: the machine's name, and the name in the directory's file.
 fn owner(directory: &Directory) -> Result<String, OpenError> {
     let path = node_file(directory);
     let mut file = own_file(&path)?;
     let mut text = Vec::new();
-    // Bounded: whatever lies there, it is short.
+    // Bounded, as the file may contain anything and the text is short.
     (&file).take(256).read_to_end(&mut text).map_err(OpenError::io("read", &path))?;
     let text = String::from_utf8_lossy(&text);
-    // The kernel's own name for a boot lies where a service may not look.
+    // A service may have no access to the kernel's own boot id.
     let Now { wall, mono } = clock::now();
     let booted = wall.saturating_sub(mono);
-    let inode = file.metadata().map_err(OpenError::io("look at", &path))?.ino();
+    let inode = file.metadata().map_err(OpenError::io("inspect", &path))?.ino();
     let known: Vec<&str> = text.split_whitespace().collect();
     let is_same = |at: &str, place: &str| {
         let at = at.parse::<u64>().ok().filter(|at| at.abs_diff(booted) <= SAME_BOOT_MS);

@@ -1,7 +1,7 @@
-//! Writes of rows: each call of commit is one transaction, sent in one go.
+//! Writes of rows: each call of commit is one transaction, sent without waiting in between.
 //!
-//! The first statement is the fence. All answers are awaited and the first error decides: the COMMIT behind a
-//! refused statement is no error to the database, though nothing was written.
+//! The first statement is the fence. The store awaits all answers, and the first error decides: a COMMIT
+//! after a refused statement is no error to the database, although it writes nothing.
 
 use super::connect::{DatabaseError, DatabaseLink};
 use super::rows::space;
@@ -23,13 +23,14 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Statement};
 
-/// How often a transaction is made that the database has undone for reasons of its own.
+/// Number of attempts for a transaction that the database rolls back for reasons of its own.
 const TRIES: u32 = 3;
 
-/// Bytes of items that one statement writes, about: far below what one message to the database may hold.
+/// Approximate limit of the items that one statement writes, in bytes: far below the size limit of one
+/// message to the database.
 const STATEMENT_BYTES: usize = 32 << 20;
 
-/// Rows by table, as the statements take them.
+/// Rows by table, as parameters of the statements.
 #[derive(Default)]
 struct WrittenRows<'a> {
     items: Vec<&'a [u8]>,
@@ -86,7 +87,7 @@ impl<'a> WrittenRows<'a> {
 type ItemSlices<'w, 'a> = (&'w [&'a [u8]], &'w [&'a [u8]], &'w [&'a [u8]]);
 
 impl<'a> WrittenRows<'a> {
-    /// Items as the statements take them: of so many bytes together, or a single one.
+    /// Items in slices for the statements: each up to the byte limit, or a single item.
     fn item_slices(&self) -> Vec<ItemSlices<'_, 'a>> {
         let (mut ends, mut bytes) = (Vec::new(), 0);
         for (n, (head, rest)) in self.heads.iter().zip(&self.rests).enumerate() {
@@ -109,7 +110,7 @@ impl<'a> WrittenRows<'a> {
 
 type Sent<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
-fn said<'a>(client: &'a Client, text: &'a str) -> Sent<'a> {
+fn simple<'a>(client: &'a Client, text: &'a str) -> Sent<'a> {
     Box::pin(client.batch_execute(text))
 }
 
@@ -121,7 +122,7 @@ fn sent<'a>(
     Box::pin(async move { client.execute(statement, parameters).await.map(drop) })
 }
 
-/// One transaction, with the fence first.
+/// Runs one transaction, with the fence first.
 fn write(
     link: &DatabaseLink,
     (token, lease_ms): (&[u8], f64),
@@ -144,22 +145,22 @@ fn write(
         (w.others.is_empty(), &s.write_others, &others),
         (w.ends.is_empty(), &s.write_ended, &ended),
     ];
-    // Sent in the order in which they stand here, without waiting for an answer.
-    let mut all = vec![said(client, "BEGIN"), sent(client, &s.fence, &fence)];
+    // Sent in this order, without waiting for answers.
+    let mut all = vec![simple(client, "BEGIN"), sent(client, &s.fence, &fence)];
     for (is_empty, statement, parameters) in parts {
         if !is_empty {
             all.push(sent(client, statement, parameters));
         }
     }
     all.extend(items.iter().map(|slice| sent(client, &s.write_items, slice)));
-    all.push(said(client, "COMMIT"));
+    all.push(simple(client, "COMMIT"));
     let warnings = link.warnings();
     link.run(in_order(all))?;
     link.unwarned(warnings)
 }
 
-/// All of them, sent in their order, and their answers. The last one, which makes the others durable, is not
-/// sent where one of these could not be: the database does not know that it is missing.
+/// Sends all statements in order, and awaits their answers. The last one, which makes the others durable, is
+/// not sent if one of them could not be sent: the database would not know that it is missing.
 async fn in_order(all: Vec<Sent<'_>>) -> Result<(), Error> {
     let mut answers: Vec<Option<Result<(), Error>>> = all.iter().map(|_| None).collect();
     let (mut all, last) = (all, answers.len().saturating_sub(1));
@@ -191,7 +192,7 @@ fn is_undone(error: &DatabaseError) -> bool {
 }
 
 impl PgStore {
-    /// Does what [`crate::store::Store::commit`] says.
+    /// The implementation of [`crate::store::Store::commit`].
     pub(super) fn commit_all(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
@@ -210,7 +211,7 @@ impl PgStore {
                     break;
                 }
                 Err(error) if is_undone(&error) && tries_left > 0 => {
-                    tracing::warn!(%error, "the database has undone a commit; it is made again");
+                    tracing::warn!(%error, "the database rolled a commit back; it is tried again");
                 }
                 Err(error) => return Err(self.claim.refused(&error)),
             }
@@ -248,7 +249,7 @@ mod tests {
         assert!(lengths && WrittenRows::default().item_slices().is_empty());
     }
 
-    /// Before the one that makes all durable: the database does not know that one is missing.
+    /// The statement that makes all durable is not sent: the database would not know that one is missing.
     #[test]
     fn what_could_not_be_sent_is_not_committed() {
         use std::cell::RefCell;

@@ -1,7 +1,7 @@
-//! A connection to the database, with what is to be said to it prepared. Every wait has a bound.
+//! A connection to the database, with prepared statements. Every wait has a bound.
 //!
-//! One thread uses a connection. Its runtime moves only while something is asked: between two questions
-//! nothing is read, and a lost connection is noticed by the next one.
+//! One thread uses a connection. Its runtime runs only during a query: between two queries it reads nothing,
+//! and the next query notices a lost connection.
 
 use super::statements::Statements;
 use crate::config::{self, DatabaseConfig};
@@ -26,12 +26,12 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// For each host, to the end of the login; one that takes longer does not hold up the next.
+/// Time limit for each host, up to the end of the login; a slower host does not delay the next.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Oldest PostgreSQL that has all that is used, as it numbers itself.
+/// Oldest PostgreSQL with all required features, as its version number.
 const OLDEST: i32 = 130_000;
 
-/// What the database, or the way to it, has said. Never with a row's contents or a password.
+/// An error of the database or of the connection to it. It never contains a row's contents or a password.
 #[derive(Debug)]
 pub(super) struct DatabaseError {
     text: String,
@@ -40,27 +40,27 @@ pub(super) struct DatabaseError {
 }
 
 impl DatabaseError {
-    /// Its code, where the database itself has answered.
+    /// The error code, if the database itself has answered.
     pub(super) fn code(&self) -> Option<&SqlState> {
         self.code.as_ref()
     }
 
-    /// The constraint that it names.
+    /// The constraint that the error names.
     pub(super) fn constraint(&self) -> Option<&str> {
         self.constraint.as_deref()
     }
 
-    /// It may pass by itself: the connection, the server, or its room. Anything else is a fault of a
-    /// statement, of a right or of a table.
+    /// Whether the error may pass without a change: a fault of the connection, of the server, or of its disk
+    /// space. Any other is a fault of a statement, of a right or of a table.
     pub(super) fn is_passing(&self) -> bool {
         let Some(code) = &self.code else { return true };
-        // Connection, undone, resources, cancelled or shut down; a server that takes no writes.
+        // Connection, rollback, resources, cancelled or shut down; a server that takes no writes.
         let classes = ["08", "40", "53", "57"];
         classes.contains(&code.code().get(..2).unwrap_or_default())
             || [SqlState::READ_ONLY_SQL_TRANSACTION, SqlState::LOCK_NOT_AVAILABLE].contains(code)
     }
 
-    /// What is said without the database.
+    /// An error that does not come from the database.
     pub(super) fn saying(text: impl Into<String>) -> Self {
         DatabaseError { text: text.into(), code: None, constraint: None }
     }
@@ -74,7 +74,7 @@ impl fmt::Display for DatabaseError {
 
 impl From<tokio_postgres::Error> for DatabaseError {
     fn from(error: tokio_postgres::Error) -> Self {
-        // Details may hold rows.
+        // The details of an error may contain rows.
         if let Some(db) = error.as_db_error() {
             return DatabaseError {
                 text: format!("{} ({})", db.message(), db.code().code()),
@@ -91,16 +91,16 @@ impl From<tokio_postgres::Error> for DatabaseError {
 pub(super) struct DatabaseLink {
     client: Client,
     statements: Option<Statements>,
-    /// What [`DatabaseLink::warnings`] tells.
+    /// The counter of [`DatabaseLink::warnings`].
     warnings: Arc<AtomicU64>,
     limit: Duration,
     place: String,
-    /// Until it is dropped.
+    /// Present until the link is dropped.
     runtime: Option<Runtime>,
 }
 
 impl Drop for DatabaseLink {
-    /// Without waiting for an address that is still looked up.
+    /// Does not wait for a pending address look-up.
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -137,13 +137,13 @@ impl DatabaseLink {
                 }
             }
         }
-        // It may still wait for an address to be looked up.
+        // An address look-up may still be pending.
         runtime.shutdown_background();
         Err(failed(errors.join("; ")))
     }
 
-    /// Looks whether this database will do, and says how this session wants to be served: statements are
-    /// prepared once, and must not go over whole tables because these were empty then.
+    /// Checks that this database is suitable, and sets up the session: statements are prepared once, and must
+    /// not scan whole tables because the tables were empty at that time.
     fn begin(&self, config: &DatabaseConfig) -> Result<(), DatabaseError> {
         let ms = config.lease.as_millis();
         self.execute(&format!(
@@ -157,7 +157,9 @@ impl DatabaseLink {
             "SELECT current_setting('server_version_num')::int4, current_setting('fsync'), \
              current_setting('synchronous_commit')",
         )?;
-        let Some(row) = rows.first() else { return Err(DatabaseError::saying("it tells no settings")) };
+        let Some(row) = rows.first() else {
+            return Err(DatabaseError::saying("the server reports no settings"));
+        };
         let (version, fsync, synchronous): (i32, &str, &str) = (row.get(0), row.get(1), row.get(2));
         if version < OLDEST {
             let text = format!("PostgreSQL {}; 13 or newer is needed", version / 10_000);
@@ -168,8 +170,8 @@ impl DatabaseLink {
         }
         if fsync == "off" {
             return Err(DatabaseError::saying(
-                "it runs with fsync = off: what it has confirmed is lost with its machine. Turn it on, or \
-                 say store.allow_async = true",
+                "the server runs with fsync = off: a crash of its machine loses confirmed commits. Turn \
+                 it on, or set store.allow_async = true",
             ));
         }
         if ["off", "local"].contains(&synchronous) {
@@ -178,66 +180,68 @@ impl DatabaseLink {
         Ok(())
     }
 
-    /// Where it leads to, without a password.
+    /// The database's place, without a password.
     pub(super) fn place(&self) -> &str {
         &self.place
     }
 
-    /// For a start that fails by it.
+    /// The error of a start that fails with `error`.
     pub(super) fn failed(&self, error: &DatabaseError) -> OpenError {
         OpenError::Database { place: self.place.clone(), error: error.to_string() }
     }
 
-    /// To be asked about within [`DatabaseLink::run`].
+    /// The client, for use within [`DatabaseLink::run`].
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// What was prepared.
+    /// The prepared statements.
     ///
     /// # Errors
     ///
-    /// Nothing was.
+    /// No statements are prepared.
     pub(super) fn statements(&self) -> Result<&Statements, DatabaseError> {
-        self.statements.as_ref().ok_or_else(|| DatabaseError::saying("nothing is prepared"))
+        self.statements.as_ref().ok_or_else(|| DatabaseError::saying("no statements are prepared"))
     }
 
-    /// How often the database has told that it waits for a replica no longer.
+    /// How often the database has reported that it no longer waits for a replica.
     pub(super) fn warnings(&self) -> u64 {
         self.warnings.load(Ordering::Acquire)
     }
 
-    /// Whether it has done so since. It calls what it has committed a success even so, and it may be on one
-    /// machine alone.
+    /// Checks that the database has not reported this since the count `since`. In that case it still reports
+    /// a commit as a success, although the commit may be on one machine only.
     ///
     /// # Errors
     ///
-    /// It has.
+    /// The database has reported it.
     pub(super) fn unwarned(&self, since: u64) -> Result<(), DatabaseError> {
         if self.warnings() == since {
             return Ok(());
         }
-        Err(DatabaseError::saying("the database has waited for its replica no longer"))
+        Err(DatabaseError::saying("the database no longer waits for its synchronous replica"))
     }
 
-    /// Does this, within the length of the lease: what takes longer is of no use.
+    /// Runs `work` within the length of the lease: a later result is of no use.
     ///
     /// # Errors
     ///
-    /// The work's; that it took too long.
+    /// The error of the work; the time limit.
     pub(super) fn run<T>(
         &self,
         work: impl Future<Output = Result<T, tokio_postgres::Error>>,
     ) -> Result<T, DatabaseError> {
         let within = async { tokio::time::timeout(self.limit, work).await };
-        let Some(runtime) = &self.runtime else { return Err(DatabaseError::saying("it has been left")) };
+        let Some(runtime) = &self.runtime else {
+            return Err(DatabaseError::saying("the connection is closed"));
+        };
         match runtime.block_on(within) {
             Ok(done) => Ok(done?),
             Err(_) => Err(DatabaseError::saying(format!("no answer within {} ms", self.limit.as_millis()))),
         }
     }
 
-    /// Statements without an answer.
+    /// Runs statements without a result.
     ///
     /// # Errors
     ///
@@ -246,7 +250,7 @@ impl DatabaseLink {
         self.run(self.client.batch_execute(text))
     }
 
-    /// One question.
+    /// Runs one query.
     ///
     /// # Errors
     ///
@@ -255,7 +259,7 @@ impl DatabaseLink {
         self.run(self.client.query(text, &[]))
     }
 
-    /// One prepared question.
+    /// Runs one prepared query.
     ///
     /// # Errors
     ///
@@ -268,7 +272,7 @@ impl DatabaseLink {
         self.run(self.client.query(statement, parameters))
     }
 
-    /// Bytes that the tables take.
+    /// Size of the tables, in bytes.
     ///
     /// # Errors
     ///
@@ -280,8 +284,8 @@ impl DatabaseLink {
         Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0)).unsigned_abs())
     }
 
-    /// Removes some rows of earlier epochs of a bucket, as long as the store is that of this claim: how many
-    /// these were.
+    /// Removes some rows of a bucket's earlier epochs, as long as this claim owns the store. Returns their
+    /// number.
     ///
     /// # Errors
     ///
@@ -296,7 +300,7 @@ impl DatabaseLink {
         self.run(self.client.execute(&statements.sweep, &[&bucket, &(epoch as i64), &most, &token]))
     }
 
-    /// Prepares what is said again and again, for the tables of this schema.
+    /// Prepares the repeated statements for the tables of this schema.
     ///
     /// # Errors
     ///
@@ -308,7 +312,7 @@ impl DatabaseLink {
     }
 }
 
-/// Addresses, database and role, for messages.
+/// Database and addresses, for messages.
 fn place_of(config: &DatabaseConfig) -> String {
     let hosts: Vec<_> = config.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
     format!("`{}` at {}", config.database, hosts.join(", "))
@@ -343,12 +347,13 @@ async fn connect(
     Ok(client)
 }
 
-/// Where PostgreSQL waits for its synchronous replica: a warning from there says that it does no longer.
+/// PostgreSQL's function that waits for its synchronous replica: a warning from it means that it no longer
+/// waits.
 const REPLICA_WAIT: &str = "SyncRepWaitForLSN";
-/// Least time between two warnings that are logged; some come with each transaction.
+/// Minimum time between two logged warnings; some occur with each transaction.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
-/// Moves a connection to its end, which whoever asks next hears of. Tells of warnings on the way.
+/// Drives a connection until it ends, which the next query notices. Logs and counts warnings.
 async fn drive<T>(mut connection: Connection<Socket, T>, warnings: Arc<AtomicU64>)
 where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
@@ -367,7 +372,7 @@ where
     }
 }
 
-/// The password as its file holds it now: it may have been changed since the start.
+/// The present password in its file: it may have changed since the start.
 fn password(config: &DatabaseConfig) -> Option<secrecy::SecretString> {
     let Some(path) = &config.password_file else { return config.password.clone() };
     match config::read_secret(path) {
@@ -379,7 +384,7 @@ fn password(config: &DatabaseConfig) -> Option<secrecy::SecretString> {
     }
 }
 
-/// With a CA file that CA alone is trusted.
+/// A TLS configuration; with a CA file it trusts only that CA.
 fn trusting(ca_file: Option<&Path>) -> Result<ClientConfig, DatabaseError> {
     let mut roots = RootCertStore::empty();
     let given = match ca_file {
@@ -393,7 +398,7 @@ fn trusting(ca_file: Option<&Path>) -> Result<ClientConfig, DatabaseError> {
         None => rustls_native_certs::load_native_certs().certs,
     };
     if let (0, _) = roots.add_parsable_certificates(given) {
-        return Err(DatabaseError::saying("no authority is trusted: name one by store.ca_file"));
+        return Err(DatabaseError::saying("no certificate authority is trusted: set store.ca_file"));
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions();

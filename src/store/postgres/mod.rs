@@ -1,16 +1,16 @@
-//! The store in a PostgreSQL database: the rows of the disk store in other tables.
+//! The store in a PostgreSQL database: the rows of the disk store in tables of the database.
 //!
-//! What rows mean is written elsewhere, once for all engines ([`super::changes`], [`super::load`]); here are
-//! the tables ([`schema`]), the connection ([`connect`]), who may write to them ([`claim`]), and reading
-//! ([`rows`]) and writing ([`commit`]) of rows.
+//! Other modules define the meaning of rows, once for all engines ([`super::changes`], [`super::load`]). This
+//! module contains the tables ([`schema`]), the connection ([`connect`]), the ownership of the tables
+//! ([`claim`]), and the reading ([`rows`]) and writing ([`commit`]) of rows.
 //!
-//! One daemon at a time owns the store, by a lease that each commit extends. Whoever has lost it, and does
-//! not know, writes nothing: each transaction begins with the fence, which the database refuses once another
-//! has claimed the store. Any doubt about a commit ends the store, as on a disk: what is there is learned by
-//! opening it anew.
+//! One daemon at a time owns the store, by a lease that each commit extends. A daemon that has lost the store
+//! without noticing writes nothing: each transaction begins with the fence, which the database refuses once
+//! another daemon has claimed the store. Any doubt about a commit ends the store, as on a disk; opening it
+//! again shows its state.
 //!
-//! Deliberately absent: going on over a lost connection, and waiting until the store is free; who has opened
-//! the store does both.
+//! Deliberately absent: reconnecting, and waiting until the store is free. The caller that opened the store
+//! does both.
 
 mod claim;
 mod commit;
@@ -43,40 +43,40 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time behind which a step of a scan ends: commits wait for the same thread.
+/// A step of a scan ends after this time, because commits wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(20);
-/// Age at which the known size of the tables is asked for anew.
+/// Age at which the size of the tables is queried again.
 const USAGE_AGE: Duration = Duration::from_secs(60);
-/// Operations and bytes of one transaction, about: it is over within some hundred milliseconds.
+/// Approximate limit of one transaction, in operations and bytes: it takes some hundred milliseconds.
 const GROUP_LIMIT: (usize, u64) = (20_000, 8 << 20);
-/// Rows of an earlier epoch that are removed at a time.
+/// Rows of an earlier epoch that one statement removes.
 const SWEPT: i64 = 5_000;
-/// Between two of these.
+/// Pause between two such statements.
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 
-/// For so long nobody leaves the store to whoever has left it to another one: where none has a way to the
-/// broker it would go around for ever, ms.
+/// For this time, in ms, a daemon that has left the store to another is no heir. Otherwise the store would
+/// change hands without end while no daemon can reach the broker.
 const NO_HEIR_MS: u64 = 300_000;
 
-/// Who would have the store, and keeps what that takes from one try to the next.
+/// Claims the store, and keeps the connections and the directory from one attempt to the next.
 pub(super) struct Contender {
     config: DatabaseConfig,
-    /// Locked as long as this process may have the store.
+    /// Locked as long as this process may own the store.
     directory: Arc<Directory>,
-    /// For commits and for contents, once they are connected.
+    /// The connections for commits and for contents, once they are open.
     links: Option<[DatabaseLink; 2]>,
-    /// How often this process has claimed the store.
+    /// Number of claims by this process.
     claims: Arc<AtomicU64>,
-    /// When it last left the store to another daemon, monotonic ms; 0: never.
+    /// When this process last left the store to another daemon, monotonic ms; 0: never.
     left_at: Arc<AtomicU64>,
 }
 
 impl Contender {
-    /// For the daemon of the directory `path`.
+    /// Prepares a claim for the daemon of the directory `path`.
     ///
     /// # Errors
     ///
-    /// [`OpenError::HoldsDisk`]; of the directory, as [`super::open`] says.
+    /// [`OpenError::HoldsDisk`]; those of the directory, as [`super::open`] says.
     pub(super) fn new(path: &Path, config: &DatabaseConfig) -> Result<Self, OpenError> {
         let directory = Arc::new(Directory::open(path)?);
         if directory.holds_store()? {
@@ -91,18 +91,17 @@ impl Contender {
         })
     }
 
-    /// Opens the store, makes it first where there is none, and claims it. `wall`: what the clock says, UTC
-    /// ms.
+    /// Opens the store, makes it first if there is none, and claims it. `wall`: the wall clock, UTC ms.
     ///
     /// # Errors
     ///
     /// See [`super::open`].
     pub(super) fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
-        // All that may take its time comes before the claim: a lease runs from there.
+        // All slow steps come before the claim, with which the lease begins.
         let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
-        // The other one is not asked by a claim, and must work once there is one.
+        // The claim does not use the second connection, which must work afterwards.
         links[1].ask("SELECT 1").map_err(|e| links[1].failed(&e))?;
-        // Who has left the store to another one can do no better for a while.
+        // A daemon that has left the store to another is no heir for a while.
         let left_at = self.left_at.load(Ordering::Acquire);
         let is_heir = left_at == 0 || now_ms() >= left_at + NO_HEIR_MS;
         let directory = (&self.directory, &self.claims);
@@ -117,7 +116,7 @@ impl Contender {
         let [rows, reader] = PgRows::over(links)?;
         let (opened, epochs) = load::opened(&rows, marks, wall)?;
         rows.set_epochs(epochs);
-        // It may have taken a good part of the lease.
+        // The reads may have taken a good part of the lease.
         claim.renew(rows.link(), number, marks)?;
         let store = PgStore {
             rows,
@@ -148,26 +147,26 @@ impl Contender {
 struct PgStore {
     rows: PgRows,
     claim: Claim,
-    /// Of the last commit.
+    /// Number of the last commit.
     number: u64,
-    /// Of the last commit.
+    /// The marks of the last commit.
     marks: Marks,
-    /// Until it is asked for.
+    /// The second reader, until it is taken.
     reader: Mutex<Option<PgRows>>,
-    /// As last asked for, and when.
+    /// The last measured usage, and its time.
     usage: Mutex<Option<(Instant, Usage)>>,
     config: DatabaseConfig,
     sweep: Arc<Sweep>,
-    /// The one of its [`Contender`].
+    /// Shared with its [`Contender`].
     left_at: Arc<AtomicU64>,
 }
 
-/// How far what is forgotten has been removed.
+/// The state of the removal of old rows of ended items.
 #[derive(Debug, Default)]
 struct Sweep {
-    /// No bucket holds rows of an earlier epoch, as far as is known.
+    /// As far as known, no bucket contains rows of an earlier epoch.
     is_done: AtomicBool,
-    /// The store is being closed: it goes no further.
+    /// The store is being closed, and the sweep stops.
     is_over: AtomicBool,
 }
 
@@ -218,7 +217,7 @@ impl Store for PgStore {
         Ok(usage)
     }
 
-    /// Removes what buckets hold of earlier epochs.
+    /// Removes the buckets' rows of earlier epochs.
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
         if self.sweep.is_done.swap(true, Ordering::AcqRel) {
             return Ok(None);
@@ -230,7 +229,7 @@ impl Store for PgStore {
             if swept.is_err() {
                 sweep.is_done.store(false, Ordering::Release);
             }
-            swept.map_err(|error| CommitError::Engine { action: "removed what is forgotten", error })
+            swept.map_err(|error| CommitError::Engine { action: "removed old rows of ended items", error })
         })))
     }
 
@@ -246,8 +245,8 @@ impl Store for PgStore {
 }
 
 impl Sweep {
-    /// Removes rows of earlier epochs than these, some at a time, on a connection of its own, as long as the
-    /// store is that of this claim.
+    /// Removes rows of epochs before these in small portions, on a separate connection, as long as this claim
+    /// owns the store.
     fn run(&self, config: &DatabaseConfig, token: &[u8], epochs: Epochs) -> Result<(), String> {
         let mut link = DatabaseLink::open(config).map_err(|e| e.to_string())?;
         link.prepare(&config.schema).map_err(|e| e.to_string())?;
@@ -270,7 +269,7 @@ impl Reader for PgRows {
     }
 }
 
-/// Now, monotonic ms: what a lease counts from.
+/// The present monotonic ms, which leases use.
 fn now_ms() -> u64 {
     clock::now().mono
 }

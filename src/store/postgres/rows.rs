@@ -1,4 +1,4 @@
-//! Reads of rows: by key all at once, ranges in pages.
+//! Reads of rows: all keys in one request, ranges in pages.
 
 use super::connect::{DatabaseError, DatabaseLink};
 use super::OpenError;
@@ -14,30 +14,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio_postgres::Error;
 
-/// Rows of the first page, and of those behind it.
+/// Number of rows of the first page, and of the following pages.
 const FIRST_PAGE: usize = 256;
 const PAGE: usize = 4_096;
-/// Rows of the first pages of several ranges together.
+/// Number of rows of the first pages of several ranges together.
 const FIRST_PAGES: usize = 8_192;
-/// Fewest rows of a page.
+/// Minimum number of rows of a page.
 const LEAST_PAGE: usize = 16;
-/// Bytes of heads on one page, or on the first pages of several ranges together, about.
+/// Approximate limit of the heads on one page, or on the first pages of several ranges together, in bytes.
 const PAGE_HEADS: usize = 8 << 20;
-/// Bytes of rests on one page, at most.
+/// Maximum size of the rests on one page, in bytes.
 const PAGE_RESTS: u64 = 32 << 20;
 
-/// Rows in the tables, through one connection.
+/// Reads rows of the tables through one connection.
 pub(super) struct PgRows {
     link: DatabaseLink,
-    /// In which epoch each bucket is: part of the key of what lies in it.
+    /// The epoch of each bucket: part of the key of its rows.
     epochs: Arc<Mutex<Epochs>>,
-    /// A window has closed early, and may have members.
+    /// Some window has closed early, and may have members.
     closings: Arc<AtomicBool>,
 }
 
 impl PgRows {
-    /// Through this connection, whose statements are prepared; and the same for another thread, through
-    /// another one.
+    /// Readers over two connections with prepared statements: the second is for another thread.
     ///
     /// # Errors
     ///
@@ -53,17 +52,17 @@ impl PgRows {
         Ok([rows, beside])
     }
 
-    /// The connection that they are read through.
+    /// The connection of this reader.
     pub(super) fn link(&self) -> &DatabaseLink {
         &self.link
     }
 
-    /// In which epoch each bucket is.
+    /// The epoch of each bucket.
     pub(super) fn epochs(&self) -> Epochs {
         *self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was committed last has begun these.
+    /// Sets the epochs after a commit.
     pub(super) fn set_epochs(&self, epochs: Epochs) {
         *self.epochs.lock().unwrap_or_else(PoisonError::into_inner) = epochs;
     }
@@ -77,7 +76,7 @@ impl PgRows {
         }
     }
 
-    /// All that is asked for, at once.
+    /// Reads all keys in one request.
     fn found(
         &self,
         keys: &[(KeyspaceId, RowBytes)],
@@ -139,7 +138,7 @@ impl PgRows {
             }
         };
         let (items, others, ended) = self.link.run(async { tokio::try_join!(items, others, ended) })?;
-        // Numbered from one, as they were asked for.
+        // The answers are numbered from one, in the order of the request.
         let asked = |of: &TableKeys<'_>, row: &tokio_postgres::Row| {
             let n = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
             of.places.get(n).copied().unwrap_or(usize::MAX)
@@ -152,7 +151,7 @@ impl PgRows {
         Ok(answers)
     }
 
-    /// The first `most` rows within these bounds.
+    /// Reads the first `most` rows within these bounds.
     fn page_of(
         &self,
         id: KeyspaceId,
@@ -168,7 +167,7 @@ impl PgRows {
             .map_err(|e| self.unreadable(&e))
     }
 
-    /// The same, to be waited for. `most`: rows, and bytes of heads, but one row at least.
+    /// The same as a future. `most`: rows, and bytes of heads; a page has at least one row.
     fn read_page<'a>(
         &'a self,
         id: KeyspaceId,
@@ -205,7 +204,7 @@ fn bytes_of(row: &tokio_postgres::Row, column: usize) -> RowBytes {
     RowBytes::from(row.get::<_, &[u8]>(column))
 }
 
-/// Of a failed read, to be told again.
+/// The text of a failed read, for repeated reports.
 fn text_of(error: ReadError) -> String {
     if let ReadError::Lost(text) = error {
         return text;
@@ -213,7 +212,7 @@ fn text_of(error: ReadError) -> String {
     error.to_string()
 }
 
-/// The record of an item, or its head where its rest was not read.
+/// The record of an item, or its head if its rest was not read.
 fn record_of(head: &[u8], rest: Option<&[u8]>) -> RowBytes {
     let mut bytes = Vec::with_capacity(head.len() + rest.map_or(0, <[u8]>::len));
     bytes.extend_from_slice(head);
@@ -224,17 +223,18 @@ fn record_of(head: &[u8], rest: Option<&[u8]>) -> RowBytes {
     bytes.into()
 }
 
-/// The number of a keyspace in the table of all that is neither an item nor ended. Part of the format.
+/// The number of a keyspace in table `rows`, which contains all rows except items and ended items. Part of
+/// the format.
 pub(super) fn space(id: KeyspaceId) -> i16 {
     id.index() as i16
 }
 
-/// Row keys of a whole keyspace: none begins with as many bytes of this value.
+/// The bounds of a whole keyspace: no key begins with that many bytes of this value.
 fn everything() -> RowBounds {
     (Vec::new(), vec![u8::MAX; 1_024])
 }
 
-/// Keys of one table, and which of all that are asked for each of them is.
+/// Keys of one table, and the index of each in the whole request.
 #[derive(Default)]
 struct TableKeys<'a> {
     keys: Vec<&'a [u8]>,
@@ -259,14 +259,14 @@ struct KeysByTable<'a> {
     epochs: Vec<i64>,
 }
 
-/// A part of a range.
+/// A page of a range.
 struct RowPage {
     rows: VecDeque<Row>,
-    /// Nothing lies behind it.
+    /// No rows follow.
     is_last: bool,
 }
 
-/// A range, page by page.
+/// Iterates over a range page by page.
 struct Pages<'a> {
     rows: &'a PgRows,
     id: KeyspaceId,
@@ -297,7 +297,7 @@ impl Iterator for Pages<'_> {
         }
         let row = self.page.rows.pop_front()?;
         if self.page.rows.is_empty() {
-            // The first key behind this one.
+            // The first key after this one.
             self.left.0 = [&*row.0, &[0]].concat();
         }
         if self.id == KeyspaceId::Items && record::is_whole(&row.1) {
@@ -323,7 +323,7 @@ impl Rows for PgRows {
     ) -> impl Iterator<Item = impl FnOnce() -> Result<Option<RowBytes>, ReadError>> {
         let answers: Vec<Result<Option<RowBytes>, ReadError>> = match self.found(keys, bodies) {
             Ok(found) => found.into_iter().map(Ok).collect(),
-            // Each of them: not every answer is called for.
+            // Every answer contains the error, as the caller may not take all of them.
             Err(error) => {
                 let text = text_of(error);
                 keys.iter().map(|_| Err(ReadError::Lost(text.clone()))).collect()

@@ -1,25 +1,25 @@
-//! The tables, and how they come to be.
+//! The tables, and how they are made.
 //!
-//! The same text is what `tidegate schema` prints, for databases whose administrators let no daemon make
+//! `tidegate schema` prints the same text, for databases whose administrators do not allow a daemon to make
 //! tables.
 
 use super::connect::{DatabaseError, DatabaseLink};
 use crate::store::OpenError;
 use tokio_postgres::error::SqlState;
 
-/// Which tables there are, and what lies in them.
+/// Format of the tables and their contents.
 pub(super) const FORMAT: i32 = 2;
-/// How many engines share the tables.
+/// Number of engines that share the tables.
 const SHARDS: i16 = 1;
 
-/// Number of the advisory lock under which tables are made: one daemon at a time, whatever the schema.
+/// Number of the advisory lock under which tables are made: one daemon at a time, over all schemas.
 const LOCK: i64 = 0x7469_6465_6761_7465;
 
-/// SQL that makes the tables in a schema of this name, a plain one.
+/// SQL that makes the tables in the schema `name`, a plain name.
 ///
-/// Keys and values are those of the disk store's rows, with their checksums; a record of an item lies in two
-/// columns, so that it can be read without its body. `writer` of a shard is set by each transaction to the
-/// claim of who writes: the constraint refuses it where that is not the present one.
+/// Keys and values are those of the disk store's rows, with their checksums. The record of an item is split
+/// over two columns, so that it can be read without its body. Each transaction sets the column `writer` of a
+/// shard to the writer's claim; the constraint refuses it unless that is the present claim.
 #[must_use]
 pub fn schema(name: &str) -> String {
     format!(
@@ -39,7 +39,7 @@ CREATE TABLE "{name}".shards (
   commit_no int8 NOT NULL DEFAULT 0, next_seq int8 NOT NULL DEFAULT 0, wall int8 NOT NULL DEFAULT 0,
   CONSTRAINT fence CHECK (writer IS NOT DISTINCT FROM claim))
   WITH (fillfactor = 10);
--- Who stands by, and when that was last heard of.
+-- Daemons that stand by, and when each last reported.
 CREATE TABLE "{name}".nodes (name text PRIMARY KEY, seen timestamptz NOT NULL) WITH (fillfactor = 50);
 CREATE TABLE "{name}".items (
   shard int2 NOT NULL, key bytea NOT NULL, head bytea NOT NULL, rest bytea NOT NULL,
@@ -55,7 +55,7 @@ CREATE TABLE "{name}".ended (
   value bytea NOT NULL,
   PRIMARY KEY (shard, bucket, epoch, identity))
   WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
--- For people: what waits, by application ('' holds what is given up), and when it is due as it was planned.
+-- For people: the waiting items by application ('' contains dead letters), and their planned due.
 CREATE VIEW "{name}".waiting AS SELECT shard,
   convert_from(substring(key FROM 2 FOR get_byte(key, 0)), 'UTF8') AS queue,
   to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8
@@ -70,10 +70,10 @@ INSERT INTO "{name}".shards (shard, identity)
     )
 }
 
-/// Makes the tables where there are none, and looks whether they are those that this program knows.
+/// Makes the tables if there are none, and checks that this program knows their format.
 pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     if !exists(link, name)? {
-        // Whoever comes second finds them made.
+        // A second daemon finds the tables made.
         let text = format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})");
         link.execute(&text).map_err(|e| link.failed(&e))?;
         let made = if exists(link, name)? { Ok(()) } else { link.execute(&schema(name)) };
@@ -109,9 +109,9 @@ fn exists(link: &DatabaseLink, name: &str) -> Result<bool, OpenError> {
 fn not_made(link: &DatabaseLink, name: &str, error: &DatabaseError) -> OpenError {
     if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
         let error = format!(
-            "this role may not make the tables in schema `{name}` ({error}): let one who may run what \
-             `tidegate schema` prints, and grant this role USAGE on the schema and SELECT, INSERT, UPDATE \
-             and DELETE on its tables"
+            "this role may not make the tables in schema `{name}` ({error}): run the output of \
+             `tidegate schema` as a role that may, and grant this role USAGE on the schema and SELECT, \
+             INSERT, UPDATE and DELETE on its tables"
         );
         return OpenError::Database { place: link.place().to_owned(), error };
     }

@@ -1,43 +1,44 @@
-//! What is said to the database again and again.
+//! The prepared statements.
 //!
-//! What is looked up by key must be so whatever the database knows of its tables, which are empty at the
-//! start and large an hour later: a LATERAL with an OFFSET is one look into the index for each key. What is
-//! deleted by key is found in the same way first.
+//! A look-up by key must use the index whatever statistics the database has of its tables, which are empty at
+//! the start and large an hour later: a LATERAL with an OFFSET is one index look-up for each key. Statements
+//! that delete by key first find the rows in the same way.
 
 use tokio_postgres::{Client, Error, Statement};
 
-/// The part of the tables that this daemon uses.
+/// The shard of this daemon.
 const SHARD: i16 = 0;
-/// Whoever stands by says so each second.
+/// Age at which a standby daemon counts as gone, seconds; each reports every second.
 const SPARE_WITHIN_S: u32 = 5;
 
-/// Statements of one connection, for the tables of one schema.
+/// The statements of one connection, for the tables of one schema.
 pub(super) struct Statements {
-    /// Items by key, with their rests or without.
+    /// Reads items by key, with or without their rests.
     pub(super) items: Statement,
-    /// Rows of other keyspaces by key.
+    /// Reads rows of other keyspaces by key.
     pub(super) others: Statement,
-    /// Ended items by bucket, epoch and identity.
+    /// Reads ended items by bucket, epoch and identity.
     pub(super) ended: Statement,
-    /// A page of items: so many rows, less where their heads are large; rests within a bound.
+    /// Reads a page of items: at most a number of rows, fewer if their heads are large; with rests up to a
+    /// bound.
     pub(super) item_page: Statement,
-    /// A page of another keyspace.
+    /// Reads a page of another keyspace.
     pub(super) page: Statement,
     /// The first statement of each transaction; see [`super::claim`].
     pub(super) fence: Statement,
-    /// Takes the store over where it is free, or its lease over, or it was this daemon's.
+    /// Claims the store if it is free, its lease has expired, or it was this daemon's.
     pub(super) claim: Statement,
-    /// Who has it, and for how long.
+    /// Reads the owner, and the remaining time of the lease.
     pub(super) owner: Statement,
-    /// Lets go of it.
+    /// Releases the store.
     pub(super) release: Statement,
-    /// Ends the connection of its last owner, whose lease is over, or that was this daemon's.
+    /// Ends the connection of the last owner, if its lease has expired or it was this daemon.
     pub(super) unblock: Statement,
-    /// Says that this daemon stands by.
+    /// Records that this daemon stands by.
     pub(super) note_spare: Statement,
-    /// Who stood by lately, this daemon apart.
+    /// Reads another daemon that stood by lately.
     pub(super) spare: Statement,
-    /// This daemon stands by no longer, nor do those that have not been heard of for a day.
+    /// Removes this daemon from those that stand by, and those that have not reported for a day.
     pub(super) forget_spares: Statement,
     /// Removes items by key.
     pub(super) delete_items: Statement,
@@ -54,11 +55,11 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    /// Prepares all of them at once.
+    /// Prepares all statements.
     ///
     /// # Errors
     ///
-    /// The database's: a table is missing, or is another one.
+    /// Those of the database: a table is missing or different.
     pub(super) async fn prepare(client: &Client, schema: &str) -> Result<Self, Error> {
         let texts = Texts::of(schema);
         let statement = |text: String| async move { client.prepare(&text).await };
@@ -113,7 +114,7 @@ impl Statements {
     }
 }
 
-/// The statements' texts, over these tables.
+/// The texts of the statements, over these tables.
 struct Texts {
     items: String,
     rows: String,
@@ -181,7 +182,7 @@ impl Texts {
         )
     }
 
-    /// A row that is not there is a fault as well: else nothing would stop what follows.
+    /// A missing row is an error as well, because otherwise the transaction would continue.
     fn fence(&self) -> String {
         let Texts { shards, .. } = self;
         format!(
@@ -191,7 +192,7 @@ impl Texts {
         )
     }
 
-    /// Whoever may not have it locks nothing.
+    /// A daemon that may not claim the store locks no row.
     fn claim(&self) -> String {
         let Texts { shards, .. } = self;
         format!(
@@ -205,7 +206,8 @@ impl Texts {
         )
     }
 
-    /// A process id that another connection has by now is not its own.
+    /// A process id that another connection has by now does not count. The session's own time limits (half a
+    /// lease in a transaction, a lease in a statement) would end the connection too, but later.
     fn unblock(&self) -> String {
         let Texts { shards, .. } = self;
         format!(

@@ -1,5 +1,5 @@
-//! What a store in a database promises beside what every store does: claims, leases, the fence, and
-//! statements that cost the same whatever the database knows of its tables.
+//! Tests of the promises of a store in a database that other stores do not make: claims, leases, the fence,
+//! and statements whose cost does not depend on the database's statistics.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
@@ -53,7 +53,7 @@ fn a_store_is_one_daemons_until_it_is_released() {
 #[test]
 fn the_same_daemon_has_it_back_at_once_and_a_copy_of_its_file_is_another() {
     let ground = ground();
-    // As after kill -9: nothing is released.
+    // As after kill -9: the store is not released.
     drop(open(&ground).unwrap());
     drop(open(&ground).unwrap());
     let elsewhere = ground.elsewhere();
@@ -69,11 +69,11 @@ fn what_is_over_is_free() {
     drop(open(&ground).unwrap());
     ground.sql("UPDATE $.shards SET expires = clock_timestamp() - interval '1 ms'");
     drop(open(&ground.elsewhere()).unwrap());
-    // The first daemon is another one's predecessor by now.
+    // The first daemon is no longer the owner.
     assert!(matches!(refusal(&ground), OpenError::Claimed { .. }));
 }
 
-/// Another daemon has claimed the store, and this one does not know.
+/// The stores of two daemons: the second has claimed the store without the first one's knowledge.
 fn stolen(ground: &PgGround) -> (Box<dyn Store>, Box<dyn Store>) {
     let mut old = open(ground).unwrap().store;
     old.commit(&[group(1, vec![put(1, 1)])]).unwrap();
@@ -93,9 +93,9 @@ fn whoever_has_lost_it_writes_nothing_and_forgets_who_it_was() {
     assert_eq!(everything(&mut *new), [key(1, 1), key(2, 2)]);
     assert!(matches!(old.renew(), Err(CommitError::Fenced)));
     assert_eq!(ground.sql("SELECT commit_no, next_seq, claim FROM $.shards"), before);
-    // It must not pass for the former owner again, however the claim came to be the other's.
+    // It must not pass for the former owner again, however the other daemon came to its claim.
     assert!(!ground.path().join("NODE").exists());
-    // What it lets go of is not its own.
+    // It must not release a store that it does not own.
     old.close().unwrap();
     new.commit(&[group(4, vec![put(4, 4)])]).unwrap();
 }
@@ -149,7 +149,7 @@ fn a_lost_connection_is_a_failed_commit_and_what_is_there_is_found_again() {
 fn a_transaction_that_was_undone_is_made_again() {
     let ground = ground();
     let mut store = open(&ground).unwrap().store;
-    // As a deadlock would, for the first two tries; a sequence is not undone.
+    // Acts as a deadlock for the first two attempts; a sequence is not rolled back.
     ground.sql("CREATE SEQUENCE $.tries");
     ground.sql(
         "CREATE FUNCTION $.undo() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
@@ -164,7 +164,7 @@ fn a_transaction_that_was_undone_is_made_again() {
     assert!(undone.to_string().contains("40P01"), "{undone}");
 }
 
-/// Where the database waits for its replica no longer it has committed, and says so by a warning.
+/// A database that stops waiting for its replica has committed, and reports it by a warning.
 #[test]
 fn what_no_replica_has_is_a_doubt_and_other_warnings_are_none() {
     let conf = "synchronous_standby_names = 'nobody'\nsynchronous_commit = local";
@@ -191,11 +191,11 @@ fn what_no_replica_has_is_a_doubt_and_other_warnings_are_none() {
         ground.sql(&format!("SELECT pg_cancel_backend(({waiting}))"));
         committing.join().expect("a commit").unwrap_err()
     });
-    assert!(doubt.to_string().contains("has waited for its replica no longer"), "{doubt}");
+    assert!(doubt.to_string().contains("no longer waits for its synchronous replica"), "{doubt}");
     assert_eq!(ground.sql("SELECT count(*) FROM $.items"), "2", "it has committed all the same");
 }
 
-/// Pages end by rows, or by bytes of what comes before the bodies; nothing is left out or comes twice.
+/// Pages end by rows, or by bytes of heads; no row is omitted or repeated.
 #[test]
 fn rows_with_large_heads_are_read_in_pages() {
     let ground = ground();
@@ -265,8 +265,8 @@ fn people_see_what_waits() {
     assert_eq!(seen, format!("{APP}|1780272000123.000000|7|t"));
 }
 
-/// Whatever the database knows of its tables: nothing, or that they are empty. Prepared at the start, and
-/// never again.
+/// Whatever statistics the database has of its tables: none, or that they are empty. Statements are prepared
+/// at the start, and never again.
 #[test]
 fn no_statement_goes_over_a_whole_table_whatever_is_known_of_it() {
     const ROWS: u64 = 5_000;
@@ -301,7 +301,7 @@ fn no_statement_goes_over_a_whole_table_whatever_is_known_of_it() {
         let gone = (0..500).map(|n| Op::Delete { place: place(APP, n * 10 + 1, 1), rows: rows(n * 10) });
         store.commit(&[group(100, gone.collect())]).unwrap();
         store.begin_reclaim().unwrap().expect("a job")().unwrap();
-        // It tells what it has done when the connection ends.
+        // The server reports a session's figures when its connection ends.
         store.close().unwrap();
         let told = "SELECT sum(seq_tup_read), sum(idx_tup_fetch) > 3000 FROM pg_stat_user_tables \
                     WHERE schemaname = '$' AND relname IN ('items', 'rows', 'ended')";
@@ -347,7 +347,8 @@ fn a_role_that_may_not_make_tables_is_told_how() {
 
 #[test]
 fn a_takeover_by_a_clock_that_is_behind_finds_what_lies_ahead() {
-    // What it comes to is tested over every ground; here that it is read, and within the lease.
+    // Other tests cover the result on every ground; this one checks that the rows are read, and within the
+    // lease.
     let ground = ground();
     let mut store = open(&ground).unwrap().store;
     let mut first = group(1, vec![put(5_000, 1)]);
@@ -398,12 +399,13 @@ fn whoever_stands_by_is_an_heir_for_as_long_as_it_does() {
     refusal(&ground);
     let former = store.heir().unwrap().expect("the former owner");
     assert_ne!(former, heir);
-    // Its own row is none.
+    // Its own row does not count.
     ground.sql(&format!("INSERT INTO $.nodes VALUES ('{heir}', clock_timestamp() + interval '1 s')"));
     assert_eq!(store.heir().unwrap(), Some(former));
 }
 
-/// In the middle of a transaction that has the store's row, as a process that was frozen then.
+/// A connection in the middle of a transaction that locks the store's row, as of a process that was frozen
+/// there.
 fn holding(ground: &PgGround, before: &str) -> DatabaseLink {
     let link = DatabaseLink::open(&ground.config().database.unwrap()).unwrap();
     link.execute("SET idle_in_transaction_session_timeout = 0").unwrap();
@@ -427,7 +429,7 @@ fn a_former_owner_that_holds_the_row_is_cut_off_and_nobody_else() {
     assert!(begun.elapsed() >= Duration::from_secs(1), "it was not held: {:?}", begun.elapsed());
     assert!(former.ask("SELECT 1").is_err(), "its connection is ended");
     store.close().unwrap();
-    // Whoever else has the row has it until it lets go.
+    // Any other holder keeps the row until it releases it.
     let stranger = holding(&ground, "SELECT 1");
     let letting_go = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(1_500));

@@ -1,5 +1,5 @@
-//! The threads beside the store's own: what reads contents, what looks over many rows, and what watches that
-//! calls come back.
+//! The threads beside the store's own: the reader of contents, the looker for scans, and the watch over
+//! calls.
 
 use super::{Alive, ThreadShared, ThreadState, Worker};
 use crate::clock;
@@ -10,11 +10,11 @@ use crate::store::{Reader, StoreFailure};
 use std::collections::VecDeque;
 use std::sync::{Condvar, PoisonError};
 
-/// Looks at a call before it is taken for dead. They are counted rather than a clock read, so that a process
-/// that was frozen, or a machine that slept, is given its time.
+/// Number of checks after which a call counts as hung. The thread counts checks instead of reading a clock,
+/// so that a process that was frozen, or a machine that slept, gets its full time.
 const LOOKS: u32 = 12;
 
-/// What one of these threads takes up next; `None`: there is nothing, and there will be nothing.
+/// The next job of one of these threads; `None`: there is none, and none will come.
 fn next<T>(
     shared: &ThreadShared,
     of: fn(&mut ThreadState) -> &mut Worker<VecDeque<Queued<T>>>,
@@ -30,7 +30,7 @@ fn next<T>(
     Some(next)
 }
 
-/// The reader's thread.
+/// The body of the reader's thread.
 pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
     let _alive = Alive { shared, flag: |s| &mut s.reader.alive };
     let next = || next(shared, |s| &mut s.reader, &shared.reads, "read of contents");
@@ -50,11 +50,11 @@ pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
     }
 }
 
-/// The looker's thread: steps over many rows, of which each sees what there was when its turn came in the
-/// store's line. Commits and deliveries wait for none of them.
+/// The body of the looker's thread: it runs steps of scans. Each step sees the rows as they were when it
+/// reached the head of the store's queue. Commits and deliveries wait for no scan.
 pub(super) fn look(shared: &ThreadShared) {
     let _alive = Alive { shared, flag: |s| &mut s.looker.alive };
-    while let Some(Queued { job, .. }) = next(shared, |s| &mut s.looker, &shared.looks, "look over rows") {
+    while let Some(Queued { job, .. }) = next(shared, |s| &mut s.looker, &shared.looks, "scan of rows") {
         match job() {
             Ok(loaded) => shared.report(StoreEvent::Loaded(loaded)),
             Err(error) => shared.fail(error.into()),
@@ -62,10 +62,10 @@ pub(super) fn look(shared: &ThreadShared) {
     }
 }
 
-/// The thread that notices a call which does not come back: a disk can stop without an error, and whoever
-/// waits for it then waits for ever.
+/// The body of the watch thread, which detects a call that does not return: a disk can hang without an error,
+/// and a caller would then wait indefinitely.
 pub(super) fn watch(shared: &ThreadShared) {
-    // By thread: the call last seen, and how many times in a row.
+    // For each thread: the last call seen, and how many times in a row.
     let mut seen = [(0, 0); 3];
     loop {
         let alive = |s: &mut ThreadState| s.any_alive() && !s.failed;

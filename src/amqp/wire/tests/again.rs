@@ -1,4 +1,4 @@
-//! What consumers send back: when it is delivered again, how often, and in which form.
+//! Messages that consumers send back: when they are delivered again, how often, and in which form.
 
 use super::batch::{batch, names, out_item};
 use super::*;
@@ -52,7 +52,7 @@ fn each_try_waits_twice_as_long_and_the_last_is_told() {
         assert_eq!(u64::from(item.tried.retry), tries.unwrap_or(0).cast_unsigned() + 1);
         assert_eq!(item.over.is_some(), over, "{tries:?}");
     }
-    // By its own account it was tried in vain.
+    // By its own count it has had all its tries.
     let of = [
         sent_in(),
         ("x-retry", number(3)),
@@ -79,7 +79,7 @@ fn a_time_that_the_consumer_sets_wins_and_one_that_the_broker_brings_back_does_n
         Some(NOW + 10_000),
         "whatever it says"
     );
-    // What names no batch has not been delivered.
+    // A message that names no batch has not been delivered.
     assert_eq!(due(&[("x-delay", number(500)), deaths(), ("x-retry", number(9))]), Some(NOW + 500));
     assert_eq!(item(come(with(&[("x-retry", number(9))]), b"x")).tried.retry, 0);
     // Entries of an envelope: each as if it had come alone.
@@ -162,7 +162,8 @@ fn a_batch_comes_back_whole_and_goes_out_as_it_was_under_its_id() {
         );
         let kept = |p: &BasicProperties| (p.kind().clone(), p.content_type().clone(), p.message_id().clone());
         assert_eq!(kept(&out.properties), kept(&properties));
-        // What has come back once comes back again, as another try; the same once more is the same.
+        // A batch that has come back once comes back again, as another try; the same try has the same
+        // fingerprint.
         let (next, same) = (
             item(come(out.properties.clone(), &body)),
             item(come(and(&out.properties, &[("x-error", text("no"))]), &body)),

@@ -100,8 +100,8 @@ fn json() {
     assert_eq!(batch_id_of(&out.properties), Some(out.id));
 }
 
-/// A character set is no encoding: each format embeds the payload and says nothing of it, and alone it leaves
-/// as it came.
+/// A character set is no encoding: each format embeds the payload and omits the character set, and alone it
+/// leaves as it came.
 #[test]
 fn a_character_set_is_no_content_encoding() {
     for none in ["utf-8", "UTF-8", "utf8", "us-ascii", "ASCII", "identity"] {
@@ -215,6 +215,7 @@ fn passthrough() {
     assert_eq!(out.properties.message_id().as_ref().unwrap().as_str(), "own");
 }
 
+/// Judges promise 9.
 #[test]
 fn batch_ids() {
     let id = |batch: &Batch, store| encode(batch, &names(), store, NOW).id;
@@ -226,7 +227,7 @@ fn batch_ids() {
     // The same members: the same id, whatever else changed.
     let again = Batch { number: 9, attempt: 7, format: Format::CloudEvents, customer: None, ..first.clone() };
     assert_eq!(id(&again, STORE), known);
-    // Other members, application or store: another one.
+    // Other members, application or store: another id.
     assert_ne!(id(&Batch { items: three()[..2].to_vec(), ..first.clone() }, STORE), known);
     assert_ne!(id(&Batch { application: "other".into(), ..first.clone() }, STORE), known);
     assert_ne!(id(&first, STORE + 1), known);

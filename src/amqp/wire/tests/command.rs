@@ -90,7 +90,7 @@ fn who_is_answered() {
     };
     assert_eq!(asked(lookup().with_reply_to("q".into())), to(None));
     assert_eq!(asked(lookup().with_reply_to("q".into()).with_correlation_id("c".into())), to(Some("c")));
-    // An ordinary request's is for the consumers.
+    // That of an ordinary request is for the consumers.
     let pushed = BasicProperties::default()
         .with_reply_to("q".into())
         .with_headers(table(&[("x-delay", text("soon"))]));
@@ -102,7 +102,7 @@ fn malformed_ones_are_answered_and_dead() {
     let long = "x".repeat(201);
     let headers = |name: &str, value: AMQPValue| table(&[(name, value)]);
     let cases = [
-        (kind("tidegate.cancel"), "names neither in its fields nor in its body an id"),
+        (kind("tidegate.cancel"), "neither the fields nor the body of the command name an id"),
         (kind("tidegate.lookup").with_headers(headers("x-customer", text("c"))), "an id (message_id)"),
         (kind("tidegate.flush").with_message_id("i".into()), "a customer (x-customer)"),
         (kind("tidegate.cancel").with_headers(headers("x-customer", text(&long))), "x-customer is 201 bytes"),
@@ -116,7 +116,7 @@ fn malformed_ones_are_answered_and_dead() {
         ),
         (
             kind("tidegate.batch"),
-            "a batch came back (type tidegate.batch), and application \"orders\" has no tries",
+            "a batch came back (type tidegate.batch), and redelivery is off for application \"orders\"",
         ),
         (kind("tidegate.batches"), "type \"tidegate.batches\" is not a command"),
         (kind("tidegate."), "type "),
@@ -189,11 +189,12 @@ fn identities_keep_application_and_id_apart() {
     assert_ne!(known, identity("a", "bc"));
     assert_ne!(known, identity("abc", ""));
     assert_ne!(known, identity("c", "ab"));
-    // Rows on the disk are found by it: it must never change.
+    // The store finds rows by it: it must never change.
     let hex: String = known.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, "a0968c014f3fc7bd1a7d9a8d1ad1177e");
 }
 
+/// Judges promise 9.
 #[test]
 fn ids_that_this_store_assigns() {
     let seq = |id: &str| target("a", id, STORE).assigned;

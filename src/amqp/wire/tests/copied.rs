@@ -44,7 +44,7 @@ fn written(format: Format, items: &[NewItem]) -> String {
     String::from_utf8(body).unwrap()
 }
 
-/// What one request's entry has between the contract's fields and its payload.
+/// The part of one request's entry between the contract's fields and its payload.
 fn passed_on(format: Format, copies: &Readings, properties: BasicProperties) -> String {
     let properties = properties.with_message_id("i".into());
     let item = item(take_with(copies, properties, b""));
@@ -201,7 +201,7 @@ fn entries_of_an_envelope_have_those_of_the_message() {
     assert!(written(Format::Ndjson, &[one]).contains(r#""headers":{"traceparent":"t","x-b":"b"}"#));
 }
 
-/// What is chosen changes neither what travels on nor which request it is.
+/// A choice changes neither what leaves as `passthrough` nor which request it is.
 #[test]
 fn the_request_stays_what_it_is() {
     let copies = rules(&every_property(), &["traceparent"]);
@@ -233,7 +233,8 @@ fn a_choice_lies_behind_the_properties() {
     assert_eq!(chosen.weight - plain.weight, r#","correlation_id":"c","headers":{"a":1,"c":3}"#.len() as u32);
 }
 
-/// What the contract reads is never passed on a second time, and no output carries what re-routes.
+/// Headers that the contract reads are never passed on a second time, and no output carries those that
+/// re-route.
 #[test]
 fn the_configuration_refuses_names_that_are_taken() {
     let fault = |name: &str| {

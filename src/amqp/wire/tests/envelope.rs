@@ -17,7 +17,7 @@ fn refused(json: &str) -> String {
     refusal(take(envelope(), json.as_bytes()))
 }
 
-/// What would leave for this item as `passthrough`.
+/// The message that would leave for this item as `passthrough`.
 fn republished(item: &NewItem) -> Incoming<'static> {
     let batch = Batch {
         number: 1,
@@ -136,7 +136,7 @@ fn strictness() {
         (r#"{"payload_base64":"a-_="}"#, "payload_base64 "),
         (r#"{"payload_base64":5}"#, "payload_base64 "),
         (r#"[]"#, "empty array"),
-        (r#"[{"payload":1}] x"#, "behind its array"),
+        (r#"[{"payload":1}] x"#, "after its array"),
         (r#"[{"payload":1}"#, "not understood"),
     ] {
         let error = refused(json);

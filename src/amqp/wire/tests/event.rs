@@ -64,7 +64,7 @@ fn a_structured_event_goes_out_as_it_came_with_its_due() {
     let text = String::from_utf8(out.body.to_vec()).unwrap();
     assert!(text.contains(r#""data": {"a": 1.0, "b":"}"}"#) && !text.contains('\n'), "as written: {text}");
     assert_eq!(serde_json::from_str::<Vec<Value>>(&text).unwrap(), [want]);
-    // One that says itself when it is due keeps that.
+    // An event that has its own `due` keeps it.
     let own = br#"{"specversion":"1.0","id":"e","source":"s","type":"t","due":"soon"}"#;
     assert_eq!(events(vec![structured(own)])[0]["due"], "soon");
     // Elsewhere it is a payload like any other.
@@ -175,7 +175,7 @@ fn attributes_of_an_event_have_the_form_that_readers_ask_for() {
     for (name, value) in [("subject", text("a")), ("time", text("2026-01-01T00:00:00Z")), ("x", number(1))] {
         assert_eq!(kind(name, value), "t", "{name}");
     }
-    // RFC 3986: a reference where it comes from, and a whole URI of its schema.
+    // RFC 3986: a reference for the source, and a whole URI for the schema.
     for schema in ["", "schema", "/schema", "http://a b/", "http://a/%zz"] {
         assert_eq!(kind("dataschema", text(schema)), "tidegate.item", "{schema}");
     }

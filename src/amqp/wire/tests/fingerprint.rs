@@ -30,6 +30,7 @@ fn headers(more: &[(&str, AMQPValue)]) -> BasicProperties {
     full().with_headers(all)
 }
 
+/// Judges promise 14.
 #[test]
 fn a_copy_that_comes_later_and_with_marks_of_the_broker_is_equal() {
     let first = fingerprint(full(), b"body");

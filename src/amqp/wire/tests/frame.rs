@@ -1,4 +1,4 @@
-//! What fits into a frame, and what is left of a dead letter that does not.
+//! Which messages fit into a frame, and what remains of a dead letter that does not.
 
 use super::super::{encode, fit, Outgoing};
 use super::batch::{batch, names, out_item};

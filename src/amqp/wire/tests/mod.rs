@@ -1,4 +1,4 @@
-//! Tests of the translation as a whole, by the contract's tables. Helpers stand here.
+//! Tests of the translation as a whole, by the contract's tables, with their helpers.
 
 mod again;
 mod batch;

@@ -10,7 +10,7 @@ fn library_bytes(properties: &BasicProperties) -> Vec<u8> {
     gen_properties(properties)(Vec::new().into()).unwrap().write
 }
 
-/// What an output with these stored bytes would carry.
+/// The properties that an output with these stored bytes would carry.
 fn outgoing(bytes: &[u8]) -> BasicProperties {
     let (basic, table) = Basic::parse(bytes).unwrap();
     basic.to_amqp(parse_table(table))

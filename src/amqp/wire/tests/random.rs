@@ -278,7 +278,7 @@ proptest! {
         }
     }
 
-    /// A command, or a rejection that is answered: nobody who waits is forgotten.
+    /// A command, or a rejection that is answered: every client that waits gets an answer.
     #[test]
     fn any_command_is_read_or_answered(
         properties in properties(),

@@ -409,7 +409,7 @@ fn a_delay_counts_from_the_timestamp_where_that_is_configured() {
     assert_eq!(due("received", 60_000, stamp, None), Ok(NOW + 60_000), "each application has its own");
     // Milliseconds in a field for seconds.
     let wrong = due("orders", 0, Some(NOW), None).unwrap_err();
-    assert!(wrong.contains("limits.max_delay") && wrong.contains("its timestamp says"), "{wrong}");
+    assert!(wrong.contains("limits.max_delay") && wrong.contains("its timestamp, "), "{wrong}");
     // Entries of an envelope count from their message's.
     let properties = with(&[]).with_timestamp(made / 1_000).with_content_type(ENVELOPE.into());
     let body = br#"[{"payload":1,"delay_ms":60000},{"payload":2,"delay_ms":60000,"application":"received"}]"#;

@@ -1,10 +1,10 @@
-//! What is safe, and what may be acked.
+//! Which requests are safe, and which may be acked.
 
 use super::model::*;
 use crate::engine::types::*;
 
 impl Model {
-    /// When the last part of a message became safe.
+    /// Notes when the last part of a message became safe.
     pub(super) fn note_safe(&mut self) {
         let mono = self.now.mono;
         let waiting = |number: &usize| self.messages[number].safe_since.is_none();
@@ -38,7 +38,7 @@ impl Model {
             self.end_unwritten(number);
             self.check_ack(number);
             if let Some(command) = self.messages[&number].command {
-                // Nobody is told.
+                // The command has no reply queue.
                 let silent = self.commands.remove(&command);
                 silent.into_iter().for_each(|asked| drop(self.answered.insert(command, asked)));
             }
@@ -52,7 +52,7 @@ impl Model {
         }
     }
 
-    /// With nothing stored a cancel or a replacement is seen by the ack of what it ended.
+    /// Without a store, a cancel or a replacement shows only in the ack of the item that it ended.
     fn end_unseen(&mut self, number: usize) {
         let message = &self.messages[&number];
         let taken: Vec<(usize, u64)> = message
@@ -74,15 +74,15 @@ impl Model {
         }
     }
 
-    /// With nothing stored: a command or another of its id may have ended it, and the ack waits for the rest
-    /// of its message.
+    /// Without a store, a command or another item of its id may have ended it, and the ack waits for the rest of its
+    /// message.
     pub(super) fn may_have_ended_unseen(&self, ask: usize) -> bool {
         let identity = self.asks[ask].new.identity;
         let met = || identity.is_some_and(|identity| self.met_unseen(ask, identity));
         !self.durable && (self.may_be_cancelled(ask) || met())
     }
 
-    /// One that was published and never written leaves no delete when another takes its place, or when it is taken back
+    /// An item that was published and never written leaves no delete when another replaces it, or when it is cancelled
     /// before the answer is given; that is safe.
     fn end_unwritten(&mut self, number: usize) {
         let taken = self.messages[&number].taken.clone();
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// Another of its id is written: who is in flight and was never written is in its flight alone from now on.
+    /// Another item of its id is written: an item in flight that was never written exists in its flight only from now on.
     pub(super) fn supersede_unwritten(&mut self, ask: usize, heir: u64) {
         let Some(identity) = self.asks[ask].new.identity.filter(|_| self.is_hurried(ask)) else { return };
         let before =
@@ -111,11 +111,11 @@ impl Model {
 
     fn has_safe_heir(&self, life: &Life) -> bool {
         let is_heir = |heir: &&Life| heir.identity == life.identity && heir.seq > life.seq;
-        // The broker has the request of one that is not acked.
+        // The broker still has the request of an item that is not acked.
         self.lives.values().filter(is_heir).any(|heir| self.is_safe(heir.seq) || !heir.acked)
     }
 
-    /// Nothing but the end of what was never written can tell that its id was known.
+    /// Only the remembered end of an item that was never written shows that its id was known.
     fn check_end_is_known(&self, life: &Life) {
         let tail = self.settings.of(self.application(life.seq)).dedupe_tail;
         let told = self.durable && tail > 0 && self.before.is_empty() && life.identity.is_given();

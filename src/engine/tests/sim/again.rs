@@ -1,4 +1,4 @@
-//! What is sent again goes as it was, and in the order in which it went before.
+//! A batch that is sent again is sent unchanged, and in its former order.
 
 use super::model::{Flight, Model, State};
 use crate::engine::types::*;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 pub(super) struct Again {
     application: String,
     customer: Option<Arc<str>>,
-    /// Those of its items that wait for that.
+    /// Its items that wait for that.
     items: Vec<u64>,
     /// The call in which its attempt ended.
     call: usize,
 }
 
 impl Model {
-    /// Its attempt has ended. What has failed goes back to its queue, with all that waits there.
+    /// An attempt has ended. A failed batch goes back to its queue, with all batches that wait there.
     pub(super) fn ended(&mut self, number: u64, flight: &Flight, outcome: &Outcome) {
         let again = match outcome {
-            // A refused one that was alone is split.
+            // A refused batch that was sent alone is split.
             Outcome::Unknown | Outcome::Unsent | Outcome::Refused(_) => true,
             Outcome::Overdue => !flight.alone,
             Outcome::Confirmed(_) | Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) => false,
@@ -37,14 +37,14 @@ impl Model {
             items: flight.items.clone(),
             call: self.call,
         };
-        // Another half of it may wait under its number.
+        // Its other half may wait under the same number.
         let half = self.again.remove(&(flight.first, number)).map_or(vec![], |half| half.items);
         let items = again.items.iter().chain(&half).copied().collect();
         self.again.insert((flight.first, number), Again { items, ..again });
     }
 
-    /// Some wait no more, or for their time: when the clock is set back, one of its own is waited for anew. What the broker
-    /// delivers again is not sent again.
+    /// Removes items that no longer wait, or wait for their time: after the clock is set back, an own time is awaited
+    /// anew. Items that the broker redelivers are not sent again.
     pub(super) fn leave_again(&mut self) {
         let (lives, now) = (&self.lives, self.now);
         self.again.values_mut().for_each(|again| {
@@ -58,8 +58,8 @@ impl Model {
         self.again.retain(|_, again| !again.items.is_empty());
     }
 
-    /// Nothing of its customer that went before waits to be sent again. With nothing stored it is not seen how what waits
-    /// has ended. The number under which its items went first: a half may have another.
+    /// No item of its customer that was sent earlier may wait to be sent again. Without a store the end of a waiting item
+    /// is not visible. Returns the number under which its items were sent first; a half may have another.
     pub(super) fn check_again(&mut self, batch: &Batch) -> u64 {
         let seqs: Vec<u64> = batch.items.iter().map(|item| item.seq).collect();
         let its = |again: &Again| again.items.iter().any(|seq| seqs.contains(seq));

@@ -1,4 +1,4 @@
-//! What producers and operators of a world ask for.
+//! Requests of producers and commands of operators in a world.
 
 use super::super::world::*;
 use super::model::{Ask, Message};
@@ -16,7 +16,7 @@ pub(super) const RULES: [DuplicateRule; 5] = [
 ];
 
 impl Sim {
-    /// A message with one entry or some.
+    /// Sends a message with one or several entries.
     pub(super) fn request(&mut self) {
         let rejected = self.pick(30) == 0;
         let parts = if !rejected && self.pick(5) == 0 { 1 + self.pick(4) } else { 1 };
@@ -94,7 +94,7 @@ impl Sim {
         Ask { poison, poison_dead, rejected, ..self.plain_ask(message, new) }
     }
 
-    /// One that is understood, and that the broker takes.
+    /// A request that is valid, and whose item the broker accepts.
     pub(super) fn plain_ask(&self, message: usize, new: NewItem) -> Ask {
         Ask {
             message,
@@ -109,7 +109,7 @@ impl Sim {
         }
     }
 
-    /// One that is known by its producer's id, by its assigned one, or not at all.
+    /// A target named by a producer's id, by an assigned id, or by an id that no item has.
     fn any_target(&mut self) -> Target {
         let application = self.any_app();
         if self.pick(3) == 0 && !self.model.lives.is_empty() {
@@ -126,8 +126,7 @@ impl Sim {
         target(&application, &id)
     }
 
-    /// A command from within the process, or by message.
-    /// Of a pause: by a command, or by itself, soon.
+    /// The end of a pause: none, or a moment soon.
     pub(super) fn any_end(&mut self) -> Option<Moment> {
         let ms = self.looks.draw() % 4_000;
         match self.looks.draw() % 4 {
@@ -172,7 +171,7 @@ impl Sim {
         self.ask(command);
     }
 
-    /// What has been read beside the rest comes back, or whoever asked has gone.
+    /// Lets a read beside the others return, or a client leave.
     pub(super) fn look_on(&mut self) {
         match self.looks.draw() % 20 {
             0 => self.leave(),
@@ -181,7 +180,7 @@ impl Sim {
         }
     }
 
-    /// Whoever asked the oldest command of this process does not wait for its answer.
+    /// The client of the oldest command from within the process no longer waits for its answer.
     fn leave(&mut self) {
         let oldest = self.model.commands.iter().find(|(_, asked)| asked.local && !asked.left);
         let oldest = oldest.map(|(number, _)| *number);
@@ -223,7 +222,7 @@ impl Sim {
     }
 }
 
-/// Settings of one application, drawn.
+/// Random settings of one application.
 pub(super) fn app_settings(draw: &mut dyn FnMut(u64) -> u64, limits: bool) -> AppSettings {
     let mut one_of = |list: &[u64]| list[draw(list.len() as u64) as usize];
     AppSettings {

@@ -1,4 +1,4 @@
-//! What the broker makes of the batches that are out.
+//! What the broker does with the batches in flight.
 
 use super::super::world::*;
 use super::model::{Excuse, Model};
@@ -14,7 +14,7 @@ impl Sim {
         self.connected = false;
         self.settle_unknown();
         self.world.input(Input::EgressLost);
-        // Handed over before the news came.
+        // Published before the engine was informed of the loss.
         self.settle_unknown();
         assert!(self.world.out.is_empty(), "sent without a connection");
     }
@@ -23,7 +23,7 @@ impl Sim {
         let out = std::mem::take(&mut self.world.out);
         let mut settled = Vec::new();
         for (_, batch) in &out {
-            // It may have arrived all the same, or not have been published at all.
+            // The batch may have arrived, or may not have been published at all.
             let fate = self.pick(3);
             if fate == 0 && self.would_take(batch) {
                 self.receive(batch);
@@ -46,9 +46,9 @@ impl Sim {
         }
     }
 
-    /// A copy has arrived in the consumer's queue, or in that of the dead letters.
+    /// A copy has arrived in the consumer's queue or in the dead-letter queue.
     pub(super) fn receive(&mut self, batch: &Batch) {
-        // What has been taken in meanwhile may excuse it.
+        // A request accepted in the meantime may excuse a repeat.
         self.judge();
         for item in &batch.items {
             let number = self.model.ask_of(&item.content);
@@ -85,7 +85,7 @@ impl Sim {
         }
     }
 
-    /// Its queue is there, and takes it.
+    /// Whether its queue exists and accepts it.
     pub(super) fn would_take(&self, batch: &Batch) -> bool {
         let there = match batch.dead {
             Some(_) => self.dead_exchange == DeadExchange::Takes,
@@ -94,7 +94,7 @@ impl Sim {
         there && !self.hangs(batch) && !self.is_poisoned(batch)
     }
 
-    /// The broker takes this one, the first that is out, or what is in it costs the channel.
+    /// Confirms this batch, the first in flight, or closes the channel because of an item in it.
     pub(super) fn confirm_first(&mut self, batch: &Batch) {
         if self.is_poisoned(batch) {
             self.close_channel(batch);
@@ -126,7 +126,7 @@ impl Sim {
             _ if !self.would_take(&batch) => Outcome::Returned("312 NO_ROUTE".into()),
             0 if !self.plan.calm => Outcome::Nacked,
             1 if !self.plan.calm => {
-                // One of two queues has taken it.
+                // One of two bound queues has accepted it.
                 self.receive(&batch);
                 self.excuse(&batch, Excuse::PartlyRefused);
                 Outcome::Nacked
@@ -140,7 +140,7 @@ impl Sim {
         self.world.settle(nth, outcome);
     }
 
-    /// All of one channel end in one way.
+    /// Settles all batches of one channel with the same outcome.
     fn settle_channel(&mut self, batch: &Batch, outcome: &Outcome, excuse: Option<Excuse>, arrives: bool) {
         let same = |other: &Batch| {
             if batch.alone {
@@ -165,18 +165,19 @@ impl Sim {
         self.world.input(Input::Settled(settled));
     }
 
-    /// The broker closes the channel over a batch.
+    /// The broker closes the channel because of a batch.
     pub(super) fn close_channel(&mut self, batch: &Batch) {
         let outcome = Outcome::Refused("406 PRECONDITION_FAILED".into());
         self.settle_channel(batch, &outcome, (!batch.alone).then_some(Excuse::ChannelClosed), !batch.alone);
     }
 
-    /// The exchange is missing: everything on the channel of the dead letters, or the one that was alone.
+    /// The exchange does not exist: settles all batches on the channel of the dead letters, or the one that was sent
+    /// alone.
     fn unavailable(&mut self, batch: &Batch) {
         self.settle_channel(batch, &Outcome::Unavailable("404 NOT_FOUND".into()), None, false);
     }
 
-    /// Confirms are overdue on the channel of one that hangs there.
+    /// Makes confirms overdue on the channel of a batch whose queue hangs.
     pub(super) fn overdue(&mut self) {
         let hangs = |(_, batch): &(u64, Batch)| !batch.alone && self.hangs(batch);
         let Some((since, batch)) = self.world.out.iter().find(|one| hangs(one)).cloned() else { return };
@@ -189,7 +190,7 @@ impl Sim {
         }
     }
 
-    /// Those that the engine has told to do so give their channels up, if they still have them.
+    /// Batches that the engine has ordered to do so give up their channels, if they still have them.
     pub(super) fn free_channels(&mut self) {
         for number in std::mem::take(&mut self.world.given_up) {
             let out = self.world.out.iter().find(|(_, batch)| batch.number == number);
@@ -201,25 +202,25 @@ impl Sim {
 }
 
 impl Model {
-    /// Batches that are alone on their channels.
+    /// Number of batches that are alone on their channels.
     pub(super) fn alone(&self) -> usize {
         self.flights.values().filter(|flight| flight.alone).count()
     }
 
-    /// Most of them.
+    /// Bound on that number.
     pub(super) fn most_alone(&self) -> usize {
         (self.settings.max_in_flight / 2).clamp(1, ALONE_CHANNELS)
     }
 
-    /// A channel is free for a batch that goes alone, also for one of an application that fails.
+    /// Whether a channel is free for a batch that is sent alone, even one of an application that fails.
     pub(super) fn has_channel(&self) -> bool {
         self.alone() < (self.most_alone() * 3 / 4).max(1)
     }
 }
 
 impl Sim {
-    /// Once the engine has nothing left to do at this moment and all that it asked the store for is there, no batch that
-    /// nothing keeps is still here: the daemon takes one that stays for an engine that stands still.
+    /// Once the engine has no work at this moment and all its reads have returned, no batch without a reason to wait may
+    /// be left: the daemon takes such a batch as a sign that the engine has stopped.
     pub(super) fn check_overlooked(&self) {
         let world = &self.world;
         let rests = world.jobs.is_empty() && world.late.is_empty() && world.wait() != Some(0);

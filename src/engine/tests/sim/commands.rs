@@ -1,4 +1,4 @@
-//! What was asked of the engine beside requests, and whether each answer is the truth.
+//! Commands to the engine, and whether each answer is true.
 
 use super::model::{Known, Life, Message, Model, State};
 use crate::engine::event::FOR_EVER;
@@ -9,30 +9,30 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Asked {
     pub(super) command: Command,
     pub(super) local: bool,
-    /// The call with which it came, and the moment.
+    /// The call with which it came, and its moment.
     pub(super) call: usize,
     pub(super) now: Now,
-    /// The call in which it was answered, and the moment, UTC ms.
+    /// The call in which it was answered, and its moment, UTC ms.
     pub(super) answered: usize,
     answered_at: u64,
-    /// Whoever asked waits no more.
+    /// Its client no longer waits for the answer.
     pub(super) left: bool,
-    /// Its message's tag, where it came by message: what arrived behind is not meant.
+    /// Tag of its message, if it came by message: it does not apply to messages behind it.
     pub(super) tag: Option<u64>,
-    /// Items that it took back.
+    /// Items that it cancelled.
     pub(super) took: BTreeSet<u64>,
-    /// Items of which nothing is remembered: it took them back, or those that came behind it replaced them.
+    /// Items whose end is not remembered: it cancelled them, or requests behind it replaced them.
     pub(super) perhaps: BTreeSet<u64>,
-    /// Of a count: when each of those that it is about was due when it came. A window that closes makes it sooner.
+    /// For a count: the due of each counted item when it came. A window that closes makes a due sooner.
     pub(super) dues: BTreeMap<u64, u64>,
-    /// Least and most that a count, or the size of a window, has been meanwhile.
+    /// Least and most that a count, or the size of a window, has been since the question.
     pub(super) least: u64,
     pub(super) most: u64,
 }
 
 impl Asked {
-    /// The call by which it has begun, and the moment, UTC ms: in its line it stands behind those that the store is asked
-    /// for first.
+    /// The call by which it has begun, and its moment, UTC ms: it is queued behind commands that need an answer of the
+    /// store.
     fn begun_by(&self, model: &Model) -> (usize, u64) {
         let is_before = |other: &&Asked| {
             let asks =
@@ -44,7 +44,7 @@ impl Asked {
         answered.fold((self.call, self.now.wall), std::cmp::max)
     }
 
-    /// It is a cancel of a customer and has begun, and this waited then for a time that had not come.
+    /// Whether it is a cancel of a customer that had begun while this item waited for a time that had not come.
     pub(super) fn is_its_own(&self, model: &Model, seq: u64) -> bool {
         let life = &model.lives[&seq];
         let (begun_by, begun_at) = self.begun_by(model);
@@ -55,7 +55,7 @@ impl Asked {
         cancels && waited && begun && own_time && self.covers(model, seq)
     }
 
-    /// Whether it may take this item back.
+    /// Whether it may cancel this item.
     pub(super) fn covers(&self, model: &Model, seq: u64) -> bool {
         let life = &model.lives[&seq];
         let new = &model.asks[life.ask].new;
@@ -76,11 +76,11 @@ impl Asked {
                 !later && model.may_be_selected(selection, life, self.call)
             }
             Command::DropParked(application) => {
-                // It is no cancel of a customer, behind which that customer's requests wait.
+                // It is no cancel of a customer, behind which the requests of that customer wait.
                 let later = self.local && came.is_some_and(|(call, ..)| call > self.begun_by(model).0);
                 let app = model.apps.get(&**application);
                 let parked = app.is_some_and(|app| app.failing || app.failed_call >= self.call);
-                // It waits for the time that it has been given since.
+                // The item waits for the time that it was given since.
                 let parked = parked && (life.retimed_call < self.call || life.due <= model.now.wall);
                 *application == new.application && !later && parked
             }
@@ -121,7 +121,7 @@ impl Model {
         self.commands.insert(number, asked);
     }
 
-    /// Whatever was counted may have changed.
+    /// All counts may have changed.
     pub(super) fn recount(&mut self) {
         let mut commands = std::mem::take(&mut self.commands);
         let cancelled = |asked: &Asked| match &asked.command {
@@ -146,16 +146,16 @@ impl Model {
         let whole: Vec<Box<str>> = commands.values().filter_map(of_all).collect();
         for asked in commands.values_mut() {
             let n = match &asked.command {
-                // What came behind it is not its own, and need not make up for one that has gone.
+                // Items that came behind it do not count, and need not make up for one that has gone.
                 Command::Count(of) => {
                     let its = self.of_customer(&of.application, &of.customer);
                     its.filter(|life| life.accepted < asked.call).count() as u64
                 }
-                // Of one that is unsure it is not known whether it is open.
+                // An unsure window may not be open.
                 Command::Flush(of) if self.windows.is_unsure(&of.application, &of.customer) => 0,
-                // Between what is taken back and what comes in by the same commit.
+                // Between the items that a commit cancels and those that it admits.
                 Command::Flush(of) if cancelled.contains(of) || selected.contains(&of.application) => 0,
-                // Its end may be before it, another flush, or one for want of room.
+                // The end of the window may come first, or another flush, or a close for lack of room.
                 Command::Flush(of) if self.windows.is_ripe(&of.application, &of.customer) => 0,
                 Command::Flush(of) if flushed.iter().filter(|other| *other == of).count() > 1 => 0,
                 Command::Flush(of) if whole.contains(&of.application) => 0,
@@ -169,8 +169,8 @@ impl Model {
         self.commands = commands;
     }
 
-    /// A window has one member more, and a flush may be judged before the next; or before that of the same commit which
-    /// took a member's place.
+    /// A window has one more member, and a flush may come before the next, or while a member that the same commit
+    /// replaces still counts.
     pub(super) fn recount_window(&mut self, application: &str, customer: &str) {
         let n = self.windows.count(application, customer) as u64;
         let replaced = self.windows.replaced_now(application, customer);
@@ -183,12 +183,12 @@ impl Model {
         }
     }
 
-    /// Somebody may be flushing this window: by command, or because there is no room.
+    /// Whether this window may be flushed: by a command, or for lack of room.
     pub(super) fn may_flush(&self, application: &str, customer: &str) -> bool {
         self.may_flush_one_of(application, customer, self.windows_at_most())
     }
 
-    /// The same, with so many windows open.
+    /// The same, with `open` windows open.
     pub(super) fn may_flush_one_of(&self, application: &str, customer: &str, open: usize) -> bool {
         let asked = self.commands.values().any(|asked| {
             matches!(&asked.command, Command::Flush(of) if *of.application == *application && *of.customer == *customer)
@@ -197,7 +197,7 @@ impl Model {
         asked || self.may_lack_room(application, open)
     }
 
-    /// Windows of this application may close for want of room.
+    /// Whether windows of this application may close for lack of room.
     fn may_lack_room(&self, application: &str, open: usize) -> bool {
         let settings = self.settings.of(application);
         let full = settings.on_full == OnFull::FlushEarly
@@ -209,7 +209,7 @@ impl Model {
         full || many
     }
 
-    /// The command that took an item back.
+    /// Attributes a cancelled item to the commands that cover it.
     pub(super) fn taken_back(&mut self, seq: u64) -> bool {
         let found =
             self.commands.iter().filter(|(_, asked)| asked.covers(self, seq)).map(|(number, _)| *number);
@@ -220,12 +220,12 @@ impl Model {
         !found.is_empty() || self.orphaned.values().any(|asked| asked.covers(self, seq))
     }
 
-    /// A cancel may have been first, before another came in its place.
+    /// Whether a cancel may have ended the item before its replacement came.
     pub(super) fn is_perhaps_taken_back(&self, seq: u64) -> bool {
         self.commands.values().any(|asked| asked.perhaps.contains(&seq))
     }
 
-    /// An item went for which another has come, and no end of it is remembered: a cancel may have been first.
+    /// An item was replaced and its end is not remembered: a cancel may have been first.
     pub(super) fn perhaps_taken_back(&mut self, seq: u64) {
         let is_cancel = |asked: &Asked| matches!(asked.command, Command::Cancel(_));
         let found = self.commands.iter().filter(|(_, asked)| is_cancel(asked) && asked.covers(self, seq));
@@ -234,14 +234,14 @@ impl Model {
         }
     }
 
-    /// They are answered sooner, with nothing, or as ever.
+    /// Clients leave: the commands are answered earlier without a result, or as usual.
     pub(super) fn leave(&mut self, numbers: &[u64]) {
         for number in numbers {
             self.commands.get_mut(number).into_iter().for_each(|asked| asked.left = true);
         }
     }
 
-    /// Every answer is judged against all that was true between question and answer.
+    /// Checks an answer against all states between the question and the answer.
     pub(super) fn answered(&mut self, number: u64, answer: &Answer) {
         let Some(mut asked) = self.commands.remove(&number) else {
             panic!("an answer to nobody's question, or a second one: {number} {answer:?}");
@@ -252,7 +252,8 @@ impl Model {
         self.answered.insert(number, asked);
     }
 
-    /// Where it tells of fewer than it may have taken, those that another command may have taken are not told of.
+    /// If the answer reports fewer items than the command may have cancelled, removes those that another may have
+    /// cancelled.
     fn keep_told(&self, asked: &mut Asked, answer: &Answer) {
         let Answer::Cancelled { count, .. } = answer else { return };
         if *count < asked.took.len() as u64 {
@@ -300,11 +301,11 @@ impl Model {
                 let most = all.map(|whole| whole.max_applications).min().unwrap_or(0);
                 let paused =
                     self.apps.values().filter(|app| app.paused.is_some() || app.pausing > 0).count() as u64;
-                // This one's own pause is under way.
+                // The pause of this command itself is under way.
                 assert!(paused > most, "{paused} applications are paused, {most} may be");
                 self.app(name).pausing -= 1;
             }
-            // Its end came in the line.
+            // Its end passed while it was queued.
             Command::Pause(name, Some(_)) if matches!(answer, Answer::Rejected(_)) => {
                 self.app(name).pausing -= 1;
             }
@@ -319,7 +320,7 @@ impl Model {
                 let wall = since.map(|(_, wall)| *wall).max().unwrap_or(0);
                 let app = self.app(name);
                 app.pausing -= 1;
-                // It may have ended since.
+                // The pause may have ended since.
                 let over = app.paused.is_some_and(|until| until <= wall) || app.pause_over >= asked.call;
                 if app.pausing == 0 && !over {
                     assert_eq!(changed, app.paused != until, "{:?}", asked.command);
@@ -331,13 +332,13 @@ impl Model {
             Command::Retry(name) => {
                 let Answer::Done { changed } = answer else { panic!("{answer:?}") };
                 let app = self.app(name);
-                // It may have come through before the answer was durable.
+                // An attempt may have succeeded before the answer was durable.
                 let failed = app.failing || app.failed_call >= asked.call;
                 assert!(!changed || failed, "tried again what is not parked");
                 if *changed {
                     app.parked_until = 0;
                 }
-                // It may have failed again before the answer was durable.
+                // An attempt may have failed again before the answer was durable.
                 if *changed && app.failure < asked.call {
                     app.left_alone_until = 0;
                 }
@@ -366,7 +367,7 @@ impl Model {
                 assert_eq!((*count, *in_flight), (1, 0));
                 let waited = known.iter().any(|k| matches!(k, Known::Waiting(_)));
                 if self.durable {
-                    // Perhaps before it was ever written.
+                    // The item may have ended before it was ever written.
                     let unwritten = self.end_unwritten_by_cancel(asked, &known);
                     let pending = asked.took.is_empty() && self.met_pending(usize::MAX, target.identity);
                     let unseen = unwritten || pending || self.was_taken_back_since(asked, target);
@@ -392,17 +393,17 @@ impl Model {
             Answer::InFlight => {
                 let undecided = |k: &Known| match k {
                     Known::Out(_) => true,
-                    // The broker has not said since whether it took it.
+                    // The broker has not reported since whether it took the item.
                     Known::Waiting(seq) => {
                         let life = &self.lives[seq];
-                        // It may have been formed into a batch, which waits for payloads.
+                        // The item may be in a batch that waits for payloads.
                         let lately = life.waiting_since >= asked.call || self.contents_read;
                         life.undecided || lately || self.may_be_unlooked_at(life.waiting_since)
                     }
                     Known::Ended(_) | Known::Nobody => false,
                 };
                 assert!(known.iter().any(undecided), "{target:?} is said to be in flight: {known:?}");
-                // A request behind it may have been decided, for a cancel behind that.
+                // The engine may have decided on a request behind it, because of a cancel behind that.
                 let is_id = |ask: &usize| self.asks[*ask].new.identity == Some(target.identity);
                 let hurried = || (0..self.asks.len()).filter(is_id).any(|ask| self.is_hurried(ask));
                 let impatient = self.few_wait || self.many_wait(asked) || hurried();
@@ -414,14 +415,14 @@ impl Model {
         }
     }
 
-    /// Its end has been written, and what it was went back to the broker with its connection before the answer.
+    /// Its end has been written, and its request returned to the broker with the connection before the answer.
     fn was_taken_back_since(&self, asked: &Asked, target: &Target) -> bool {
         let ends = self.unwritten_ends.get(&target.identity);
         let is_its = |ended: &Ended| ended.end == End::Cancelled && ended.at >= asked.now.wall;
         ends.is_some_and(|ends| ends.iter().any(is_its))
     }
 
-    /// One that was published, certainly not delivered, and never written leaves no delete.
+    /// An item that was published, certainly not delivered, and never written leaves no delete.
     fn end_unwritten_by_cancel(&mut self, asked: &Asked, known: &[Known]) -> bool {
         let Some(Known::Waiting(seq)) = known.last().filter(|_| asked.took.is_empty()) else { return false };
         let life = &self.lives[seq];
@@ -433,7 +434,7 @@ impl Model {
         unwritten
     }
 
-    /// With nothing stored an item is seen for the first time when it is published.
+    /// Without a store, an item is first visible when it is published.
     pub(super) fn may_wait_unseen(&self, identity: Identity) -> bool {
         let is_it = |ask: &super::model::Ask| ask.new.identity == Some(identity) && !ask.rejected;
         !self.durable && self.asks.iter().any(is_it)
@@ -448,7 +449,7 @@ impl Model {
             (None, Some(_)) => ended.due == life.accepted_due,
             (None, None) => ended.due <= life.accepted_due,
         };
-        // The attempts of a dead one are those of its letter.
+        // The attempts of a dead item are those of its dead letter.
         let told = (least..=most).contains(&ended.attempts) && due;
         let waited = matches!(life.state, State::Sent | State::Cancelled);
         if waited && !told || ended.customer.as_deref() != new.customer.as_deref() {
@@ -464,8 +465,7 @@ impl Model {
         }
     }
 
-    /// Its last end was not remembered, as the tail was 0 then: an end before it is told, within the tail of
-    /// now.
+    /// Its last end was not remembered, as the tail was 0 then: an earlier end is reported, within the present tail.
     pub(super) fn ended_before(
         &self,
         asked: &Asked,
@@ -478,7 +478,7 @@ impl Model {
         self.end_before(target.identity, *last).is_some_and(told)
     }
 
-    /// It was taken back before it was written: what was remembered of it then is told, within the tail.
+    /// It was cancelled before it was written: the end remembered then is reported, within the tail.
     pub(super) fn ended_unwritten(&self, target: &Target, known: &[Known], ended: &Ended) -> bool {
         let ends = self.unwritten_ends.get(&target.identity);
         let told = self.may_be_told(&target.application, ended, self.now.wall);
@@ -490,8 +490,8 @@ impl Model {
         self.stepped || !self.before.is_empty() || wall <= ended.at + tail
     }
 
-    /// It was taken back before it was ever written, and comes back within the tail: that counts when it is
-    /// delivered, as its ack waits for the rest of its message.
+    /// It was cancelled before it was ever written, and comes back within the tail. The moment of delivery counts, as its
+    /// ack waits for the rest of its message.
     pub(super) fn comes_back_unwritten(&self, new: &NewItem, delivered: u64, known: &[Known]) -> bool {
         let wall = self.now.wall.saturating_sub(self.now.mono - delivered);
         let ends = new.identity.and_then(|identity| self.unwritten_ends.get(&identity));
@@ -505,13 +505,13 @@ impl Model {
         let forgotten = |k: &Known| match k {
             Known::Nobody => true,
             Known::Ended(seq) => {
-                // With nothing stored, how it died is remembered once its letter has been confirmed.
+                // Without a store, its death is remembered once its dead letter has been confirmed.
                 let letter = matches!(self.lives[seq].state, State::Dead(_) | State::DeadOut(..));
                 let unconfirmed = letter && !self.durable;
                 unconfirmed || self.remembered(*seq, asked.now.wall).1 || self.heir_is_back(*seq)
             }
-            // With nothing stored its death is not seen until its letter leaves, nor that it was taken back until
-            // its message is acked.
+            // Without a store, its death is not visible until its dead letter leaves, nor its cancel until its message is
+            // acked.
             Known::Waiting(seq) => {
                 let life = &self.lives[seq];
                 let expiry = self.asks[life.ask].new.expiry;
@@ -519,15 +519,15 @@ impl Model {
                 let died = life.refused || expired || self.given_up_unseen(life);
                 !self.durable && (died || self.taken_back_unseen(*seq) || self.heir_is_forgotten(*seq))
             }
-            // With nothing stored one that has its place may have been taken back, or gone back to the broker, unseen.
+            // Without a store, its replacement may have been cancelled, or have returned to the broker, without a trace.
             Known::Out(seq) => {
                 let life = &self.lives[seq];
                 let replaced = || self.is_hurried(life.ask) && self.may_have_ended_unseen(life.ask);
                 !self.durable && (life.superseded || replaced())
             }
         };
-        // An item without an id was in flight when it was asked for, and the store kept nobody from looking: its outcome is
-        // waited for, and another command may be there first, or nobody be left since its request comes again.
+        // An item without an id was in flight at the question, and the store could answer at once: the command waits for
+        // its outcome, but another command may come first, or the item may be gone because its request comes again.
         let passes = |k: &Known| match k {
             Known::Nobody => true,
             Known::Waiting(seq) => self.lives[seq].state != State::Sent,
@@ -538,12 +538,13 @@ impl Model {
         !awaited && (known.is_empty() || known.iter().any(forgotten))
     }
 
-    /// With nothing stored: so many may have been taken since it came that the oldest had to go, whose letter has not left.
+    /// Without a store: so many items may have been admitted since that the oldest was given up, and its dead letter has
+    /// not left.
     pub(super) fn given_up_unseen(&self, life: &Life) -> bool {
         self.apps[self.application(life.seq)].over >= life.accepted
     }
 
-    /// With nothing stored: applications of which more may have been taken than may wait.
+    /// Without a store: notes applications of which more items may have been admitted than may wait.
     pub(super) fn note_over(&mut self) {
         if self.durable {
             return;
@@ -559,7 +560,7 @@ impl Model {
         }
     }
 
-    /// By a command since it began to wait as it does now: one that was answered, or any where no end is remembered.
+    /// Cancelled by a command since its present wait began: an answered one, or any where ends are not remembered.
     fn taken_back_unseen(&self, seq: u64) -> bool {
         let (life, name) = (&self.lives[&seq], self.application(seq));
         let forgets = self.settings.of(name).dedupe_tail == 0;
@@ -568,7 +569,7 @@ impl Model {
             || (forgets && self.commands.values().any(|asked| took(&asked)))
     }
 
-    /// With nothing stored: it was not taken back, but another took its place unseen, whose message is with the
+    /// Without a store: it was not cancelled but replaced without a trace, and the message of its replacement is with the
     /// broker again.
     fn heir_is_back(&self, seq: u64) -> bool {
         let life = &self.lives[&seq];
@@ -579,8 +580,8 @@ impl Model {
         !self.durable && life.state == State::Cancelled && self.messages.values().any(waits)
     }
 
-    /// With nothing stored: another took its place unseen, while the rest of its message was not safe, and was taken
-    /// back so long ago that its id is forgotten.
+    /// Without a store: it was replaced without a trace while the rest of its message was not safe, and the replacement
+    /// was cancelled so long ago that its id is forgotten.
     fn heir_is_forgotten(&self, seq: u64) -> bool {
         let life = &self.lives[&seq];
         let name = &self.asks[life.ask].new.application;

@@ -1,11 +1,11 @@
-//! What a cancel of a customer, and a flush of its window, tell.
+//! Answers to counts and cancels of a customer, and to flushes.
 
 use super::commands::Asked;
 use super::model::{Life, Model, State};
 use crate::engine::types::*;
 
 impl Model {
-    /// Of those that it is about some may have gone, come or moved meanwhile.
+    /// Checks a count; items of the customer may have left, come or moved since the question.
     pub(super) fn judge_count(&self, asked: &Asked, of: &CustomerOf, answer: &Answer) {
         let Answer::Counted { waiting, in_flight, parked, next_due, .. } = answer else {
             panic!("{answer:?}")
@@ -15,7 +15,7 @@ impl Model {
             return;
         }
         let most = self.ever_of(of, asked.call);
-        // Of those whose window closed meanwhile, or that have another time, some may have moved behind its back.
+        // Items whose window closed, or that were given another time, may have moved behind the position of the count.
         let has_moved = |(seq, due): &(&u64, &u64)| {
             let life = &self.lives[seq];
             life.due < **due || life.retimed_call >= asked.call
@@ -28,7 +28,7 @@ impl Model {
         assert!((least..=most).contains(&total), "{answer:?}: {} to {most}", asked.least);
     }
 
-    /// When the first of those of a customer was due, at the question, that have waited since before it.
+    /// First due, at the question, of the customer's items that have waited since before it.
     fn first_due_of(&self, of: &CustomerOf, asked: &Asked) -> Option<u64> {
         let waited = |life: &&Life| {
             life.accepted < asked.call && life.waiting_since < asked.call && life.retimed_call < asked.call
@@ -42,16 +42,16 @@ impl Model {
         if !self.durable {
             return;
         }
-        // Several commands over one customer share what they take.
+        // Several commands about one customer share the items that they cancel.
         let others = |other: &&Asked| {
             matches!(&other.command, Command::CancelAll(o) if o == of)
                 || takes_back(&other.command) && !matches!(other.command, Command::CancelAll(_))
         };
-        // One that went on when the connection that brought it was lost may have been first.
+        // A command that went on when its connection was lost may have been first.
         let shared = self.commands.values().chain(self.orphaned.values()).any(|asked| others(&asked))
             || self.answered.values().filter(|a| others(a) && a.call + 200 >= asked.call).count() > 0;
         let took = asked.took.len() as u64;
-        // What a request behind it replaced was taken back first.
+        // Items that a request behind it replaced were cancelled first.
         let replaced = self
             .lives
             .values()
@@ -61,7 +61,7 @@ impl Model {
             (took..=took + replaced).contains(count) || shared,
             "{count} are said to be taken back, {took} were"
         );
-        // For another cancel a request that waits for the same item is decided at once.
+        // Because of another cancel, the engine decides at once on a request that waits for the same item.
         let is_another = |command: &Command| match command {
             Command::CancelAll(other) => other.application == of.application,
             Command::CancelSelected(selection) => selection.application == of.application,
@@ -71,11 +71,11 @@ impl Model {
         let answered = self.answered.values().filter(|other| other.answered >= asked.call);
         let others = self.commands.values().chain(answered).chain(self.orphaned.values());
         let another = others.into_iter().any(|other| is_another(&other.command));
-        // Behind one of this process the request may have to wait for the store first.
+        // Behind a command from within the process, the request may have to wait for the store first.
         let hurried = another || self.few_wait || asked.tag.is_none();
         let patient = self.now.mono >= asked.now.mono + 5_000 || hurried;
         assert!(*in_flight == 0 || patient, "it waits 5 s for the outcomes");
-        // What was in flight and has failed meanwhile is its own as well.
+        // It also covers items that were in flight and have failed since.
         let waits = |life: &&Life| {
             let failed = life.put.is_some() && life.waiting_since < self.call;
             life.state == State::Waiting && (life.waiting_since < asked.call || failed)
@@ -89,7 +89,7 @@ impl Model {
         );
     }
 
-    /// Nothing that came before the question is in an open window of the application.
+    /// No item from before the question may be in an open window of the application.
     pub(super) fn judge_flush_all(&mut self, asked: &Asked, name: &str, answer: &Answer) {
         let Answer::Flushed(_) = answer else { panic!("{answer:?}") };
         if !self.durable {
@@ -102,7 +102,7 @@ impl Model {
         }
     }
 
-    /// What is parked may be given up whatever became of its last attempt.
+    /// Whether the item may be dropped as parked, whatever the outcome of its last attempt.
     pub(super) fn may_be_given_up(&self, seq: u64) -> bool {
         let asked = self.commands.values().chain(self.answered.values());
         asked
@@ -116,7 +116,7 @@ impl Model {
             return;
         }
         self.windows.flush_ripe((&app, &customer), self.call, self.now);
-        // Members of before the question are in no open window any more.
+        // Members from before the question may not be in an open window.
         let Some(id) = self.windows.open.get(&(app, customer)) else { return };
         let win = &self.windows.all[id];
         let old = win.members.iter().filter(|seq| self.lives[seq].accepted < asked.call).count();
@@ -124,7 +124,7 @@ impl Model {
     }
 }
 
-/// It takes items back.
+/// Whether a command cancels items.
 pub(super) fn takes_back(command: &Command) -> bool {
     matches!(
         command,

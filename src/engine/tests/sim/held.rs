@@ -1,4 +1,4 @@
-//! Customers that are held back: what a command changes of that, and what may leave meanwhile.
+//! Customers that are held back: effects of commands, and which batches may leave.
 
 use super::commands::Asked;
 use super::model::{Life, Model};
@@ -8,12 +8,12 @@ use crate::engine::tests::fake_store::FakeStore;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Customers of an application.
+/// Customers of an application that are held back.
 #[derive(Default)]
 pub(super) struct HeldBack {
-    /// Until then, UTC ms.
+    /// The end of each hold, UTC ms.
     until: BTreeMap<String, u64>,
-    /// Commands that are under way.
+    /// Number of commands under way.
     changing: BTreeMap<String, u32>,
 }
 
@@ -32,7 +32,7 @@ impl HeldBack {
 }
 
 impl Sim {
-    /// Nothing is held back any more: no application, by a pause or a rate, and no customer.
+    /// Ends all pauses and rates of applications, and all holds of customers.
     pub(super) fn let_all_go(&mut self) {
         for application in self.apps.clone() {
             self.ask(Command::Resume(application.as_str().into()));
@@ -61,14 +61,14 @@ impl Model {
         }
     }
 
-    /// Its customer may be held back.
+    /// Whether its customer may be held back.
     pub(super) fn may_be_held(&self, life: &Life) -> bool {
         let new = &self.asks[life.ask].new;
         let held = &self.apps[&*new.application].held;
         new.customer.as_deref().is_some_and(|customer| held.is_held(customer) || held.is_changing(customer))
     }
 
-    /// A batch is formed: its customer is not held back.
+    /// A batch is formed, so its customer must not be held back.
     pub(super) fn check_held(&self, batch: &Batch) {
         let Some(customer) = batch.customer.as_deref() else { return };
         let held = &self.apps[&*batch.application].held;
@@ -90,7 +90,7 @@ impl Model {
                 held.until.insert(customer, until.unwrap_or(FOR_EVER));
             }
             (Answer::Done { .. }, Command::ResumeCustomer(_)) => drop(held.until.remove(&customer)),
-            // Its end came in the line.
+            // Its end passed while it was queued.
             (Answer::Rejected(_), Command::PauseCustomer(_, Some(_))) => {}
             (Answer::Unavailable(_), Command::PauseCustomer(..)) => {
                 let all: usize = self.apps.values().map(|app| app.held.until.len()).sum();
@@ -102,10 +102,10 @@ impl Model {
         held.tell_time(wall);
     }
 
-    /// What was answered is durable, and nothing but a command changes it before its end.
+    /// An answered hold is durable, and only a command changes it before its end.
     pub(super) fn restore_held(&mut self, store: &FakeStore) {
         let (durable, wall) = (self.durable, self.latest_wall);
-        // That it had ended may not have been written when it was killed, and the clock have been set back.
+        // Its end may not have been written at the kill, and the clock may have been set back.
         let ended = |until: u64, walls: &[u64]| walls.iter().any(|wall| *wall >= until);
         let walls: Vec<u64> = self.walls.iter().map(|(_, wall)| *wall).collect();
         for (name, app) in &mut self.apps {

@@ -1,4 +1,6 @@
-//! Every call of the engine, judged: what it wrote, acked, published and answered, by what was true then.
+//! Checks of every call of the engine: what it wrote, acked, published and answered must fit the state at that moment.
+//!
+//! Judges every promise.
 
 use super::super::world::*;
 use super::customers::takes_back;
@@ -10,7 +12,7 @@ use crate::engine::types::*;
 impl Model {
     pub(super) fn call(&mut self, call: Call) {
         self.call += 1;
-        // Of less than a second the engine takes no notice: then windows close by the old difference of the clocks.
+        // The engine ignores steps of less than a second: windows then close by the old difference of the clocks.
         let expected = self.now.wall + (call.now.mono - self.now.mono);
         if call.now.wall + CLOCK_SLACK_MS < expected {
             (self.stepped, self.stepped_back, self.set_back_at) = (true, self.call, call.now);
@@ -59,7 +61,7 @@ impl Model {
         self.check_limits();
     }
 
-    /// For whoever repeats a world to see what happens in it.
+    /// Prints the call, for the repetition of a world.
     fn tell(&self, call: &Call) {
         eprintln!(
             "{} at {} / {}: {:?}",
@@ -153,7 +155,7 @@ impl Model {
         }
     }
 
-    /// Whoever needs room is judged before those close whose time has come.
+    /// Requests that need room are decided before the windows close whose time has come.
     pub(super) fn windows_at_most(&self) -> usize {
         self.windows.open.len().max(self.most_windows)
     }
@@ -180,12 +182,12 @@ impl Model {
             let refused = matches!(settled.outcome, Outcome::Refused(_));
             life.refused |= refused && flight.alone && flight.items.len() == 1;
             life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
-            // Nothing is learned from an attempt that did not leave.
+            // An attempt that did not leave proves nothing.
             let left = !matches!(settled.outcome, Outcome::Unsent | Outcome::Unavailable(_));
-            // On a channel that is closed over another what went before that may have arrived.
+            // On a channel that is closed because of another batch, earlier batches may have arrived.
             let undecided =
                 matches!(settled.outcome, Outcome::Unknown | Outcome::Overdue) || refused && !flight.alone;
-            // Of a dead letter nothing is learned of what it was.
+            // The outcome of a dead letter proves nothing about the former item.
             life.undecided = if left && !flight.dead { undecided } else { life.undecided };
             life.perhaps_sent |= life.undecided;
             life.failed = sure > 0;
@@ -194,7 +196,7 @@ impl Model {
                 (State::DeadOut(..), false) if life.orphaned => State::Forgotten,
                 (State::DeadOut(_, reason), false) => State::Dead(reason),
                 (_, true) => State::Sent,
-                // The broker delivers it again.
+                // The broker redelivers its request.
                 (_, false) if life.orphaned => State::Forgotten,
                 (_, false) if life.superseded => State::Replaced,
                 (_, false) => State::Waiting,
@@ -212,7 +214,7 @@ impl Model {
         let until = self.now.mono + self.longest_pause(&flight.application);
         let fails = match settled.outcome {
             Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) | Outcome::Overdue => true,
-            // A culprit that is found may park its application as well.
+            // A culprit that is found may also park its application.
             Outcome::Refused(_) => flight.alone,
             Outcome::Confirmed(_) | Outcome::Unknown | Outcome::Unsent => false,
         };
@@ -229,7 +231,7 @@ impl Model {
         let now = self.now.mono;
         let app = self.app(&flight.application);
         app.flights.remove(&settled.number);
-        // It was not parked when this one left, nor has it been since.
+        // The application was not parked when this batch left, nor has it been since.
         let was_free = flight.sent > app.parked_call && !flight.suspect;
         if !flight.dead && parks {
             if was_free {
@@ -241,7 +243,7 @@ impl Model {
         } else if !flight.dead && confirmed {
             app.failures = 0;
             app.heard = now;
-            // What was out before the failure proves nothing.
+            // Batches that left before the failure prove nothing.
             app.parked_until = if was_free { 0 } else { app.parked_until };
         }
         if app.failing {
@@ -250,12 +252,12 @@ impl Model {
         if !flight.dead && fails {
             (app.failing, app.left_alone_until, app.failure) = (true, until, call);
         } else if !flight.dead && confirmed && flight.alone && flight.sent >= app.failure && !flight.suspect {
-            // What was out before the failure proves nothing, nor does a suspect that was.
+            // Batches that left before the failure prove nothing, nor do suspects among them.
             (app.failing, app.left_alone_until) = (false, 0);
         }
     }
 
-    /// Items that others have the place of: each is in its flight alone.
+    /// Items that were replaced in flight: each exists in its flight only.
     pub(super) fn heirs(&self, application: &str) -> u64 {
         let has_heir = |life: &&Life| {
             life.superseded && life.state.is_live() && self.application(life.seq) == application
@@ -268,12 +270,12 @@ impl Model {
         all.map(|whole| whole.of(application).retry.max).max().unwrap_or(0)
     }
 
-    /// Few ended attempts are looked at in a call, and one of which was heard then may still stand in line.
+    /// A call handles few ended attempts, and one that was reported then may still be queued.
     pub(super) fn may_be_unlooked_at(&self, call: usize) -> bool {
         self.settings.thresholds.ended < 10 && call > self.rested
     }
 
-    /// A failure may be looked at no sooner than now.
+    /// A failure may be handled no sooner than now.
     fn leave_alone_until_looked_at(&mut self) {
         if self.may_be_unlooked_at(self.dead_failure) {
             self.dead_left_alone_until = self.now.mono + self.longest_pause("");
@@ -289,10 +291,10 @@ impl Model {
     fn reply(&mut self, reply: &Reply) {
         match &reply.asker {
             Asker::Local(number) => self.answered(*number, &reply.answer),
-            // Told of a delivery that comes again: whoever asked may be told twice.
+            // An answer to a delivery that comes again: the client may get two answers.
             Asker::Remote { delivery, .. } if delivery.generation != self.generation => {}
             Asker::Remote { delivery, .. } => {
-                // The connection may be gone, and the command forgotten.
+                // The connection may be lost, and the command forgotten.
                 let Some(number) = self.by_tag(delivery.tag) else { return };
                 let command = self.messages[&number].command.expect("a command");
                 self.answered(command, &reply.answer);
@@ -305,7 +307,7 @@ impl Model {
         self.open.iter().find(has).copied()
     }
 
-    /// Items whose successor under the same id was published before the commit that deletes them, or that were never
+    /// Items whose successor with the same id was published before the commit that deletes them, or that were never
     /// written, so that no commit deletes them.
     fn succeeded(&self, application: &str) -> u64 {
         let of_ids = || self.lives.values().filter(|life| life.identity.is_given());
@@ -319,8 +321,8 @@ impl Model {
             .count() as u64
     }
 
-    /// Customers of whom a former life left members: their windows are open again however many there are, and then make
-    /// room for as many others.
+    /// Customers with members of a former life: their windows are open again, however many there are, and then make room
+    /// for as many others.
     fn reopened(&self) -> u64 {
         let left = self.lives.values().filter(|life| life.restored && self.is_windowed(life));
         let names = left.map(|life| &self.asks[life.ask].new).map(|new| (&new.application, &new.customer));

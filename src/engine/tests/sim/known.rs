@@ -1,11 +1,11 @@
-//! What is known of items by identity, by application and by customer.
+//! The state of items by identity, by application and by customer.
 
 use super::commands::Asked;
 use super::model::*;
 use crate::engine::types::*;
 
 impl Model {
-    /// Whether an end of so long ago is remembered: certainly not, certainly.
+    /// Whether an end that long ago may be remembered, and whether it may not be.
     pub(super) fn remembered(&self, seq: u64, from_wall: u64) -> (bool, bool) {
         let life = &self.lives[&seq];
         let ask = &self.asks[life.ask];
@@ -25,7 +25,7 @@ impl Model {
         (may, may_not)
     }
 
-    /// Entries for an application that may have been taken and have not been seen.
+    /// Number of entries of an application that may have been accepted and are not visible yet.
     pub(super) fn unseen_of(&self, application: &str) -> u64 {
         let parts = self.open.iter().flat_map(|number| {
             let message = &self.messages[number];
@@ -36,7 +36,7 @@ impl Model {
             .count() as u64
     }
 
-    /// It was replaced or taken back before it was written.
+    /// Whether it was replaced or cancelled before it was written.
     pub(super) fn ended_unseen(&self, identity: Identity, since: usize, known: &[Known]) -> bool {
         let replaces = |known: &Known| match known {
             Known::Nobody => false,
@@ -52,11 +52,11 @@ impl Model {
         known.iter().any(replaces) || self.commands.values().chain(answered).any(cancels)
     }
 
-    /// Items of a customer that were live at some moment since a call.
+    /// Number of items of a customer that were live at any moment since a call.
     pub(super) fn ever_of(&self, of: &CustomerOf, since: usize) -> u64 {
         let is_its = |life: &&Life| {
             let new = &self.asks[life.ask].new;
-            // An attempt that failed may not have been looked at yet, and then it is still in its flight.
+            // A failed attempt may not have been handled yet, and then the item is still in its flight.
             let unlooked_at = life.superseded && self.may_be_unlooked_at(life.ended_call);
             let live = life.state.is_live() || life.ended_call >= since || unlooked_at;
             live && new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
@@ -64,7 +64,7 @@ impl Model {
         self.lives.values().filter(is_its).count() as u64
     }
 
-    /// Lives of a customer that may still be sent.
+    /// Items of a customer that may still be sent.
     pub(super) fn of_customer<'a>(
         &'a self,
         application: &'a str,

@@ -1,4 +1,4 @@
-//! What look-ups and lists tell of items.
+//! Answers to look-ups and lists.
 
 use super::commands::Asked;
 use super::model::{Known, Model};
@@ -14,11 +14,11 @@ impl Model {
             Answer::Found(listed) => {
                 let is_it =
                     |k: &Known| matches!(k, Known::Waiting(s) | Known::Out(s) if *s == listed.key.seq);
-                // What is due at once may be told of before it is published or written.
+                // An item that is due at once may be reported before it is published or written.
                 let at_once = listed.due <= self.now.wall && !self.lives.contains_key(&listed.key.seq);
-                // Or its connection went before it was.
+                // Or its connection was lost before that.
                 let in_line = self.met_pending(usize::MAX, target.identity) || self.ingest_lost >= asked.call;
-                // One whose request comes again has its number until then.
+                // An item whose request comes again keeps its number until then.
                 let orphaned = self.lives.get(&listed.key.seq).is_some_and(|life| life.orphaned);
                 let unseen = self.may_wait_unseen(target.identity) || at_once && in_line || orphaned;
                 assert!(known.iter().any(is_it) || unseen, "{listed:?}: {known:?}");
@@ -35,7 +35,7 @@ impl Model {
                 let right =
                     known.iter().any(|k| matches!(k, Known::Ended(seq) if self.ended_so(*seq, ended)));
                 assert!(right || !self.durable, "{ended:?}: {known:?}");
-                // It ended since the question, or within the tail.
+                // It must have ended since the question, or within the tail.
                 let told = |seq: u64| {
                     self.lives[&seq].ended_call >= asked.call || self.remembered(seq, asked.now.wall).0
                 };
@@ -50,7 +50,7 @@ impl Model {
     fn judge_listed(&self, asked: &Asked, listed: &Listed) {
         let seq = listed.key.seq;
         let Some(life) = self.lives.get(&seq) else {
-            // It may be confirmed before it is written.
+            // The item may be confirmed before it is written.
             let due = listed.due <= self.now.wall || self.stepped_back > 0;
             return assert!(due, "nothing has number {seq}: {listed:?}");
         };
@@ -71,16 +71,16 @@ impl Model {
             (Known::Waiting(s), ListedStage::Waiting) | (Known::Out(s), ListedStage::InFlight) => *s == seq,
             (Known::Waiting(s), ListedStage::Parked) => {
                 let app = &self.apps[&*new.application];
-                // What is not due yet waits, whatever becomes of the others.
+                // Items that are not due yet wait, whatever happens to the others.
                 let due = listed.due <= self.latest_wall;
                 *s == seq && due && (app.failing || app.failed_call >= asked.call)
             }
-            // Formed, and waiting for payloads; or to be sent again.
+            // In a batch that waits for payloads, or is to be sent again.
             (Known::Waiting(s), ListedStage::InFlight) => {
                 let due = listed.due <= self.latest_wall;
                 *s == seq && (life.published.is_some() || due)
             }
-            // Few ended attempts are looked at in a call, and it is not its turn.
+            // A call handles few ended attempts, and this one is still queued.
             (Known::Ended(s), ListedStage::InFlight) => *s == seq && self.may_be_unlooked_at(life.ended_call),
             _ => false,
         });
@@ -131,8 +131,8 @@ impl Model {
             let key = Key { due: planned, window: life.number, seq: life.seq };
             let meant = takes(&filter.application, Some(&new.application))
                 && takes(&filter.customer, new.customer.as_deref());
-            // What was moved to the moment at which its window closed lies elsewhere; as does what failed, where it was
-            // taken for a member of one, the clock having been set back.
+            // An item that was moved to the moment at which its window closed has another place. So has a failed item
+            // that was taken for a member of a window after the clock was set back.
             let moved = self.stepped && life.published.is_some();
             if !meant
                 || moved

@@ -1,4 +1,4 @@
-//! The reference: what has become of every single item, learned from what the engine was told and what it did. Written
+//! The reference model: the state of every single item, derived from the inputs and effects of the engine. It is written
 //! from the contract alone, one item at a time, without any of the engine's ideas.
 
 use super::super::world::*;
@@ -10,7 +10,7 @@ use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why an item may arrive once more. Each is given to the very items that it happened to, and covers one repeat.
+/// Why an item may arrive once more. An excuse is given to exactly the items concerned, and covers one repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Excuse {
     /// It had been published, or its delete was not durable, when the process was killed.
@@ -23,9 +23,9 @@ pub(super) enum Excuse {
     PartlyRefused,
     /// The broker closed the channel while it was in flight there.
     ChannelClosed,
-    /// Its request was not acked when the ingest connection was lost, and had no id.
+    /// Its request had no id and was not acked when the ingest connection was lost.
     AckLost,
-    /// Likewise, and another item of its id came before it came again: an id remembers its last end alone.
+    /// Likewise with an id, and another item with that id came before it came again: an id remembers its last end only.
     IdTaken,
 }
 
@@ -37,12 +37,12 @@ pub(super) struct Ask {
     pub(super) poison: bool,
     /// The same for its dead letter, while that is sent whole.
     pub(super) poison_dead: bool,
-    /// It cannot be understood.
+    /// The request is invalid.
     pub(super) rejected: bool,
     pub(super) arrivals: u32,
     pub(super) letters: u32,
     pub(super) excuses: Vec<Excuse>,
-    /// Its ack was lost, and a redelivery is recognised as long as its end is remembered.
+    /// Its ack was lost, and a redelivery is recognised as long as the end is remembered.
     pub(super) recognised: bool,
 }
 
@@ -50,14 +50,14 @@ pub(super) struct Ask {
 pub(super) struct Message {
     pub(super) asks: Vec<usize>,
     pub(super) command: Option<u64>,
-    /// Handed over: call, monotonic moment, tag, mark.
+    /// Its delivery: call, monotonic moment, tag, redelivered flag.
     pub(super) delivered: Option<(usize, u64, u64, bool)>,
-    /// Every part of it is safe since, monotonic.
+    /// The moment since which every part of it is safe, monotonic.
     pub(super) safe_since: Option<u64>,
-    /// What became of each entry in this delivery.
+    /// The item of each entry in this delivery, by arrival number.
     pub(super) taken: Vec<Option<u64>>,
     pub(super) answered: bool,
-    /// In this delivery.
+    /// Whether it was acked in this delivery.
     pub(super) acked: bool,
 }
 
@@ -71,12 +71,12 @@ pub(super) enum State {
     Dead(Reason),
     DeadOut(u64, Reason),
     DeadSent(Reason),
-    /// The broker has the only copy.
+    /// Only the broker has it.
     Forgotten,
 }
 
 impl State {
-    /// It counts for `max_waiting`, and may still be sent.
+    /// Whether it counts for `max_waiting` and may still be sent.
     pub(super) fn is_live(self) -> bool {
         matches!(self, State::Waiting | State::Out(_))
     }
@@ -96,61 +96,61 @@ pub(super) struct Life {
     pub(super) accepted_due: u64,
     pub(super) due: u64,
     pub(super) state: State,
-    /// The call in which it was first seen, and the moment, monotonic.
+    /// The call in which it was first seen, and its moment, monotonic.
     pub(super) accepted: usize,
     pub(super) seen: u64,
     /// The call since which it has waited without interruption.
     pub(super) waiting_since: usize,
     pub(super) put: Option<Token>,
     pub(super) durable: bool,
-    /// What became of its last attempt is not known: it may have been delivered.
+    /// The outcome of its last attempt is not known: it may have been delivered.
     pub(super) undecided: bool,
     /// The same of any attempt.
     pub(super) perhaps_sent: bool,
-    /// The broker has refused it alone: it is dead, which without a store is not seen until its letter leaves.
+    /// The broker has refused it alone, so it is dead. Without a store this is not visible until its dead letter leaves.
     pub(super) refused: bool,
     /// Failed attempts: those that certainly count, and those that may.
     pub(super) attempts: (u32, u32),
     pub(super) published: Option<usize>,
     /// The batch in which it was published last.
     pub(super) batch: Option<BatchId>,
-    /// It has had a window, whose number that is.
+    /// The number of its window, if it has had one.
     pub(super) window: Option<usize>,
-    /// Its window is that of a former life.
+    /// Its window belongs to a former life.
     pub(super) restored: bool,
-    /// When it ended, UTC ms, and the call.
+    /// When it ended, UTC ms.
     pub(super) ended_at: u64,
     /// For how long its id was to be remembered when it ended.
     pub(super) tail: Option<u64>,
     pub(super) ended_call: usize,
     pub(super) deleted: bool,
-    /// A cancel that was delivered again took it back, which may have been meant for one before it: that is remembered.
+    /// A redelivered cancel ended it, which may have been meant for an item before it: that is remembered.
     pub(super) taken_again: bool,
-    /// It counts as cancelled, and another of its id may have replaced it: nothing is remembered of either.
+    /// It counts as cancelled, but another item of its id may have replaced it: no end is remembered of either.
     pub(super) perhaps_replaced: bool,
-    /// The delivery that it came with was acked.
+    /// Its delivery was acked.
     pub(super) acked: bool,
     /// Its request comes again, and its attempt has not ended.
     pub(super) orphaned: bool,
     /// Its last attempt was nacked or returned.
     pub(super) failed: bool,
-    /// Another of its id was taken while it was in flight: it is sent, or replaced.
+    /// Another item of its id was admitted while it was in flight: it ends as sent or as replaced.
     pub(super) superseded: bool,
-    /// The time of its own that a command has given it, UTC ms, and the call in which that was written.
+    /// The own time that a command has given it, UTC ms, and the call in which that was written.
     pub(super) retimed: Option<u64>,
     pub(super) retimed_call: usize,
-    /// The last such time that an answer has told.
+    /// The last such time that an answer has reported.
     pub(super) promised: Option<u64>,
 }
 
 impl Life {
-    /// Where it lies, or would.
+    /// Its place in the store, if it is there.
     pub(super) fn key(&self) -> Key {
         Key { due: self.due, window: self.number, seq: self.seq }
     }
 }
 
-/// What can be known of an identity at one moment.
+/// State of an identity at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     Nobody,
@@ -159,7 +159,7 @@ pub(super) enum Known {
     Ended(u64),
 }
 
-/// Those of one id, application and customer.
+/// Requests of one id, application and customer.
 pub(super) type Peers = (Option<Identity>, String, Option<String>);
 
 pub(super) struct Flight {
@@ -167,13 +167,13 @@ pub(super) struct Flight {
     pub(super) items: Vec<u64>,
     pub(super) dead: bool,
     pub(super) alone: bool,
-    /// The number under which its items went first.
+    /// The number under which its items were sent first.
     pub(super) first: u64,
     /// The call in which it was published.
     pub(super) sent: usize,
-    /// The same as a moment, monotonic.
+    /// The moment of that call, monotonic.
     pub(super) at: u64,
-    /// It may go though its application is parked: all of it was in flight when that began.
+    /// It may be sent though its application is parked: all of it was in flight when that began.
     pub(super) suspect: bool,
 }
 
@@ -181,9 +181,9 @@ pub(super) struct Flight {
 pub(super) struct App {
     pub(super) live: u64,
     pub(super) flights: BTreeSet<u64>,
-    /// The last failed attempt: until when it may be left alone, monotonic.
+    /// Until when the application may be left alone after its last failed attempt, monotonic.
     pub(super) left_alone_until: u64,
-    /// The same: until when it certainly is, and the call in which that began or may have begun.
+    /// Until when it certainly is left alone, and the call in which that began or may have begun.
     pub(super) parked_until: u64,
     pub(super) parked_call: usize,
     /// Probes that have certainly failed since the last confirm.
@@ -195,37 +195,38 @@ pub(super) struct App {
     /// The last call in which it was failing, and that of its last failure.
     pub(super) failed_call: usize,
     pub(super) failure: usize,
-    /// Until then, UTC ms.
+    /// The end of its pause, UTC ms.
     pub(super) paused: Option<u64>,
-    /// The call in which its last pause was over: a command may have been there first.
+    /// The call in which its last pause ended: a command may have been first.
     pub(super) pause_over: usize,
-    /// A pause or its end is under way: both are possible.
+    /// Number of pauses and resumes under way: both states are possible.
     pub(super) pausing: u32,
-    /// The rate that a command has given it, changes of that which are under way, and what may leave at present.
+    /// Its temporary rate, changes of it that are under way, and the items that may leave at present.
     pub(super) slowed: Option<Slowed>,
     pub(super) slowing: u32,
     pub(super) credit: Option<super::paced::Credit>,
-    /// What may leave of each customer, and what were left if what is sent again counted.
+    /// The items of each customer that may leave, and the number if batches that are sent again counted as well.
     pub(super) credits: BTreeMap<String, [super::paced::Credit; 2]>,
     pub(super) held: super::held::HeldBack,
-    /// With nothing stored: the last call in which so many may have been taken that the oldest are given up.
+    /// Without a store: the last call in which enough items may have been admitted that the oldest are given up.
     pub(super) over: usize,
 }
 
 pub(super) struct Model {
     pub(super) durable: bool,
-    /// The store does its work at once.
+    /// The store executes its work at once.
     pub(super) prompt: bool,
-    /// Commands by message whose connection went before they were answered: what they took back is deleted all the same.
+    /// Commands by message whose connection was lost before they were answered: the items that they cancelled are deleted
+    /// all the same.
     pub(super) orphaned: BTreeMap<u64, Asked>,
-    /// How items ended by a cancel that were never written, by identity: an answer may tell of these very ends.
+    /// Ends of items that were cancelled and never written, by identity: an answer may report exactly these ends.
     pub(super) unwritten_ends: BTreeMap<Identity, Vec<Ended>>,
     /// Wall clock of each call.
     pub(super) walls: Vec<(usize, u64)>,
-    /// Tell every call on the error output.
+    /// Whether every call is printed to the error output.
     pub(super) trace: bool,
     pub(super) settings: Settings,
-    /// All settings of before, for what was begun under them.
+    /// All earlier settings, for work that was begun under them.
     pub(super) before: Vec<Settings>,
     pub(super) asks: Vec<Ask>,
     pub(super) messages: BTreeMap<usize, Message>,
@@ -236,34 +237,33 @@ pub(super) struct Model {
     pub(super) windows: Windows,
     /// Delivered and not acked.
     pub(super) open: BTreeSet<usize>,
-    /// Entries by application that went with their connection unseen, and may have been on their way out: they count
-    /// until their attempts have ended.
+    /// Entries by application that were lost with their connection, unseen, and may have been on their way out: they
+    /// count until their attempts have ended.
     pub(super) given_back: BTreeMap<String, u64>,
-    /// Not durable yet.
+    /// Items that are not durable yet.
     pub(super) fresh: BTreeSet<u64>,
-    /// Items by application that a commit removes behind the write that is judged: they were there then.
+    /// Items by application that a commit removes behind the write that is checked: they existed then.
     pub(super) leaving: BTreeMap<String, u64>,
-    /// And such as came with it and are gone before that write.
+    /// Items by application that came with the commit and are gone before that write.
     pub(super) passed: BTreeMap<String, u64>,
     /// Commands that travel by message.
     pub(super) mailed: BTreeMap<u64, Command>,
-    /// Those of them that somebody waits for.
+    /// Those of them whose clients wait for an answer.
     pub(super) replies_to: BTreeSet<u64>,
     pub(super) commands: BTreeMap<u64, Asked>,
     pub(super) answered: BTreeMap<u64, Asked>,
     pub(super) moves: Vec<Moved>,
-    /// Batches that are to be sent again, by the number under which their items went first, and their own.
+    /// Batches that are to be sent again, by the number under which their items were sent first, and by their own.
     pub(super) again: BTreeMap<(u64, u64), Again>,
-    /// With which commit the end of a request with this id and fingerprint has been written.
+    /// The commit with which the end of a request with this id and fingerprint was written.
     pub(super) remembered_with: BTreeMap<(Identity, u64), Token>,
-    /// What has been taken of the present deliveries, by what it must keep its order with: tag, part, number.
+    /// Items admitted from the present deliveries, by the peers with which they keep their order: tag, part, number.
     pub(super) taken_in: BTreeMap<Peers, Vec<(u64, usize, u64)>>,
     /// Publications by application and customer: call, wall clock, key, first of its item.
     pub(super) published: BTreeMap<(String, String), Vec<(usize, u64, Key, bool)>>,
-    /// Application and customer of windows that closed sooner than planned, by the commit that is looked at; the last of
-    /// their members by number.
+    /// Numbers of windows that closed sooner than planned in the commit that is checked.
     pub(super) closed_now: Vec<u64>,
-    /// Windows that were open at some moment of this call.
+    /// Most windows that were open at any moment of this call.
     pub(super) most_windows: usize,
     pub(super) call: usize,
     /// The last call with which the engine had nothing left to do.
@@ -272,33 +272,33 @@ pub(super) struct Model {
     pub(super) committed: Token,
     pub(super) egress: (bool, bool),
     pub(super) generation: u32,
-    /// Of these a request came again and left no trace: another took its place before it was written.
+    /// Identities of which a request came again and left no trace: another replaced it before it was written.
     pub(super) came_again: BTreeSet<Identity>,
     pub(super) stepped: bool,
     pub(super) stepped_back: usize,
     pub(super) set_back_at: Now,
-    /// Batches that left a part of a window behind for want of room: before, and by now.
+    /// Batches that left a part of a window behind for lack of room: before this call, and by now.
     pub(super) parts: (u64, u64),
-    /// Payloads had to be read: batches wait for them.
+    /// Payloads had to be read, and batches wait for them.
     pub(super) contents_read: bool,
     /// The call of the last step.
     pub(super) last_step: usize,
-    /// The latest that the wall clock has been in this life: what was due then may be on its way.
+    /// The latest time that the wall clock has shown in this life: items that were due then may be on their way.
     pub(super) latest_wall: u64,
     pub(super) lives_begun: u32,
     /// The call in which the ingest connection was last lost.
     pub(super) ingest_lost: usize,
     pub(super) dead_left_alone_until: u64,
-    /// The call of a dead letter's last failure.
+    /// The call of the last failure of a dead letter.
     pub(super) dead_failure: usize,
-    /// The call since which the disk is full; and whether it ever was.
+    /// The call since which the disk is full, and whether it ever was.
     pub(super) full_since: Option<usize>,
     pub(super) was_full: bool,
-    /// How often each batch has been published, by number: at least, at most.
+    /// How often each batch has been published, by number: at least, and at most.
     pub(super) publishes: BTreeMap<u64, (u32, u32)>,
     /// The last restart: call, and monotonic moment.
     pub(super) restarted: (usize, u64),
-    /// Few deliveries may be out: most of what would wait for an outcome is decided at once.
+    /// The prefetch is small: the engine decides at once on most requests that would wait for an outcome.
     pub(super) few_wait: bool,
 }
 
@@ -385,7 +385,7 @@ impl Model {
         self.timeline.entry(identity).or_default().push((self.call, known));
     }
 
-    /// Everything that was known of an identity from a call on.
+    /// All states of an identity from a call on, and the one before it.
     pub(super) fn known_since(&self, identity: Identity, call: usize) -> Vec<Known> {
         let Some(line) = self.timeline.get(&identity) else { return vec![Known::Nobody] };
         let before = line.iter().rev().find(|(at, _)| *at < call).map_or(Known::Nobody, |(_, known)| *known);
@@ -435,7 +435,7 @@ impl Model {
         }
     }
 
-    /// It ended before another of its id came, which has been seen first.
+    /// It ended before another item of its id came, which was seen first.
     pub(super) fn note_heir(&mut self, seq: u64) {
         let heir = self.heir_of(seq);
         if heir != Known::Nobody {
@@ -443,7 +443,7 @@ impl Model {
         }
     }
 
-    /// Who has the id of one that is nowhere any more: its heir may have been seen before.
+    /// Who has the id of an item that no longer exists: its successor may have been seen before.
     fn heir_of(&self, seq: u64) -> Known {
         let identity = self.lives[&seq].identity;
         let gone = |life: &Life| matches!(life.state, State::Replaced | State::Forgotten);
@@ -452,7 +452,7 @@ impl Model {
             .range(seq + 1..)
             .map(|(_, life)| life)
             .rfind(|life| life.identity == identity && identity.is_given() && !gone(life));
-        // What was dead at once is remembered under its id, and has a number for an identity.
+        // A request that was dead at once is remembered under its id, and has its number as identity.
         let last = self.timeline.get(&identity).and_then(|line| line.last()).map(|(_, known)| *known);
         match (last, heir) {
             (Some(Known::Ended(last)), Some(heir)) if last > heir.seq => Known::Ended(last),
@@ -465,7 +465,7 @@ impl Model {
         }
     }
 
-    /// An item is seen for the first time.
+    /// Records an item that is seen for the first time.
     pub(super) fn accept(&mut self, ask: usize, key: Key, accepted_due: u64, state: State) {
         let new = &self.asks[ask].new;
         let identity = match state {
@@ -510,7 +510,7 @@ impl Model {
         if self.is_id_taken_since(ask) {
             self.asks[ask].excuses.push(Excuse::IdTaken);
         } else if self.lives.values().any(|life| life.ask == ask) && !self.is_known_throughout(ask) {
-            // The tail has been shortened since its ack was lost, be it for a while.
+            // The tail was shortened since its ack was lost, perhaps for a while only.
             let excuses = &mut self.asks[ask].excuses;
             if !excuses.contains(&Excuse::AckLost) {
                 excuses.push(Excuse::AckLost);
@@ -534,7 +534,7 @@ impl Model {
             self.check_arrival(ask, (tag, part, key.seq));
         }
         self.set(key.seq, state);
-        // That a request was dead at once is remembered under its id, if nothing else is.
+        // The death of such a request is remembered under its id, if no other end is.
         let given = self.asks[ask]
             .new
             .identity
@@ -546,7 +546,7 @@ impl Model {
                 let mut all = std::iter::once(&self.settings).chain(&self.before);
                 let gives_up = all.any(|whole| whole.of(application).on_full == OnFull::DropOldest);
                 if state == State::Dead(Reason::Expired) || state == State::Dead(Reason::Full) && gives_up {
-                    // It waited until it could leave, or another took its room, and others may have met it.
+                    // It waited until it could leave, or another took its room, so other requests may have met it.
                     self.note(given, Known::Waiting(key.seq));
                 }
                 self.note(given, Known::Ended(key.seq));
@@ -554,10 +554,10 @@ impl Model {
         }
     }
 
-    /// Of its peers whatever was delivered before it has a lower number.
+    /// Among its peers, everything that was delivered before it must have a lower number.
     fn check_arrival(&mut self, ask: usize, arrival: (u64, usize, u64)) {
         let new = &self.asks[ask].new;
-        // Who has no id is told from others by its customer alone.
+        // Only the customer tells items without an id apart.
         let customer = new.customer.as_deref().filter(|_| new.identity.is_none()).map(str::to_string);
         let peers = (new.identity, new.application.to_string(), customer);
         let taken = self.taken_in.entry(peers).or_default();
@@ -567,13 +567,13 @@ impl Model {
         taken.push(arrival);
     }
 
-    /// It has been taken in before, and another of its id has been since.
+    /// Whether it was admitted before, and another item of its id has been since.
     fn is_id_taken_since(&self, ask: usize) -> bool {
         let Some(identity) = self.asks[ask].new.identity else { return false };
         let of_id = || self.lives.values().filter(|life| self.asks[life.ask].new.identity == Some(identity));
         let own = of_id().filter(|life| life.ask == ask && life.state != State::Forgotten);
         let Some(own) = own.map(|life| life.seq).max() else { return false };
-        // With nothing stored one that waits has not been seen; nor has one that was replaced at once.
+        // Without a store, an item that waits is not visible, nor is one that was replaced at once.
         let unseen = !self.durable && self.met_unseen(ask, identity) || self.met_pending(ask, identity);
         unseen || of_id().any(|life| life.ask != ask && life.seq > own)
     }

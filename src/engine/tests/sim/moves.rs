@@ -1,15 +1,15 @@
-//! What has another key or another queue from now on: closed windows, what was given another time, dead letters.
+//! Items that get another key or another queue: by a closed window, a new time, or their death.
 
 use super::model::*;
 use crate::engine::event::*;
 use crate::engine::types::*;
 
 impl Model {
-    /// What has another key from now on, or is a dead letter.
+    /// Applies the moves of a commit.
     pub(super) fn moves(&mut self, ops: &[Op]) {
         for op in ops {
             match op {
-                // What is gone now was given its last time before that.
+                // A deleted item got its last time before that.
                 Op::Move { from, to, standing, .. }
                     if !(is_retimed(from, to, standing) && self.lives[&from.key.seq].deleted) =>
                 {
@@ -21,7 +21,7 @@ impl Model {
         }
     }
 
-    /// An item that is deleted was given another time before, in the same commit.
+    /// Applies a new time that an item got before it was deleted in the same commit.
     pub(super) fn retimed_before(&mut self, place: &Place, ops: &[Op]) {
         for op in ops {
             let Op::Move { from, to, standing, .. } = op else { continue };
@@ -64,13 +64,13 @@ impl Model {
         }
     }
 
-    /// Who makes room is the one that is due first, of those that are not on their way.
+    /// The item that is given up must be the first that is due, among those that are not in flight.
     fn check_oldest(&self, seq: u64, due: u64) {
         let life = &self.lives[&seq];
-        // Its window may have closed since that is known of, or its row have been moved.
+        // Its window may have closed earlier than is visible, or its row may have been moved.
         let due = due.min(life.due).min(life.accepted_due);
         let name = self.application(seq);
-        // Else a batch of it may be waiting for payloads; its pause may have been the shortest.
+        // Otherwise a batch of it may wait for payloads; its pause may have been the shortest.
         let rests =
             self.apps.get(name).is_some_and(|app| app.paused.is_some() || app.parked_until > self.now.mono);
         let failed = |other: &Life| rests && self.prompt && other.failed && other.waiting_since < self.call;
@@ -95,7 +95,7 @@ impl Model {
         self.lives.get_mut(&seq).expect("there").due = due;
     }
 
-    /// Members of a window that closed are due then.
+    /// Makes the members of a window that closed early due.
     fn closed_early(&mut self, closed: &ClosingRow) {
         let ClosingRow { application, end, window, due, cause } = closed;
         assert!(due < end, "a window that closed early: {closed:?}");
@@ -116,7 +116,7 @@ impl Model {
     }
 }
 
-/// It was given a time of its own that it had not.
+/// Whether the move gives the item a new own time.
 fn is_retimed(from: &Place, to: &Place, standing: &Standing) -> bool {
     standing.own_time && standing.dead.is_none() && from.key != to.key
 }

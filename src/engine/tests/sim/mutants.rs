@@ -1,4 +1,4 @@
-//! Wrong implementations, planted in the real one: the worlds must find each.
+//! Wrong behaviour planted in the real engine: the worlds must find each mutant.
 
 use super::*;
 use crate::engine::mutant::{mutate, Mutant};
@@ -6,13 +6,13 @@ use std::cell::Cell;
 use std::io::Write;
 use std::sync::atomic::AtomicUsize;
 
-/// Upper bound on the worlds that are tried against a mutant, from the first on. Every one of them holds without a mutant:
-/// they are among those of each run of the tests, as are the few further on that alone find one.
+/// Upper bound on the worlds that are tried against a mutant, from the first on. Each of them holds without a mutant:
+/// they are among those of each test run, as are the few later ones that alone find a mutant.
 const WORLDS: u64 = 400;
 
-/// Worlds that found a mutant when last looked for, where none of the first three did: they are tried before all others. That
-/// saves time alone: where one finds its mutant no longer, since the engine's ways have changed, another is looked for and
-/// the test says which it was.
+/// Worlds that found a mutant at the last search, where none of the first three did. They are tried first, only to save
+/// time: if a world no longer finds its mutant after a change of the engine, the test searches for another and reports
+/// it.
 const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
     FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, \
@@ -50,7 +50,7 @@ const FOUND_BY: &str = "\
     PassedOvertaken 67, ReadBackForgets 62, FillIgnored 71, PauseHasNoEnd 11";
 
 thread_local! {
-    /// Failures are expected here.
+    /// Whether failures are expected and not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -63,7 +63,7 @@ fn finds(mutant: Mutant, seed: u64) -> bool {
     found
 }
 
-/// To the terminal, though the test passes.
+/// Writes to the terminal even if the test passes.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -76,7 +76,8 @@ fn known_finders() -> BTreeMap<&'static str, u64> {
     known
 }
 
-/// `MUTANT` names one alone; `MUTANT_SEED` and `MUTANT_SEEDS` are the first and the number of other worlds to look at.
+/// `MUTANT` names a single mutant; `MUTANT_SEED` and `MUTANT_SEEDS` are the first and the number of other worlds to try.
+/// Judges every promise.
 #[test]
 fn every_mutant_is_found() {
     let loud = std::panic::take_hook();

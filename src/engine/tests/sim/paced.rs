@@ -1,4 +1,4 @@
-//! Rates: how much may have left, by buckets of the reference's own, and what a command changes of that.
+//! Rates: how many items may have left, by token buckets of the reference, and effects of commands on rates.
 
 use super::commands::Asked;
 use super::model::Model;
@@ -6,7 +6,7 @@ use super::Sim;
 use crate::engine::event::{Slowed, FOR_EVER};
 use crate::engine::types::*;
 
-/// What may still leave of an application under this rate, items times the length of its stretch; and when that was so.
+/// Items that may still leave under this rate, times the length of its span, and the moment of that value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credit {
     rate: (Rate, u32),
@@ -25,7 +25,7 @@ impl Credit {
         Credit { left: (self.left + gained).min(i64::from(burst) * rate.each_ms as i64), at: mono, ..self }
     }
 
-    /// So many may leave now; of more than a burst all of that is needed. Moments are whole milliseconds.
+    /// Whether this many items may leave now; more than a burst need a full bucket. Moments are whole milliseconds.
     fn allows(self, items: i64) -> bool {
         let (rate, burst) = self.rate;
         self.left + 2 * i64::from(rate.items) >= items.min(i64::from(burst)) * rate.each_ms as i64
@@ -37,7 +37,7 @@ impl Credit {
 }
 
 impl Sim {
-    /// A rate for a while, or for good, or that of the settings again.
+    /// A random rate: temporary, without an end, or that of the settings again.
     pub(super) fn any_rate(&mut self, application: &str) -> Command {
         let rate = ["30/s", "90/s", "4000/min"][(self.looks.draw() % 3) as usize];
         match self.looks.draw() % 4 {
@@ -46,7 +46,7 @@ impl Sim {
         }
     }
 
-    /// What is due of it may wait for its rate.
+    /// Whether its due items may wait for its rate.
     pub(super) fn is_paced(&self, name: &str) -> bool {
         let (model, app) = (&self.model, &self.model.apps[name]);
         let short = |credit: Credit| {
@@ -80,7 +80,7 @@ impl Model {
         settings.customer_rate.map(|rate| (rate, burst(rate)))
     }
 
-    /// A batch leaves: the rate of its customer allows that.
+    /// A batch leaves, so the rate of its customer must allow it.
     fn check_customer_rate(&mut self, batch: &Batch, fresh: bool) {
         let name = batch.application.to_string();
         let Some(customer) = batch.customer.as_deref() else { return };
@@ -92,15 +92,15 @@ impl Model {
         let [credit, all] =
             known.map_or([Credit::full(rate, mono); 2], |known| known.map(|credit| credit.now(mono)));
         let items = batch.items.len() as i64;
-        // What has been out waits for no customer's rate: others would with it.
+        // A batch that was in flight waits for no rate of a customer, as others would wait with it.
         let allowed = credit.allows(items) || batch.alone || !fresh;
         assert!(allowed, "{items} of {customer} leave, {credit:?} is left");
         let credit = credit.less(if fresh { items } else { 0 });
         credits.insert(customer.to_owned(), [credit, all.less(items)]);
     }
 
-    /// A batch leaves: its application's rate allows that. One that is larger than a burst needs all of it.
-    /// And where it is `fresh`, its customer is not held back.
+    /// A batch leaves, so the rate of its application must allow it. One that is larger than a burst needs a full bucket.
+    /// If it is `fresh`, its customer must not be held back.
     pub(super) fn check_rate(&mut self, batch: &Batch, fresh: bool) {
         if fresh {
             self.check_held(batch);
@@ -116,7 +116,7 @@ impl Model {
         let known = self.apps[&name].credit.filter(|credit| credit.rate == rate);
         let credit = known.map_or(Credit::full(rate, mono), |credit| credit.now(mono));
         let items = batch.items.len() as i64;
-        // What goes alone because it failed waits for nothing.
+        // A batch that is sent alone because it failed waits for no rate.
         assert!(credit.allows(items) || batch.alone, "{items} of {name} leave, {credit:?} is left");
         self.app(&name).credit = Some(credit.less(items));
     }
@@ -136,7 +136,7 @@ impl Model {
                 Some(Slowed { rate, until: until.unwrap_or(FOR_EVER) })
             }
             (Answer::Done { .. }, None) => None,
-            // Its end came in the line; or there are too many.
+            // Its end passed while it was queued, or there are too many rates.
             (Answer::Rejected(_), Some(_)) => self.apps[name].slowed,
             (Answer::Unavailable(_), Some(_)) => {
                 assert!(self.apps.len() as u64 >= most, "{answer:?}");
@@ -149,14 +149,14 @@ impl Model {
         app.slowed = slowed.filter(|slowed| slowed.until > wall);
     }
 
-    /// The clock has shown this moment once.
+    /// Whether the clock has ever shown this moment.
     pub(super) fn was_over(&self, until: u64) -> bool {
         self.walls.iter().any(|(_, wall)| *wall >= until)
     }
 
-    /// What was answered is durable, and nothing but a command changes it before its end.
+    /// An answered rate is durable, and only a command changes it before its end.
     pub(super) fn restore_rate(&mut self, name: &str, slowed: Option<Slowed>) {
-        // That it had ended may not have been written when it was killed, and the clock have been set back.
+        // Its end may not have been written at the kill, and the clock may have been set back.
         let over = slowed.is_some_and(|slowed| self.was_over(slowed.until));
         let sure = self.durable && self.apps[name].slowing == 0 && !over;
         let wall = self.latest_wall;

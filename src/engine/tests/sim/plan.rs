@@ -3,55 +3,55 @@
 use super::Random;
 use crate::engine::types::{AppSettings, Thresholds};
 
-/// What kind of world a seed makes.
+/// The kind of world that a seed makes.
 pub(super) struct Plan {
-    /// The store does its work at once, and there are no faults.
+    /// The store executes its work at once, and there are no faults.
     pub(super) calm: bool,
-    /// The store does its work at once.
+    /// The store executes its work at once.
     pub(super) prompt: bool,
     pub(super) customers: u64,
-    /// Ids for each application: few, which meet all the time, or many.
+    /// Number of ids per application: few, which collide all the time, or many.
     pub(super) ids: u64,
     pub(super) pauses: bool,
     pub(super) poison: bool,
     pub(super) steps_of_the_clock: bool,
     pub(super) crashes: bool,
     pub(super) reloads: bool,
-    /// Begins with far more than memory has room for.
+    /// It begins with this many items, far more than memory has room for.
     pub(super) crowd: usize,
-    /// The crowd expires before it can leave, and nobody takes dead letters.
+    /// These items expire before they can leave, and dead letters are not taken.
     pub(super) dying: bool,
     /// Two applications with two customers each, and next to no memory.
     pub(super) tight: bool,
-    /// After a crash it takes in what it can at once, and is killed again before the store has done anything.
+    /// After a crash the engine accepts what it can at once, and is killed again before the store has executed anything.
     pub(super) hasty: bool,
-    /// What seldom meets meets often.
+    /// Rare coincidences are frequent.
     pub(super) races: bool,
-    /// In two thirds of the worlds next to nothing: of what a call does, or of all else.
+    /// Very small in two thirds of the worlds: either the work of a call, or all other thresholds.
     pub(super) thresholds: Thresholds,
-    /// What takes several steps to come about comes about often.
+    /// Situations that take several steps are frequent.
     pub(super) scenes: bool,
     /// Consumers send items back for another try.
     pub(super) tries: bool,
     /// Nearly all applications have a queue that never confirms.
     pub(super) silent: bool,
-    /// Half of what would be killed is told to stop.
+    /// Half of the kills are graceful stops.
     pub(super) stops: bool,
     /// Items are given other times.
     pub(super) retimes: bool,
-    /// Ids are remembered for some seconds by all, and few.
+    /// All applications remember ids for some seconds only, and ids are few.
     pub(super) forgetful: bool,
-    /// Whole applications are flushed, and no customer alone.
+    /// Whole applications are flushed instead of single customers.
     pub(super) flushes: bool,
-    /// Items are counted and cancelled by what they have in common.
+    /// Items are counted and cancelled by selections.
     pub(super) selects: bool,
     /// Customers are held back.
     pub(super) holds: bool,
-    /// Items of all applications leave at a rate.
+    /// All applications have a rate.
     pub(super) rates: bool,
-    /// Items of each customer do.
+    /// All customers have a rate.
     pub(super) paces: bool,
-    /// So many deliveries may be out, so the engine is told: most of what would wait for an outcome is decided at once.
+    /// The prefetch that the engine is given: it decides at once on most requests that would wait for an outcome.
     pub(super) prefetch: Option<u16>,
 }
 
@@ -80,7 +80,7 @@ impl Plan {
         }
     }
 
-    /// What holds for the applications of scenes.
+    /// Settings for the applications of scenes.
     pub(super) fn shape_defaults(&self, drawn: AppSettings) -> AppSettings {
         let mut app = self.shape(drawn);
         if self.scenes {
@@ -133,7 +133,7 @@ impl Plan {
     }
 }
 
-/// Windows close when their time has come, and not calls later: the reference knows the moment of each.
+/// Small thresholds that do not delay windows: they close when their time has come, and the reference knows the moment.
 fn short_turns(n: usize) -> Thresholds {
     let lease = 32 + n as u64 % 3 * 16;
     let looked_at = 1 + n % 5;
@@ -141,7 +141,7 @@ fn short_turns(n: usize) -> Thresholds {
     Thresholds { arrivals, sent, ended, looked_at, lease, ..Thresholds::default() }
 }
 
-/// What only many items reach otherwise is reached by a few.
+/// Small thresholds, so that a few items reach what otherwise takes many.
 fn narrow(n: usize) -> Thresholds {
     let small = |of: usize| 1 + n / of % 4;
     Thresholds {

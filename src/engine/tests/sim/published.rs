@@ -1,11 +1,13 @@
-//! What leaves: whether it may, in which order, and how much at a time.
+//! Checks of batches that leave: whether they may, in which order, and how many items at a time.
+//!
+//! Judges promise 10.
 
 use super::super::world::batch_id;
 use super::model::*;
 use crate::engine::size;
 use crate::engine::types::*;
 
-/// Batches that may go out to an application that has been silent for that long, ms.
+/// Batches that may be sent to an application that has been silent for that long, ms.
 const MAX_UNANSWERED: usize = 16;
 const MAX_SILENCE_MS: u64 = 2_000;
 
@@ -67,7 +69,7 @@ impl Model {
             self.check_rate(batch, fresh);
             let app = &self.apps[&name];
             assert!(app.paused.is_none() || app.pausing > 0, "published while paused");
-            // A suspect has a channel of its own, and goes on being tried.
+            // A suspect has its own channel, and is still tried.
             let retried =
                 self.commands.values().any(|a| matches!(&a.command, Command::Retry(of) if **of == *name));
             let parked = self.now.mono < app.parked_until && !retried;
@@ -101,10 +103,10 @@ impl Model {
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
     }
 
-    /// What waits for a queue that confirms nothing any more is not so much that the broker stops everyone's
-    /// connection for it.
+    /// The batches in flight to a queue that stopped confirming must be few enough that the broker does not block the
+    /// connection of all.
     fn check_silence(&self, batch: &Batch) {
-        // One that has waited for payloads was formed before.
+        // A batch that waited for payloads was formed before.
         let judged = batch.dead.is_none() && !batch.alone && !self.contents_read;
         let app = self.apps.get(&*batch.application).filter(|_| judged);
         let Some(app) = app.filter(|app| self.now.mono > app.heard + MAX_SILENCE_MS) else { return };
@@ -118,7 +120,7 @@ impl Model {
         );
     }
 
-    /// It tells how often it has been tried. What has been split or formed anew goes on counting.
+    /// Its attempt number must be right; a batch that was split or formed anew goes on counting.
     fn check_attempt(&mut self, batch: &Batch) {
         let failed = batch.items.iter().map(|item| item.attempts).max().unwrap_or(0);
         let (least, most) = match self.publishes.get(&batch.number) {
@@ -134,7 +136,7 @@ impl Model {
         self.publishes.insert(batch.number, known);
     }
 
-    /// Behind the first no more bytes are on their way than may be: no item costs less than this.
+    /// Apart from the largest batch, no more bytes are in flight than allowed: no item costs less than this.
     fn check_bytes(&self) {
         let least = 20;
         let sizes = || self.flights.values().map(|flight| flight.items.len());
@@ -143,7 +145,7 @@ impl Model {
         assert!(items as u64 * least <= most.unwrap_or(0), "{items} items in flight");
     }
 
-    /// All of it was in flight when its application was parked: then it may be tried again all the same.
+    /// Whether all of it was in flight when its application was parked: then it may still be tried again.
     fn was_out_when_parked(&self, batch: &Batch) -> bool {
         let parked = self.apps.get(&*batch.application).map_or(0, |app| app.parked_call);
         batch.items.iter().all(|item| {
@@ -154,7 +156,7 @@ impl Model {
         })
     }
 
-    /// It was never written: due at once, or nothing is stored at all.
+    /// An item that was never written is seen for the first time: it was due at once, or there is no store.
     fn first_seen(&mut self, ask: usize, item: &BatchItem, batch: &Batch) {
         let key = Key { due: item.due, window: item.window, seq: item.seq };
         match &batch.dead {
@@ -164,7 +166,7 @@ impl Model {
                 self.accept(ask, key, item.accepted_due, State::Dead(dead.reason));
             }
             None if self.durable => {
-                // What is due at once stays so when the clock is set back meanwhile.
+                // An item that is due at once stays due when the clock is set back.
                 let at_once = self.asks[ask].new.at.is_none();
                 let wall = if at_once { self.latest_wall } else { self.now.wall };
                 assert!(item.due <= wall, "published and not yet due");
@@ -189,7 +191,7 @@ impl Model {
         let first = life.published.is_none();
         let attempts = life.attempts.0;
         if let Some(at) = self.own_time(life) {
-            // One that has been sent in its time may be sent again, whatever the clock says.
+            // An item that was sent at its time may be sent again, whatever the clock shows.
             let first = first && (life.attempts.1 == 0 || life.retimed.is_some());
             assert!(
                 !first || now.wall >= at.min(item.due),
@@ -223,7 +225,7 @@ impl Model {
         self.set(item.seq, State::Out(batch.number));
     }
 
-    /// Nothing of its customer that comes later has left since it began to wait.
+    /// No later item of its customer may have left since it began to wait.
     fn check_order(
         &mut self,
         item: &BatchItem,
@@ -238,19 +240,19 @@ impl Model {
             self.windows.of(item.seq).and_then(|win| win.closed.as_ref()).map_or(0, |close| close.call);
         let since = life.waiting_since.max(life.retimed_call).max(if windowed { closed } else { 0 });
         let unseen = !self.durable && first;
-        // Members lie together in the store, whatever is due in their millisecond.
+        // Members are stored together, whatever else is due in their millisecond.
         let same_ms = |other: &Key| (windowed || other.window != other.seq) && other.due == key.due;
         let list = self.published.entry((application.into(), customer.into())).or_default();
         for (call, wall, other, other_first) in list.iter().rev() {
             if *call <= since || unseen {
                 break;
             }
-            // What was in flight when another failed may come before it. An own time waits for the wall clock, which may
-            // have been set back behind it while another's window ended by the other clock.
+            // An item that was in flight when another failed may come before it. An own time waits for the wall clock,
+            // which may have been set back while a window of another item ended by the monotonic clock.
             let later = (other.due, other.seq) > (key.due, key.seq);
             let overtaken = later && *other_first && (windowed || key.due <= *wall);
-            // A window's length is judged by the other clock than what overtakes it.
-            // What waited for payloads had been formed before it was given its time.
+            // The length of a window follows another clock than the item that overtakes it. An item that waited for
+            // payloads was in a batch before it was given its time.
             let formed = self.contents_read && self.lives[&key.seq].retimed.is_some();
             let hidden = same_ms(other) || self.stepped_back > 0 || windowed && self.stepped || formed;
             assert!(!overtaken || hidden, "{key:?} of {customer} waited when {other:?} left");
@@ -287,16 +289,16 @@ impl Model {
             assert!(right, "closed by {:?}, not {causes:?}: {}", batch.closed_by, first.seq);
         }
     }
-    /// A closed window leaves in as few batches as its limits allow, however little memory there is: none of its
-    /// members stays behind that has waited with those that leave, and for which there is room. Whether it leaves in
-    /// parts for want of memory is the engine's word, which tests of single cases judge.
+    /// A closed window leaves in as few batches as its limits allow, however little memory there is: no member may stay
+    /// behind that has waited with those that leave and has room. Whether it leaves in parts for lack of memory is the
+    /// engine's decision, which other tests check.
     fn check_whole(&self, batch: &Batch) {
         let Some(last) = batch.items.last().filter(|_| self.durable && !self.stepped) else { return };
         let all = || std::iter::once(&self.settings).chain(&self.before);
         let app = self.settings.of(&batch.application);
         let Some(win) = self.windows.of(last.seq).filter(|win| !win.unsure) else { return };
         let closed = win.closed.as_ref().map_or(usize::MAX, |close| close.call);
-        // One that waits for payloads was formed before.
+        // A batch that waits for payloads was formed before.
         if self.parts.0 != self.parts.1 || self.parts.1 > 0 && self.contents_read {
             return;
         }
@@ -309,7 +311,7 @@ impl Model {
             **seq > last.seq && waits && alive && !asked
         });
         let Some(left_out) = left_out.filter(|_| closed < self.call) else { return };
-        // What had been taken with it and ended before it left had a place in it.
+        // Items that were in the batch and ended before it left had a place in it.
         let ended = |life: &Life| {
             let new = &self.asks[life.ask].new;
             let its = *new.application == *batch.application
@@ -320,7 +322,7 @@ impl Model {
         if self.lives.values().any(ended) {
             return;
         }
-        // Something with a time of its own may come first.
+        // An item with an own time may come first.
         let comes_first = |life: &&Life| {
             let new = &self.asks[life.ask].new;
             let its = *new.application == *batch.application

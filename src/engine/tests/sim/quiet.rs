@@ -1,4 +1,7 @@
-//! A world at rest: the store has done its work, the clock has passed every deadline. Nothing may wait without a reason.
+//! Checks of a world at rest: the store has executed its work, and the clock has passed every deadline. Nothing may wait
+//! without a reason.
+//!
+//! Judges every promise.
 
 use super::commands::Asked;
 use super::customers::takes_back;
@@ -8,26 +11,26 @@ use crate::engine::event::*;
 use crate::engine::types::*;
 use std::collections::BTreeSet;
 
-/// What is due at once may be confirmed for so long before it is written, ms.
+/// Time for which an item that is due at once may wait for its confirm before it is written, ms.
 const DEFER_MS: u64 = 20;
 
-/// A safe delivery waits so long for those before it, ms.
+/// Time for which a safe delivery waits for those before it, ms.
 const ACK_MS: u64 = 100;
 
-/// Rows beyond the budget, those apart that are in batches, and what is read beyond it.
+/// Rows allowed beyond the budget, apart from those in batches and those that reads add.
 const SOME_ROWS: usize = 16;
 
-/// Bytes of contents beyond the budget and what is not durable or in flight: what a load brings.
+/// Bytes of contents allowed beyond the budget and those of items that are in flight or not durable: what a load brings.
 const CONTENTS_BEYOND: u64 = 300 * 200;
 
-/// The same while nothing moves, beside what was in flight and is to be sent again.
+/// The same at rest, beside items that were in flight and are to be sent again.
 const CONTENTS_AT_REST: u64 = 80 * 200;
 
 impl Sim {
-    /// The store does all its work, time passes until every wait of the engine's own is over, and nobody confirms anything.
+    /// Lets the store execute all its work and time pass until every wait of the engine is over, without any confirm.
     pub(super) fn rest(&mut self) {
         self.come_to_rest();
-        // Twice: what the first brought out may have made room.
+        // Twice, as batches of the first pass may have made room.
         let end = self.world.now.mono + ACK_MS + 50;
         for _ in 0..3_000 {
             let left = end.saturating_sub(self.world.now.mono);
@@ -71,7 +74,8 @@ impl Sim {
         self.check_contents();
     }
 
-    /// Of the deliveries that may be out a share waits for outcomes, of all applications and of each: the rest is for others.
+    /// Only a share of the prefetch may wait for outcomes, over all applications and for each: the rest is for other
+    /// requests.
     fn check_waits(&self) {
         let Some(prefetch) = self.plan.prefetch.filter(|_| self.model.durable) else { return };
         let share = |part: u16| usize::from((prefetch / part).max(u16::from(prefetch > 1)));
@@ -83,7 +87,7 @@ impl Sim {
         }
     }
 
-    /// While nothing moves, payloads have gone that can be read again.
+    /// At rest, payloads that can be read again must have left memory.
     fn check_contents(&self) {
         if !self.model.durable {
             return;
@@ -96,10 +100,10 @@ impl Sim {
         assert!(bytes <= most, "{bytes} bytes in memory while nothing moves, {most} may be");
     }
 
-    /// What is beyond the limit has been given up, as far as it is not on its way.
+    /// Items beyond the limit must have been given up, unless they are in flight.
     fn check_dropped(&self) {
         let model = &self.model;
-        // Where memory has room for them.
+        // This holds where memory has room for them.
         let roomy = self.world.settings.budget.rows >= 10_000;
         if !roomy || !model.durable || model.lives_begun > 1 || !model.before.is_empty() {
             return;
@@ -128,7 +132,7 @@ impl Sim {
             || !model.has_channel()
             || model.dead_left_alone_until > model.now.mono
             || self.dead_exchange == DeadExchange::Hangs;
-        // One that the broker refuses waits by itself.
+        // A dead letter that the broker refuses waits alone.
         let moves = |ask: usize| !model.asks[ask].poison_dead;
         let is_due = |due: u64| due <= model.now.wall;
         let waiting = model
@@ -142,7 +146,7 @@ impl Sim {
         );
     }
 
-    /// Whatever was delivered is acked, or waits for its own safety and nothing else.
+    /// Each delivery must be acked, or wait for its own safety and nothing else.
     fn check_line(&self) {
         let model = &self.model;
         let mut waits: BTreeSet<Identity> = BTreeSet::new();
@@ -159,7 +163,7 @@ impl Sim {
                 continue;
             }
             if message.command.is_some() {
-                // Its answer may wait for an outcome: see there.
+                // Its answer may wait for an outcome, which another check covers.
                 continue;
             }
             for (part, ask) in message.asks.iter().enumerate() {
@@ -182,10 +186,10 @@ impl Sim {
                     );
                 };
                 match reason {
-                    // One with an id may be decided, and wait for the rest of its message.
+                    // An entry with an id may be decided, and wait for the rest of its message.
                     Undecided::Held if new.identity.is_some() => return,
                     Undecided::Held => return self.check_flushed(&new.application),
-                    // Or what it waited for is over, and it stands before the others for want of room.
+                    // Or its wait is over, and it is held ahead of the others for lack of room.
                     Undecided::Awaits if self.is_held(*ask) => return,
                     Undecided::Awaits => waits.extend(new.identity),
                     Undecided::Unseen => {}
@@ -195,14 +199,14 @@ impl Sim {
         self.check_intake();
     }
 
-    /// It is safe, or was published just now and may be confirmed before it need be written.
+    /// Whether it is safe, or was published just now and may be confirmed before it is written.
     fn may_be_unwritten(&self, seq: u64) -> bool {
         let life = &self.model.lives[&seq];
         let just_now = self.model.now.mono < life.seen + DEFER_MS;
         self.model.is_safe(seq) || life.published.is_some() && life.put.is_none() && just_now
     }
 
-    /// Where windows are closed to make room, none stays open while something waits for it.
+    /// Where the policy closes windows to make room, none may stay open while a request waits for room.
     fn check_flushed(&self, name: &str) {
         let model = &self.model;
         let settings = model.settings.of(name);
@@ -213,7 +217,7 @@ impl Sim {
         assert!(open.is_none(), "{name} is full, and the window of {open:?} is open; {}", engine());
     }
 
-    /// It depends on what is in flight under its id, or stands behind one that does.
+    /// Whether it depends on an item in flight with its id, or is queued behind an entry that does.
     fn awaits(&self, ask: usize, waits: &BTreeSet<Identity>) -> bool {
         let model = &self.model;
         let new = &model.asks[ask].new;
@@ -232,21 +236,21 @@ impl Sim {
         }
     }
 
-    /// A cancel of its customer waits for the end of its attempt.
+    /// Whether a cancel of its customer waits for the end of its attempt.
     fn may_be_taken_back(&self, seq: u64) -> bool {
         let of_all =
             |asked: &&Asked| matches!(asked.command, Command::CancelAll(_) | Command::CancelSelected(_));
         self.model.commands.values().filter(of_all).any(|asked| asked.covers(&self.model, seq))
     }
 
-    /// There is no room for it, or the place of another is made free for it only now.
+    /// Whether it has no room, or gets the room of another item only now.
     fn is_held(&self, ask: usize) -> bool {
         let model = &self.model;
         let new = &model.asks[ask].new;
         let settings = model.settings.of(&new.application);
         let full = settings.max_waiting > 0 && model.live(&new.application) >= settings.max_waiting;
         let waits_for_room = matches!(settings.on_full, OnFull::Pause | OnFull::FlushEarly);
-        // Windows of former lives are not known one by one, and what closes one is not always seen.
+        // Windows of former lives are not known one by one, and the cause of a close is not always visible.
         let open = model.windows.open.len() + model.windows.going_on(model.now);
         let known =
             open.max(self.world.store.windows.len()) as u64 + u64::from(model.lives_begun > 1) * 100_000;
@@ -255,7 +259,7 @@ impl Sim {
         full && (waits_for_room || dropping) || windows || self.store_full || !model.before.is_empty()
     }
 
-    /// It may have waited for a cancel of its customer to go over all items.
+    /// Whether it may have waited for a cancel of its customer to scan all items.
     fn waited_behind_cancel(&self, ask: usize) -> bool {
         let model = &self.model;
         let new = &model.asks[ask].new;
@@ -272,7 +276,8 @@ impl Sim {
         model.commands.values().chain(model.answered.values()).any(is_it)
     }
 
-    /// What has waited for cancels is judged cancel by cancel: one of those has no room, and the others stand behind it.
+    /// Whether an entry that has waited for a cancel has no room: the entries are decided cancel by cancel, and the
+    /// others are queued behind it.
     fn holds_what_waited(&self) -> bool {
         let open = self.model.open.iter().map(|number| &self.model.messages[number]);
         let untaken = open.flat_map(|message| message.asks.iter().zip(&message.taken));
@@ -291,8 +296,8 @@ impl Sim {
         if self.is_held(ask) || self.waited_behind_cancel(ask) && self.holds_what_waited() {
             return Some(Undecided::Held);
         }
-        // It was dropped, and another part of its message is not decided, or published just now; or it was a moment ago,
-        // and its ack waits for those before it.
+        // It was dropped, and another entry of its message is undecided or was published just now; or it was dropped a
+        // moment ago, and its ack waits for those before it.
         let identity = model.asks[ask].new.identity?;
         if self.returned_behind_held(ask, identity) {
             return Some(Undecided::Unseen);
@@ -308,7 +313,7 @@ impl Sim {
             .or_else(|| self.was_just_reached(ask).then_some(Undecided::Unseen))
     }
 
-    /// The line has come to it a moment ago: one that stood before it was taken then.
+    /// Whether its turn came a moment ago: an entry queued before it was admitted then.
     fn was_just_reached(&self, ask: usize) -> bool {
         let model = &self.model;
         let tag = |number: &usize| model.messages[number].delivered.map(|(_, _, tag, _)| tag);
@@ -321,7 +326,8 @@ impl Sim {
         lately.into_iter().any(is_before)
     }
 
-    /// What has waited for an attempt stands in a line of its own, perhaps behind something that waits for room.
+    /// Whether it is queued behind an entry that waits for room: entries that have waited for an attempt have their own
+    /// queue.
     fn returned_behind_held(&self, ask: usize, identity: Identity) -> bool {
         let model = &self.model;
         let delivered = model.messages[&model.asks[ask].message].delivered.map_or(0, |(call, ..)| call);
@@ -335,7 +341,7 @@ impl Sim {
             && undecided.any(|(ask, _)| self.is_held(*ask))
     }
 
-    /// The intake is closed only while something is full.
+    /// The intake may be closed only while a limit is reached.
     fn check_intake(&self) {
         if self.world.intake_open || !self.model.durable || self.store_full || !self.model.before.is_empty() {
             return;
@@ -355,11 +361,11 @@ impl Sim {
         let model = &self.model;
         for (number, asked) in &model.commands {
             let may_wait = match &asked.command {
-                // It may have met what is in flight only once the store had told of it.
+                // It may have found the item in flight only after an answer of the store.
                 command if takes_back(command) || matches!(command, Command::Reschedule(..)) => {
                     model.now.mono <= asked.now.mono.max(self.world.stalled) + 5_200
                 }
-                // Behind others in the line.
+                // It may be queued behind others.
                 _ => false,
             };
             let in_line = !asked.local && (self.store_full || !model.open.is_empty());
@@ -374,7 +380,7 @@ impl Sim {
         }
     }
 
-    /// The store holds what has not ended and nothing else, each due when a restart would have it due.
+    /// The store must hold exactly the items that have not ended, each due when a restart would have it due.
     fn check_store(&self) {
         let (model, store) = (&self.model, &self.world.store);
         if !model.durable {
@@ -400,7 +406,7 @@ impl Sim {
                 continue;
             };
             let expected = win.closed.as_ref().map_or(win.end, |close| close.due);
-            // That it has closed is written with whatever else is, a moment later.
+            // Its close is written with the next commit, a moment later.
             if due == win.end && model.now.wall < expected + DEFER_MS {
                 continue;
             }
@@ -427,18 +433,18 @@ impl Sim {
         let flying: usize = model.flights.values().map(|flight| flight.items.len()).sum();
         let (budget, thresholds) = (self.world.settings.budget, self.world.settings.thresholds);
         let beyond = thresholds.few * (thresholds.reads + 1) + SOME_ROWS;
-        // What waits no longer for its turn leaves some at a time.
+        // Rows that no longer wait for a turn leave in portions.
         let held = self.world.engine.rows_in_batches() + self.world.engine.rows_leaving();
         let room = budget.rows + held + model.fresh.len() + beyond;
         let engine = || self.world.engine.describe();
-        // What was in batches and waits for a later time leaves some at a time.
+        // Rows that were in batches and wait for a later time leave in portions.
         let leaves = self.world.engine.is_behind() && rows <= before;
         assert!(rows <= room || leaves, "{rows} rows in memory, {room} may be; {budget:?}; {}", engine());
         let most = budget.contents + 200 * (flying + model.fresh.len()) as u64 + CONTENTS_BEYOND;
         assert!(bytes <= most, "{bytes} bytes in memory, {most} may be; {budget:?}");
     }
 
-    /// Nothing is left, nothing is missing, and the counters add up.
+    /// No item is left, none is missing, and the counters add up.
     pub(super) fn check_end(&mut self, left: usize) {
         let model = &self.model;
         let not_over = model.lives.values().find(|life| !life.state.is_over());
@@ -496,7 +502,7 @@ impl Sim {
             let dead = count_of(State::DeadSent(reason));
             assert_eq!(counters.dead[reason as usize], dead, "dead: {reason:?}");
         }
-        // What ended before it was written is not seen.
+        // Items that ended before they were written are not visible.
         let is_gone = |life: &&Life| life.state == State::Cancelled && !life.perhaps_replaced;
         let gone = model.lives.values().filter(is_gone);
         let gone: Vec<u64> = gone.map(|life| life.seq).collect();
@@ -512,12 +518,12 @@ impl Sim {
     }
 }
 
-/// Why an entry has not become anything yet.
+/// Why an entry is undecided.
 enum Undecided {
-    /// Something is full, and everything behind waits with it.
+    /// A limit is reached, and all entries behind wait as well.
     Held,
-    /// For the outcome of what is in flight under its id.
+    /// It waits for the outcome of an item in flight with its id.
     Awaits,
-    /// It may have been dropped, or be waiting: that is not seen.
+    /// It may have been dropped, or be waiting: that is not visible.
     Unseen,
 }

@@ -1,5 +1,5 @@
-//! What meets at one moment: a command over many items, and those that die in its turn or come behind it; a request, and
-//! itself once more before it is written.
+//! Coincidences: a command over many items, with items that die in its turn or come behind it; a request that comes again
+//! before it is written.
 
 use super::super::world::*;
 use super::asks::RULES;
@@ -9,12 +9,12 @@ use crate::engine::types::*;
 use std::sync::Arc;
 
 impl Sim {
-    /// Of a generator of its own: the draws of everything else stay what they are.
+    /// Draws from its own generator, so that all other draws stay the same.
     pub(super) fn toss(&mut self, n: u64) -> u64 {
         self.races.draw() % n
     }
 
-    /// Something, and what it is to meet.
+    /// Starts a command together with the events that it is to meet.
     pub(super) fn race(&mut self) {
         let n = self.toss(self.apps.len() as u64) as usize;
         let parked = self.toss(2) == 0;
@@ -33,8 +33,8 @@ impl Sim {
         }
     }
 
-    /// A consumer sends an item back that it has had, naming the batch: at once, later, or when it has come
-    /// again since. Now and then it does so twice.
+    /// A consumer sends back an item and names its batch: at once, later, or when the item has come again since. Now and
+    /// then it does so twice.
     pub(super) fn try_again(&mut self) {
         let had = |life: &&Life| {
             let state = matches!(life.state, State::Sent | State::Out(_));
@@ -61,8 +61,8 @@ impl Sim {
         self.world.deliver(2);
     }
 
-    /// Now and then tries are counted: what comes back leaves alone, and with a batch of its own or under the
-    /// one of before. The latter is the same try where it has the same number.
+    /// Now and then tries are counted: the item leaves alone, with its own batch id or with the former one. The latter is
+    /// the same try if it has the same number.
     fn counted(&mut self, old: &NewItem, plain: NewItem) -> NewItem {
         let (kind, same) = (self.looks.draw() % 4, self.looks.draw().is_multiple_of(4));
         let Some(BatchId(batch)) = plain.tried.batch.filter(|_| kind > 1) else { return plain };
@@ -79,7 +79,7 @@ impl Sim {
         NewItem { fingerprint: print | 1, content: Arc::new(content), ..plain }
     }
 
-    /// The command comes at the very moment at which an item is due and has expired.
+    /// The command comes at the moment at which an item is due and has expired.
     fn race_with_expiry(&mut self, app: &str, customer: &str) {
         let wall = self.world.now.wall;
         for _ in 0..3 {
@@ -93,7 +93,7 @@ impl Sim {
         self.ask(Command::CancelAll(of));
     }
 
-    /// The connection goes before they are written, and they come again.
+    /// The connection is lost before the items are written, and they come again.
     fn race_with_itself(&mut self, app: &str, customer: &str) {
         for n in 0..3 {
             let id = format!("{}-{n}", self.world.sent);
@@ -109,7 +109,7 @@ impl Sim {
         self.world.deliver(10);
     }
 
-    /// While it goes over the store, row by row, more of the same comes in.
+    /// While the command scans the store, row by row, more items of the same kind come in.
     fn race_with_newcomers(&mut self, app: &str, customer: &str, command: Command) {
         if matches!(command, Command::DropParked(_)) && self.toss(2) == 0 {
             self.broken.insert(app.into());

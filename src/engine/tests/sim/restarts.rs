@@ -1,11 +1,11 @@
-//! What a kill and a lost connection leave, and which repeats that excuses.
+//! State after a kill or a lost connection, and the repeats that these excuse.
 
 use super::super::fake_store::FakeStore;
 use super::model::*;
 use crate::engine::types::*;
 
 impl Life {
-    /// Its request may have been taken, and have ended, more than once: that end is its own.
+    /// Whether this end is its own: its request may have been accepted, and have ended, more than once.
     fn may_have_ended(&self, ended: &Ended) -> bool {
         let then = self.state != State::Sent || ended.at == self.ended_at;
         then && (self.window.is_some() || ended.due == self.due || ended.due == self.accepted_due)
@@ -13,7 +13,7 @@ impl Life {
 }
 
 impl Model {
-    /// After a kill: the store's word counts, and must be the truth.
+    /// After a kill the content of the store counts, and must be true.
     pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
         self.call += 1;
         self.now = now;
@@ -28,7 +28,7 @@ impl Model {
             store.ended.iter().any(|((_, known), stored)| known == identity && stored == ended)
         };
         self.unwritten_ends.iter_mut().for_each(|(id, ends)| ends.retain(|ended| is_stored(id, ended)));
-        // What is there has the last word on an identity.
+        // Items in the store decide the state of an identity.
         let (there, gone): (Vec<u64>, Vec<u64>) =
             self.lives.keys().partition(|seq| store.places.contains_key(seq));
         gone.into_iter().chain(there).for_each(|seq| self.crash_one(seq, store));
@@ -37,7 +37,7 @@ impl Model {
         self.windows.crash(store, now);
         for (name, app) in &mut self.apps {
             app.flights.clear();
-            // What was answered is durable, and nothing but a command pauses, or resumes before its end.
+            // An answered pause is durable, and only a command pauses, or resumes before its end.
             let paused = store.queues.get(name.as_str()).and_then(|row| row.paused);
             let sure = self.durable && app.pausing == 0;
             let not_over = |paused: Option<u64>| paused.filter(|until| *until > self.latest_wall);
@@ -89,11 +89,11 @@ impl Model {
                 |ended: &Ended| ended.fingerprint == fingerprint && self.lives[&seq].may_have_ended(ended);
             let own = of_id().any(|(_, ended)| is_its(ended)) || last != Some(Known::Ended(seq));
             if state.is_over() && !was_put && (of_id().next().is_none() || !own) {
-                // It came and ended between two syncs: what is known is how another of its id ended before.
+                // It came and ended between two syncs: the known end is that of an earlier item with its id.
                 self.note(identity, Known::Nobody);
                 self.recall(identity, store);
             }
-            // What it ended with is remembered in the commit that deleted it.
+            // Its end is remembered in the commit that deleted it.
             if state.is_over() && self.lives[&seq].durable && self.durable {
                 self.check_remembered(seq, store);
             }
@@ -106,7 +106,7 @@ impl Model {
         let retimed =
             (item.own_time && (new.at.is_none() || item.key.due != item.accepted_due)).then_some(due);
         let promised = self.lives[&seq].promised;
-        // Of several moves behind it the first may be durable.
+        // Of several later moves, the first ones may be durable.
         let kept = promised.is_none_or(|promised| promised == due) || self.was_moved_to(seq, due);
         assert!(kept || dead.is_some(), "{ask} was said to be due at {promised:?}, and is due at {due}");
         match (state, dead) {
@@ -133,7 +133,7 @@ impl Model {
         self.set(seq, state);
         let life = self.lives.get_mut(&seq).expect("there");
         if was_dead && dead.is_some() {
-            // It died before the restart, which the store knows.
+            // It died before the restart, at the moment that the store has.
             life.ended_at = died_at;
         }
         assert!(attempts <= life.attempts.1, "attempts out of nowhere: {attempts}");
@@ -143,7 +143,7 @@ impl Model {
         (life.retimed, life.promised) = (retimed, promised.and(retimed));
     }
 
-    /// Who had an id before one that a crash has undone: the store knows how that ended.
+    /// Restores the item that had an id before one that a crash has undone: the store has its end.
     fn recall(&mut self, identity: Identity, store: &FakeStore) {
         let of_id = store.ended.iter().filter(|((_, known), _)| *known == identity);
         let ended = of_id.max_by_key(|(_, ended)| ended.at);
@@ -151,7 +151,7 @@ impl Model {
         let is_it = |life: &&Life| {
             let new = &self.asks[life.ask].new;
             let dead = matches!(life.state, State::Dead(_) | State::DeadOut(..) | State::DeadSent(_));
-            // Who is dead has the id no more, though it is remembered under it.
+            // A dead item no longer has the id, though it is remembered under it.
             let gone = matches!(life.state, State::Forgotten | State::Replaced);
             let its = life.identity == identity && life.state.is_over() && !gone;
             let its = its && (dead || life.may_have_ended(ended));
@@ -162,7 +162,7 @@ impl Model {
         }
     }
 
-    /// One that was dead from the start had its id's last word: that is again with whoever had it before.
+    /// A request that was dead from the start had the last end of its id: that is again the end of the item before it.
     fn recall_rejected(&mut self, seq: u64, store: &FakeStore) {
         let Some(given) = self.asks[self.lives[&seq].ask].new.identity else { return };
         let last = self.timeline.get(&given).and_then(|line| line.last()).map(|(_, known)| *known);
@@ -192,11 +192,11 @@ impl Model {
         assert!(known, "the end of {} is not remembered: {:?}", life.ask, life.state);
     }
 
-    /// A redelivery of it is recognised.
+    /// Whether a redelivery of it is recognised.
     pub(super) fn is_known(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         let rule = new.on_duplicate;
-        // That it died at once, while another of its id lives, is not remembered.
+        // Its immediate death is not remembered while another item of its id lives.
         let refused = self.lives.values().any(|life| life.ask == ask && !life.identity.is_given());
         rule != DuplicateRule::Reject
             && !refused
@@ -209,13 +209,13 @@ impl Model {
                 .all(|life| life.tail.is_none_or(|tail| tail >= 600_000))
     }
 
-    /// A redelivery of it is recognised, and would have been under all settings of before.
+    /// Whether a redelivery of it is recognised, and would have been under all earlier settings.
     pub(super) fn is_known_throughout(&self, ask: usize) -> bool {
         let name = &self.asks[ask].new.application;
         self.is_known(ask) && self.before.iter().all(|whole| whole.of(name).dedupe_tail >= 600_000)
     }
 
-    /// These are still with the broker, whose acks went with the connection.
+    /// These messages are still with the broker, and their acks were lost with the connection.
     pub(super) fn redelivered(&mut self, numbers: &[usize], killed: bool) {
         let forgets = killed && !self.durable;
         for number in numbers {
@@ -226,7 +226,7 @@ impl Model {
             for ask in message.asks.clone() {
                 let known = !forgets && self.is_known(ask);
                 let asked = &mut self.asks[ask];
-                // With nothing stored its end has gone with the process.
+                // Without a store, its end was lost with the process.
                 let forgotten = forgets && std::mem::take(&mut asked.recognised);
                 if acked && !known || forgotten {
                     asked.excuses.push(Excuse::AckLost);
@@ -247,7 +247,7 @@ impl Model {
         }
     }
 
-    /// What is due at once is on its way out before it is seen.
+    /// Counts entries that are due at once: they are published before they are visible.
     fn note_given_back(&mut self) {
         let open = self.open.iter().map(|number| &self.messages[number]);
         let unseen = open.flat_map(|message| message.asks.iter().zip(&message.taken));
@@ -258,8 +258,7 @@ impl Model {
         }
     }
 
-    /// The broker has the only copy of one: if its id was that of an ended one before it came, that end is what is
-    /// known again.
+    /// Only the broker has this item: if an ended item had its id before, that end counts again.
     pub(super) fn give_back(&mut self, seq: u64) {
         self.set(seq, State::Forgotten);
         let identity = self.lives[&seq].identity;
@@ -272,7 +271,7 @@ impl Model {
         }
     }
 
-    /// The ingest connection is gone: what was not acked comes again.
+    /// The ingest connection is lost: messages that were not acked come again.
     pub(super) fn ingest_gone(&mut self) {
         self.ingest_lost = self.call;
         self.note_given_back();
@@ -281,7 +280,7 @@ impl Model {
         for seq in taken {
             let life = &self.lives[&seq];
             let ask = life.ask;
-            // With nothing stored, how it died is remembered once its letter has been confirmed.
+            // Without a store, its death is remembered once its dead letter has been confirmed.
             let letter_out = !self.durable && matches!(life.state, State::DeadOut(..));
             if letter_out || !self.is_known(ask) {
                 self.asks[ask].excuses.push(Excuse::AckLost);

@@ -1,4 +1,6 @@
 //! Items that a command gives another time.
+//!
+//! Judges promise 15.
 
 use super::super::world::assigned;
 use super::commands::Asked;
@@ -11,32 +13,31 @@ use crate::engine::types::*;
 /// Commands from within the process about one application that may wait for outcomes.
 const MOST_WAIT: usize = 8;
 
-/// A move of an item's row to a time of its own, by the times it was and is due and the moment, UTC ms, and the call.
+/// A move of an item's row to an own time: the due before and after, the moment, UTC ms, and the call.
 pub(super) struct Moved {
     seq: u64,
     before: u64,
-    /// It had waited for its window, which may have closed sooner than is known.
+    /// It had waited for its window, which may have closed earlier than is visible.
     windowed: bool,
     due: u64,
     at: u64,
     call: usize,
-    /// An answer has told of it.
+    /// An answer has reported it.
     told: bool,
 }
 
 impl Model {
-    /// The time of its own that it has, be it of its request or of a command.
+    /// Its own time, from its request or from a command.
     pub(super) fn own_time(&self, life: &Life) -> Option<u64> {
         life.retimed.or(self.asks[life.ask].new.at)
     }
 
-    /// It is, or was, a member of a window.
+    /// Whether it is, or was, a member of a window.
     pub(super) fn is_windowed(&self, life: &Life) -> bool {
         self.own_time(life).is_none() && self.asks[life.ask].new.customer.is_some()
     }
 
-    /// Its row was moved to a time of its own: somebody has asked for that. It has left its window, and what it waited
-    /// for.
+    /// Its row was moved to an own time, which a command must have asked for. It has left its window and its wait.
     pub(super) fn retimed(&mut self, seq: u64, due: u64) {
         let (life, call) = (&self.lives[&seq], self.call);
         let (ask, before, windowed) = (life.ask, life.due, self.is_windowed(life));
@@ -50,7 +51,7 @@ impl Model {
         (life.window, life.published, life.failed) = (None, None, false);
     }
 
-    /// Somebody asks for this time of it.
+    /// Whether a command asks for this time.
     fn is_asked_for(&self, life: &Life, due: u64) -> bool {
         self.commands.values().any(|asked| match &asked.command {
             Command::Reschedule(target, to) if is_named(life, target) => {
@@ -60,7 +61,7 @@ impl Model {
         })
     }
 
-    /// Its row stays where it is: the time that it is given may be the one that it has.
+    /// Its row stays in place: its new time may equal its present one.
     pub(super) fn stays_in_place(&mut self, seq: u64) {
         let life = &self.lives[&seq];
         if self.is_asked_for(life, life.due) {
@@ -69,7 +70,7 @@ impl Model {
         }
     }
 
-    /// The moment that is meant, judged at another.
+    /// The due that this moment gives, if it is decided at `wall`.
     fn would_be(&self, ask: usize, to: Moment, wall: u64) -> u64 {
         let new = &self.asks[ask].new;
         let at = match to {
@@ -79,35 +80,36 @@ impl Model {
         own_due(self.settings.of(&new.application), at, new.expiry, wall)
     }
 
-    /// The same, judged between the question and this moment.
+    /// Whether this due is possible, if it was decided between the question and this moment.
     fn may_become(&self, ask: usize, asked: &Asked, to: Moment, (due, wall): (u64, u64)) -> bool {
         let (first, last) = (self.would_be(ask, to, asked.now.wall), self.would_be(ask, to, wall));
         (first.min(last)..=first.max(last)).contains(&due)
     }
 
-    /// It may have been judged by another clock, or under other settings.
+    /// Whether it may have been decided by another clock, or under other settings.
     fn is_inexact(&self) -> bool {
         self.stepped || !self.before.is_empty()
     }
 
-    /// Its time may have been another since the entry was delivered: that of a window, or the one before a command.
+    /// Whether its due may have been another since the entry was delivered: that of a window, or the one before a
+    /// command.
     pub(super) fn was_due_otherwise(&self, seq: u64, ask: usize) -> bool {
         self.lives[&seq].window.is_some() || self.is_retimed_since(seq, ask)
     }
 
-    /// It was given another time since an entry was delivered.
+    /// Whether it was given another time since the entry was delivered.
     pub(super) fn is_retimed_since(&self, seq: u64, ask: usize) -> bool {
         let delivered = self.messages[&self.asks[ask].message].delivered;
         self.lives[&seq].retimed_call >= delivered.map_or(0, |(call, ..)| call).max(1)
     }
 
-    /// An entry is its own request, delivered again, which does not bring its old time back.
+    /// Whether the entry is its own request, redelivered, which does not restore its old time.
     pub(super) fn keeps_its_time(&self, seq: u64, ask: usize) -> bool {
         let redelivered = self.messages[&self.asks[ask].message].delivered.is_some_and(|(.., again)| again);
         redelivered && self.lives[&seq].retimed.is_some() && self.is_same(seq, ask)
     }
 
-    /// As many of those that this process has asked for wait for outcomes as may.
+    /// Whether as many commands from within the process wait for outcomes as may.
     pub(super) fn many_wait(&self, asked: &Asked) -> bool {
         let waits = |other: &&Asked| {
             let may_wait = takes_back(&other.command) || matches!(other.command, Command::Reschedule(..));
@@ -122,12 +124,12 @@ impl Model {
         named.collect::<Vec<u64>>().into_iter().for_each(|seq| self.check_moves(seq));
     }
 
-    /// In this life it was given this time.
+    /// Whether it was given this time in this life.
     pub(super) fn was_moved_to(&self, seq: u64, due: u64) -> bool {
         self.moves.iter().any(|is| is.seq == seq && is.due == due)
     }
 
-    /// As many moves as are not told of are asked for.
+    /// There may be no more unreported moves than commands that ask for them.
     fn check_moves(&self, seq: u64) {
         let life = &self.lives[&seq];
         let untold = self.moves.iter().filter(|is| is.seq == seq && !is.told).count();
@@ -136,12 +138,12 @@ impl Model {
         assert!(untold <= asked, "{seq} was moved {untold} times, and {asked} ask for it");
     }
 
-    /// The item whose move this answer tells of: of several moves the one that it fits.
+    /// The item whose move this answer reports: among several moves, the first that fits.
     fn tell_move(&mut self, asked: &Asked, target: &Target, to: Moment, told: (u64, u64)) -> Option<u64> {
         let (before, due) = told;
         let fits = |is: &Moved| {
             let life = &self.lives[&is.seq];
-            // What a window's members were due at may have become sooner in between.
+            // The due of members of a window may have become sooner in between.
             let was = is.before == before || is.windowed && before <= life.accepted_due;
             let becomes = self.is_inexact() || self.may_become(life.ask, asked, to, (due, is.at));
             !is.told && is.due == due && is.call >= asked.call && is_named(life, target) && was && becomes
@@ -155,7 +157,7 @@ impl Model {
         match answer {
             Answer::Rescheduled { due, before } => {
                 let Some(seq) = self.tell_move(asked, target, to, (*before, *due)) else {
-                    // It was due then already, and may have been given another time behind this.
+                    // It was due at that moment already, and may have been given another time since.
                     let of_it = |life: &&Life| is_named(life, target);
                     let moved_on =
                         |life: &Life| self.moves.iter().any(|is| is.seq == life.seq && is.before == *due);
@@ -191,13 +193,13 @@ impl Model {
     }
 }
 
-/// By its producer's id, or by the one that it was assigned.
+/// Whether the target names the item, by its producer's id or by its assigned one.
 fn is_named(life: &Life, target: &Target) -> bool {
     life.identity == target.identity || target.assigned.is_some_and(|id| id.seq == life.seq)
 }
 
 impl Sim {
-    /// Somebody wants one of the newest that have not ended, or any other, sooner or later than it was to be.
+    /// Gives one of the newest items that have not ended, or any other, a sooner or later time.
     pub(super) fn retime(&mut self) {
         let lately = self.model.lives.values().rev().filter(|life| life.state.is_live()).take(30);
         let lately: Vec<(u64, Identity, u64)> =
@@ -221,7 +223,7 @@ impl Sim {
         let expiry = self.model.asks[self.model.lives[&seq].ask].new.expiry;
         let to = match self.toss(3) {
             0 => Moment::After(ms),
-            // Just before it expires, or just then.
+            // Just before its expiry, or at that moment.
             1 if expiry.is_some() => Moment::At(expiry.unwrap_or_default() - self.toss(2)),
             _ => Moment::At((self.world.now.wall + ms).saturating_sub(20)),
         };

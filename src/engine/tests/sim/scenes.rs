@@ -1,4 +1,4 @@
-//! What takes several steps to come about, in an application of its own that nothing else meets.
+//! Situations that take several steps, each in its own application, which no other draws meet.
 
 use super::super::world::*;
 use super::model::Excuse;
@@ -51,7 +51,7 @@ impl Sim {
         self.world.input(Input::StoreFull(full));
     }
 
-    /// The broker takes all that is out, and nothing more.
+    /// The broker confirms all batches in flight, and no others.
     fn confirm_out(&mut self) {
         self.world.drain_jobs();
         for _ in 0..self.world.out.len() {
@@ -71,8 +71,8 @@ impl Sim {
         self.request_of(app, customer, now, None);
     }
 
-    /// A channel is closed over batches of an application that has been paused since they left. They wait, and some of
-    /// them are taken back.
+    /// A channel is closed because of batches of an application that has been paused since they left. They wait, and some
+    /// of their items are cancelled.
     fn suspects_of_a_paused(&mut self, app: &str) {
         self.at_once(app, "c0");
         self.hand_over_all();
@@ -99,7 +99,7 @@ impl Sim {
         self.rest();
     }
 
-    /// More of them than there are channels; one is returned, and one is confirmed.
+    /// More suspects than channels; one is returned, and one is confirmed.
     fn suspects_of_a_parked(&mut self, app: &str) {
         for round in 0..5 {
             (0..12).for_each(|n| self.at_once(app, &format!("c{n}")));
@@ -154,7 +154,7 @@ impl Sim {
         }
     }
 
-    /// A request depends on what is in flight when the connection goes.
+    /// A request depends on an item that is in flight when the connection is lost.
     fn waits_for_an_attempt(&mut self, app: &str) {
         let id = self.world.sent.to_string();
         self.with_id_at_once(app, &id, DuplicateRule::Replace);
@@ -164,7 +164,7 @@ impl Sim {
         self.connect_egress();
     }
 
-    /// What a cancel waits for stays unknown, and is tried again and again.
+    /// The outcome for which a cancel waits stays unknown, and the batch is tried again and again.
     fn patience_with_an_attempt(&mut self, app: &str) {
         let id = self.world.sent.to_string();
         self.with_id_at_once(app, &id, DuplicateRule::Keep);
@@ -178,8 +178,8 @@ impl Sim {
         self.rest();
     }
 
-    /// Its confirm was overdue, and it has left memory: neither a cancel of its customer takes it back, nor one of itself
-    /// that comes behind.
+    /// The confirm of an item was overdue, and it has left memory: neither a cancel of its customer nor a later one of
+    /// its own ends it.
     fn unknown_behind_a_cancel(&mut self, app: &str) {
         let id = self.world.sent.to_string();
         self.with_id_at_once(app, &id, DuplicateRule::Keep);
@@ -196,7 +196,7 @@ impl Sim {
         self.world.drain_jobs();
     }
 
-    /// While a cancel of a customer goes over the store, some of its items are loaded, and become due.
+    /// While a cancel of a customer scans the store, some of its items are loaded and become due.
     fn due_before_a_scan_comes_to_it(&mut self, app: &str) {
         let wall = self.world.now.wall;
         (0..4).for_each(|n| self.request_of(app, "c", Some(wall + 21_000 + n), None));
@@ -210,8 +210,8 @@ impl Sim {
         self.judge();
     }
 
-    /// While a cancel of a customer goes over the store, its window closes: members lie before the place that it has come
-    /// to, and are not loaded, because their application is paused.
+    /// While a cancel of a customer scans the store, its window closes: members are then before the position of the scan,
+    /// and are not loaded, because their application is paused.
     fn moved_behind_a_scan(&mut self, app: &str) {
         let wall = self.world.now.wall;
         self.ask(Command::Pause(app.into(), None));
@@ -232,7 +232,7 @@ impl Sim {
         self.world.drain_jobs();
     }
 
-    /// A cancel of a customer waits for what is in flight, and gives up. What waits because of it goes on then.
+    /// A cancel of a customer waits for items in flight, and gives up. Requests that wait because of it then go on.
     fn patience_of_a_cancel(&mut self, app: &str) {
         let id = self.world.sent.to_string();
         self.with_id_at_once(app, &id, DuplicateRule::Keep);
@@ -246,8 +246,7 @@ impl Sim {
         self.rest();
     }
 
-    /// A connection goes while a request is in flight that has not been written, and it comes again; then its attempt
-    /// fails.
+    /// A connection is lost while an unwritten item is in flight, and its request comes again; then its attempt fails.
     fn comes_again_in_flight(&mut self, app: &str) {
         self.at_once(app, "");
         self.hand_over_all();
@@ -266,8 +265,8 @@ impl Sim {
         self.rest();
     }
 
-    /// Two applications have more to send than there are slots, or the one has been there before the other: where there
-    /// is room for all in memory, each is given one batch in its turn.
+    /// Two applications have more batches than there are slots, or one comes after the other. Where memory has room for
+    /// all, each gets one batch per turn.
     fn one_batch_a_turn(&mut self, app: &str) {
         let other = format!("{app}-other");
         let names = [app, other.as_str()];
@@ -297,7 +296,7 @@ impl Sim {
         self.world.input(Input::EgressBlocked(false));
         self.catch_up();
         let mut out = [0_u32; 2];
-        // In the order in which they were formed: some may have had to be read first.
+        // In the order in which they were formed, as some may have had to be read first.
         let mut batches: Vec<&Batch> = self.world.out.iter().map(|(_, batch)| batch).collect();
         batches.sort_by_key(|batch| batch.number);
         for batch in batches.into_iter().filter(|batch| batch.dead.is_none()) {
@@ -308,7 +307,7 @@ impl Sim {
         self.judge();
     }
 
-    /// What is due at once comes while older ones of its application are due and are still to be loaded.
+    /// An item that is due at once comes while older items of its application are due and still to be loaded.
     fn due_at_once_behind_a_backlog(&mut self, app: &str) {
         let wall = self.world.now.wall;
         (0..3).for_each(|n| self.request_of(app, "", Some(wall + 21_000 + n), None));
@@ -345,7 +344,7 @@ impl Sim {
         self.rest();
     }
 
-    /// Whether an application can be delivered to is not known for ever: after a rest one batch goes first, alone.
+    /// A confirm proves a queue for a limited time only: after a rest, one batch is sent first, alone.
     fn nothing_confirmed_lately(&mut self, app: &str) {
         self.at_once(app, "");
         self.hand_over_all();
@@ -365,7 +364,7 @@ impl Sim {
         self.judge();
     }
 
-    /// Its confirms stop coming under load.
+    /// Confirms stop coming under load.
     fn falls_silent(&mut self, app: &str) {
         for round in 0..10 {
             (0..10).for_each(|_| self.at_once(app, ""));
@@ -380,7 +379,7 @@ impl Sim {
         }
     }
 
-    /// Requests come, and the store does nothing.
+    /// Requests come, and the store executes nothing.
     fn deliver_only(&mut self) {
         self.world.deliver(PREFETCH);
         for _ in 0..200 {
@@ -392,7 +391,7 @@ impl Sim {
         self.judge();
     }
 
-    /// What is due and waits for a probe is not in memory.
+    /// Due items that wait for a probe are not in memory.
     fn backlog_of_a_parked(&mut self, app: &str) {
         for _ in 0..5 {
             (0..10).for_each(|n| self.at_once(app, &format!("c{}", n % 3)));
@@ -408,7 +407,7 @@ impl Sim {
         self.judge();
     }
 
-    /// The engine does all that it has left for its next calls.
+    /// Lets the engine do all the work that it has left for later calls.
     fn catch_up(&mut self) {
         self.world.drain_jobs();
         for _ in 0..200 {
@@ -420,7 +419,7 @@ impl Sim {
         }
     }
 
-    /// What had been handed over when the disk was full waits.
+    /// Requests that were handed over when the disk was full wait.
     fn full_disk(&mut self) {
         self.set_store_full(true);
         (0..3).for_each(|_| self.request());
@@ -432,7 +431,7 @@ impl Sim {
         self.set_store_full(false);
     }
 
-    /// What is due waits for what the clock's going back has made due before it, and that is taken back.
+    /// Due items wait for one that a step back of the clock has put before them, and that one is cancelled.
     fn waits_for_what_goes(&mut self, app: &str) {
         self.world.input(Input::EgressBlocked(true));
         let first = self.model.asks.len();
@@ -465,7 +464,7 @@ impl Sim {
         self.rest();
     }
 
-    /// A step of the clock, and a window has to hurry.
+    /// After a step of the clock a window has to close early for an expiry.
     fn clock_forward_to_an_expiry(&mut self, app: &str) {
         let expiry = self.world.now.wall + 10_000;
         self.request_of(app, "c", None, Some(expiry));
@@ -476,7 +475,7 @@ impl Sim {
         self.rest();
     }
 
-    /// A window has no more than its length left, whatever the clock says.
+    /// A window has at most its length left, whatever the clock shows.
     fn restart_with_the_clock_set_back(&mut self, app: &str) {
         if !self.plan.crashes {
             return;

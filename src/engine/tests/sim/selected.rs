@@ -1,4 +1,4 @@
-//! Cancels and counts of what a selection takes: what is asked for, and what is told.
+//! Cancels and counts of selected items: the commands, and checks of their answers.
 
 use super::commands::Asked;
 use super::customers::takes_back;
@@ -7,7 +7,7 @@ use super::Sim;
 use crate::engine::types::*;
 
 impl Sim {
-    /// Of an application: all, or some by customer, due or receipt.
+    /// A selection of an application: all items, or some by customer, due or receipt.
     pub(super) fn any_selection(&mut self, application: &str, customer: &str) -> Selection {
         let mut selection = Selection::all(application.into());
         let (wall, mut draw) = (self.world.now.wall, || self.looks.draw());
@@ -31,18 +31,18 @@ impl Model {
         new.application == selection.application && selection.takes_customer(new.customer.as_deref())
     }
 
-    /// It has had one time since before this call.
+    /// Whether its due has not changed since before this call.
     fn has_its_time(&self, life: &Life, since: usize) -> bool {
         self.own_time(life).is_some() && life.retimed_call < since
     }
 
-    /// The selection may take it: when it was received is not known.
+    /// Whether it may be selected: its moment of receipt is not known.
     pub(super) fn may_be_selected(&self, selection: &Selection, life: &Life, since: usize) -> bool {
         let timely = selection.due_from <= life.due && life.due < selection.due_until;
         self.is_of_selection(selection, life) && (timely || !self.has_its_time(life, since))
     }
 
-    /// It has waited since before the question, and the selection takes it.
+    /// Whether it is certainly selected: it has waited since before the question.
     fn is_selected(&self, selection: &Selection, life: &Life, asked: &Asked) -> bool {
         let timely = selection.due_from <= life.due && life.due < selection.due_until;
         let of_any_time = (selection.due_from, selection.due_until) == (0, u64::MAX);
@@ -60,7 +60,7 @@ impl Model {
         let lately = self.answered.values().filter(|other| other.call + 200 >= asked.call);
         let others = self.commands.values().chain(self.orphaned.values()).chain(lately);
         let shared = others.into_iter().any(|other| takes_back(&other.command));
-        // What a request behind it replaced was taken back first.
+        // Items that a request behind it replaced were cancelled first.
         let replaced = |life: &&Life| life.state == State::Replaced && life.ended_call >= asked.call;
         let (took, more) = (asked.took.len() as u64, self.lives.values().filter(replaced).count() as u64);
         assert!(
@@ -89,9 +89,9 @@ impl Model {
             let live = life.state.is_live() || life.ended_call >= asked.call || unlooked_at;
             live && self.may_be_selected(selection, life, asked.call)
         };
-        // What may be confirmed before it is written has come in unseen.
+        // Items that may be confirmed before they are written have come in unseen.
         let most = self.lives.values().filter(ever).count() as u64 + self.unseen_of(&selection.application);
-        // What closed with its window meanwhile may have moved behind its back.
+        // Items whose window closed since may have moved behind the position of the count.
         let least =
             |life: &&Life| self.has_its_time(life, asked.call) && self.is_selected(selection, life, asked);
         let least = self.lives.values().filter(least).count() as u64;

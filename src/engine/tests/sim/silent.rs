@@ -1,17 +1,17 @@
-//! Far more queues that never confirm than there are channels, and whether others arrive.
+//! Far more queues that never confirm than channels, and a check that other applications arrive.
 
 use super::super::world::*;
 use super::Sim;
 
-/// Applications in a world of silent ones, and those of them that take what they are sent.
+/// Applications in a world of silent ones, and how many of them confirm.
 pub(super) const MANY: u64 = 80;
 const SOUND: usize = 4;
 
-/// How long one that is silent may keep its channel though another needs it, ms: four times what confirms take, of which
-/// two seconds count.
+/// Time for which a silent queue may keep its channel though another needs it, ms: four times the time of confirms, of
+/// which two seconds count.
 const PATIENCE_MS: u64 = 8_000;
 
-/// And for all else.
+/// Time for everything else, ms.
 const LATE_MS: u64 = 2_000;
 
 impl Sim {
@@ -19,7 +19,7 @@ impl Sim {
         self.hanging = self.apps.iter().skip(SOUND).cloned().collect();
     }
 
-    /// What comes for an application that nobody has heard of arrives, whoever hangs.
+    /// Items of a new application arrive, whichever queues hang.
     pub(super) fn others_arrive(&mut self) {
         self.clear_the_way();
         let app = format!("o{}", self.world.sent);
@@ -34,7 +34,7 @@ impl Sim {
         self.hand_over_all();
         self.judge();
         let budget = self.world.settings.budget;
-        // Of few slots those that fall silent under load may have all.
+        // Queues that fall silent under load may hold all of few slots.
         let roomy = budget.rows >= 10_000 && self.world.settings.max_in_flight >= 100;
         let taken = self.model.apps.get(&app).is_some_and(|known| known.live == items);
         if !roomy || !taken {

@@ -1,18 +1,18 @@
-//! A daemon that is told to stop, and starts again.
+//! A daemon that stops gracefully, and starts again.
 
 use super::Sim;
 use crate::engine::event::*;
 
-/// Calls of the engine until it is given up.
+/// Calls of the engine until the stop is given up.
 const TURNS: u32 = 300;
 
 impl Sim {
-    /// It is told to stop at any moment: with much that is due, in flight, not written. Where it comes to an end by itself
-    /// all that was confirmed is written, and all that is safe acked.
+    /// Stops at any moment: with many items due, in flight, or not written. If the stop ends by itself, all confirmed
+    /// ends are written, and all safe requests acked.
     pub(super) fn stop(&mut self) {
         self.judge();
         self.world.input(Input::Drain);
-        // What would wait for an outcome is decided at once from now on.
+        // From now on the engine decides at once on requests that would wait for an outcome.
         self.model.few_wait = true;
         for _ in 0..TURNS {
             self.world.drain_jobs();

@@ -1,4 +1,6 @@
-//! What is told while nothing moves is the whole truth: lists, counts, timelines and the state are as the store is.
+//! At rest all answers are exact: lists, counts, timelines and the state agree with the store.
+//!
+//! Judges promise 15.
 
 use super::Sim;
 use crate::engine::event::Stored;
@@ -10,14 +12,14 @@ use std::sync::Arc;
 const STRETCHES: usize = 6;
 const EACH_MS: u64 = 20_000;
 
-/// Items of a page.
+/// Number of items per page.
 const PAGE: usize = 7;
 
-/// Most items in a world that is asked about all of them.
+/// Most items of a world that is asked about all of them.
 const MOST: usize = 200;
 
 impl Sim {
-    /// Nothing is on its way to the store, and nobody else asks.
+    /// Checks the answers if no write is under way and no other command waits.
     pub(super) fn check_told(&mut self) {
         let model = &self.model;
         let unwritten = model.lives.values().any(|life| !life.state.is_over() && life.put.is_none());
@@ -35,7 +37,7 @@ impl Sim {
             there.push((item.place(), item.due, item.clone()));
         }
         there.sort_by_key(|(key, ..)| *key);
-        // Once the clock was set back, what had closed may be due in memory sooner than the store says.
+        // After the clock was set back, items of closed windows may be due in memory earlier than in the store.
         if self.model.stepped_back == 0 {
             self.check_timeline(&there);
         }
@@ -45,7 +47,7 @@ impl Sim {
         self.check_flush();
     }
 
-    /// Asks while nothing moves.
+    /// Asks a command at rest.
     fn told(&mut self, command: Command) -> Answer {
         let number = self.ask(command);
         self.come_to_rest();
@@ -119,7 +121,7 @@ impl Sim {
                 panic!("a count")
             };
             assert_eq!(waiting + in_flight + parked, count + heirs as u64, "{application}/{customer}");
-            // Who has an heir is out since a time that the store no longer has.
+            // A replaced item in flight has a due that the store no longer has.
             let sooner = heirs > 0 && next_due.is_some_and(|due| due < first);
             let right = next_due == Some(first) || sooner || self.model.stepped_back > 0;
             assert!(right, "{application}/{customer}: {next_due:?}, not {first}");
@@ -127,7 +129,7 @@ impl Sim {
         }
     }
 
-    /// A window that is certainly open is closed, and as many items were in it as are told.
+    /// Flushes a window that is certainly open: the answer must report the number of its items.
     fn check_flush(&mut self) {
         let Some((application, customer)) = self.model.windows.any_certain() else { return };
         if !self.asks.draw().is_multiple_of(4) {
@@ -139,7 +141,7 @@ impl Sim {
         assert_eq!(told, Answer::Flushed(members), "{application}/{customer}");
     }
 
-    /// Items of it that are out.
+    /// Number of its items in flight.
     fn out_of(&self, application: &str, customer: Option<&str>) -> u64 {
         let batches = self.world.out.iter().map(|(_, batch)| batch).filter(|batch| batch.dead.is_none());
         let its = batches.filter(|batch| {
@@ -151,7 +153,7 @@ impl Sim {
 
     fn check_state(&self, there: &[(Key, u64, Stored)]) {
         let state = self.world.engine.snapshot(self.world.now);
-        // Dead letters that wait are among them, and who is in flight and has an heir.
+        // These include dead letters that wait, and replaced items in flight.
         let heirs = self.model.lives.values().filter(|life| life.superseded && life.state.is_live());
         let all = (self.world.store.items.len() + heirs.count()) as u64;
         let items = &state.items;
@@ -164,11 +166,11 @@ impl Sim {
             assert_eq!(app.total, of.remove(&*app.name).unwrap_or(0) + heirs, "{app:?}");
             assert_eq!(app.waiting + app.due + app.in_flight + app.parked, app.total, "{app:?}");
             assert!(app.in_flight >= self.out_of(&app.name, None), "{app:?}");
-            // A clock that is set back by less than a step does not take back what was due.
+            // A clock that is set back by less than a step does not make due items wait again.
             let latest = self.model.latest_wall;
             let due = its().filter(|(_, due, _)| *due <= latest).count() as u64;
             let ahead = app.total - due;
-            // Of one that is parked all that the store alone has counts as parked, once the first of it is due.
+            // All items in the store alone of a parked application count as parked, once the first of them is due.
             let told =
                 self.model.stepped || app.parked > 0 || app.waiting >= ahead.saturating_sub(app.in_flight);
             assert!(told, "{ahead} are not due: {app:?}");

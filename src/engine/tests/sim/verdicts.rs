@@ -1,10 +1,10 @@
-//! What may become of a request: the contract's tables of duplicates and limits, for all that may have been true.
+//! Decisions about requests: the contract's tables of duplicates and limits, for all states that may have been true.
 
 use super::model::*;
 use crate::engine::types::*;
 
 impl Model {
-    /// The contract's table, for what was accepted: some state since it was delivered must allow it.
+    /// Checks an accepted request by the contract's table: some state since its delivery must allow it.
     pub(super) fn judge_accepted(&mut self, ask: usize, identity: Identity, new_due: u64) {
         let (known, redelivered, from_wall) = self.seen_by(ask, identity);
         let new = &self.asks[ask].new;
@@ -23,7 +23,7 @@ impl Model {
                 DuplicateRule::Latest => {
                     !own || new_due > self.lives[&seq].due || self.was_due_otherwise(seq, ask)
                 }
-                // It was decided without the end of an attempt that had not been looked at.
+                // It was decided before the engine handled the end of an attempt.
                 DuplicateRule::Keep | DuplicateRule::Reject => {
                     self.may_be_unlooked_at(self.lives[&seq].waiting_since) && unwritten(seq)
                 }
@@ -43,16 +43,16 @@ impl Model {
                 }
             }
         });
-        // It may have taken the place of one before it in line, which was never written.
+        // It may have replaced an earlier queued request, which was never written.
         let replaces = !matches!(rule, DuplicateRule::Keep | DuplicateRule::Reject);
         let before = self.met_pending(ask, identity) || self.came_again.contains(&identity);
         let unseen = replaces && before;
         assert!(allowed || unseen, "{ask} ({rule:?}) was accepted though its id is {known:?}");
-        // In the order of arrival: nothing before it in the line with the same id is undecided.
+        // In order of arrival: no earlier queued entry with the same id is undecided.
     }
 
-    /// It may have been decided before an attempt ended that it would wait for: a cancel of it, of its customer,
-    /// or of that of another with its id, came behind it, or more waited than may.
+    /// Whether it may have been decided before the end of an attempt for which it would wait: a cancel of it, of its
+    /// customer, or of the customer of another item with its id came behind it, or more requests waited than may.
     pub(super) fn is_hurried(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         let of_id = |customer: &str| {
@@ -75,7 +75,7 @@ impl Model {
         self.few_wait || known.into_iter().any(cancels)
     }
 
-    /// Another request of this id is in line, or taken and not seen yet.
+    /// Whether another request of this id is queued, or accepted and not visible yet.
     pub(super) fn met_pending(&self, ask: usize, identity: Identity) -> bool {
         let is_it = |number: &usize| {
             let message = &self.messages[number];
@@ -87,7 +87,7 @@ impl Model {
         self.open.iter().any(is_it)
     }
 
-    /// Both are due with the same window.
+    /// Whether both are due with the same window.
     pub(super) fn is_tied(&self, seq: u64, ask: usize) -> bool {
         let (new, old) = (&self.asks[ask].new, &self.asks[self.lives[&seq].ask].new);
         let windowed = new.at.is_none() && new.customer.is_some() && self.is_windowed(&self.lives[&seq]);
@@ -95,7 +95,7 @@ impl Model {
         same && !self.stepped && self.before.is_empty() && self.windows.is_certainly_open(seq)
     }
 
-    /// A cancel that the broker had delivered before may have met another item than it was meant for.
+    /// Whether a redelivered cancel may have ended another item than it was meant for.
     fn cancelled_again(&self, identity: Identity) -> bool {
         let is_it = |asked: &super::commands::Asked| {
             matches!(&asked.command, Command::Cancel(t) if t.identity == identity)
@@ -109,20 +109,20 @@ impl Model {
         self.asks[self.lives[&seq].ask].new.fingerprint == self.asks[ask].new.fingerprint
     }
 
-    /// It names the very batch in which that item was sent, or is out.
+    /// Whether it names exactly the batch in which that item was sent, or is in flight.
     fn is_another_try(&self, seq: u64, ask: usize) -> bool {
         let named = self.asks[ask].new.tried.batch;
         named.is_some() && named == self.lives[&seq].batch && !self.is_same(seq, ask)
     }
 
-    /// What an entry may have met since it was delivered.
+    /// States that an entry may have met since it was delivered.
     fn seen_by(&self, ask: usize, identity: Identity) -> (Vec<Known>, bool, u64) {
         let message = &self.messages[&self.asks[ask].message];
         let (call, _, _, redelivered) = message.delivered.expect("delivered");
         (self.known_since(identity, call), redelivered, 0)
     }
 
-    /// An entry that left no trace although its message was acked.
+    /// Checks an entry that left no trace although its message was acked.
     pub(super) fn judge_dropped(&mut self, ask: usize) {
         let new = &self.asks[ask].new;
         let Some(identity) = new.identity else {
@@ -133,26 +133,26 @@ impl Model {
         };
         let (known, redelivered, _) = self.seen_by(ask, identity);
         let rule = new.on_duplicate;
-        // Once the clock was set back, the later of two ends is not known for the last.
+        // After the clock was set back, the later of two ends need not count as the last.
         let own_end =
             self.stepped_back > 0 && self.lives.values().any(|l| l.ask == ask && !l.state.is_live());
         let allowed = known.iter().any(|known| match *known {
             Known::Nobody => false,
             Known::Waiting(seq) | Known::Out(seq) => {
                 let other = self.asks[self.lives[&seq].ask].message;
-                // Another message that the broker still has is no less safe.
+                // Another message that the broker still has is as safe.
                 let kept = other != self.asks[ask].message && !self.messages[&other].acked;
                 let life = &self.lives[&seq];
-                // What was forgotten because its own request comes again is nowhere else.
+                // An item that was forgotten because its own request comes again exists nowhere else.
                 let over = life.state.is_over() && life.state != State::Forgotten;
                 let safe = over || life.durable || !self.durable || kept;
                 let out = matches!(known, Known::Out(_));
-                // What may have arrived is waited for like what is out.
+                // An item that may have arrived is awaited as one in flight.
                 let hurried = || (out || life.undecided) && self.is_hurried(ask);
                 let comes_back = redelivered && self.is_same(seq, ask);
                 let drops = match rule {
                     DuplicateRule::Keep => true,
-                    // One that comes back does not lose to itself where there is no room for its window.
+                    // A redelivered request is not refused for its own item where its window has no room.
                     DuplicateRule::Replace => {
                         let waits = || self.keeps_its_time(seq, ask) || self.may_lack_window(ask);
                         comes_back && (hurried() || !out && waits())
@@ -163,7 +163,7 @@ impl Model {
                     }
                     DuplicateRule::Reject => redelivered,
                 };
-                // Once the confirm has come, the batch is known.
+                // The batch is known once the confirm has come.
                 let undecided = matches!(known, Known::Out(_)) && self.is_another_try(seq, ask);
                 drops && safe && !undecided
             }
@@ -191,14 +191,14 @@ impl Model {
         );
     }
 
-    /// It was taken back while it had not been seen in that delivery, and comes again.
+    /// Whether it was cancelled before it was visible in that delivery, and comes again.
     fn was_taken_back_unseen(&self, new: &NewItem) -> bool {
         let ends = new.identity.and_then(|identity| self.unwritten_ends.get(&identity));
         let is_own = |ended: &Ended| ended.end == End::Cancelled && ended.fingerprint == new.fingerprint;
         ends.is_some_and(|ends| ends.iter().any(is_own))
     }
 
-    /// By the contract's table, for an id of which this end is remembered, asked at that moment.
+    /// Whether the contract's table drops it, for an id with this remembered end, decided at that moment.
     fn drops_for_an_end(&self, seq: u64, ask: usize, from_wall: u64, own_end: bool) -> bool {
         let message = &self.messages[&self.asks[ask].message];
         let redelivered = message.delivered.is_some_and(|(.., redelivered)| redelivered);
@@ -212,14 +212,14 @@ impl Model {
         drops && self.remembered(seq, from_wall).0
     }
 
-    /// When the message of an entry was handed over, by the wall clock of now.
+    /// When the message of an entry was handed over, by the present wall clock.
     fn handed_over_at(&self, ask: usize) -> u64 {
         let delivered = self.messages[&self.asks[ask].message].delivered;
         delivered.map_or(self.now.wall, |(_, mono, ..)| self.now.wall.saturating_sub(self.now.mono - mono))
     }
 
-    /// By which end an id is known, where nothing was remembered of this one as the tail was 0 then:
-    /// the last before it that was.
+    /// The end by which an id is known if this one was not remembered because the tail was 0 then: the last remembered
+    /// end before it.
     pub(super) fn end_before(&self, identity: Identity, seq: u64) -> Option<u64> {
         let forgotten = |seq: &u64| self.lives[seq].tail == Some(0);
         let ends =
@@ -239,7 +239,7 @@ impl Model {
             || self.stepped
             || self.is_retimed_since(seq, ask)
             || self.keeps_its_time(seq, ask);
-        // It was judged at some moment since it was delivered.
+        // It was decided at some moment since it was delivered.
         let delivered = self.messages[&self.asks[ask].message].delivered.map_or(0, |(_, mono, ..)| mono);
         let since = self.now.wall.saturating_sub(self.now.mono - delivered);
         let due = |wall| own_due(self.settings.of(&new.application), at, new.expiry, wall);
@@ -254,7 +254,7 @@ impl Model {
         self.commands.values().map(|asked| (&asked.command, asked.tag, asked.call)).collect()
     }
 
-    /// With nothing stored: another of the same id that has not been published yet.
+    /// Without a store: whether another request has the same id and has not been published yet.
     pub(super) fn met_unseen(&self, ask: usize, identity: Identity) -> bool {
         self.asks.iter().enumerate().any(|(other, a)| other != ask && a.new.identity == Some(identity))
     }
@@ -326,7 +326,7 @@ impl Model {
         new.on_duplicate == DuplicateRule::Reject && (seen || !self.durable)
     }
 
-    /// As many windows are open as may be, and it needs one.
+    /// Whether it needs a window and as many may be open as are allowed.
     fn may_be_full_of_windows(&self, new: &NewItem, whole: &Settings) -> bool {
         new.at.is_none()
             && new.customer.is_some()
@@ -335,7 +335,7 @@ impl Model {
                 || self.windows_at_most() as u64 >= whole.customers)
     }
 
-    /// It is refused for want of a window, where that is the policy.
+    /// Whether it may be refused for lack of a window, where that is the policy.
     fn may_lack_window(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         std::iter::once(&self.settings).chain(&self.before).any(|whole| {
@@ -344,7 +344,7 @@ impl Model {
         })
     }
 
-    /// Confirmed, and not deleted: they count until their outcome is looked at.
+    /// Number of items that are confirmed and not deleted: they count until the engine handles the outcome.
     fn unheard_of(&self, application: &str) -> u64 {
         let is_unheard = |life: &&Life| {
             life.state == State::Sent && !life.deleted && *self.asks[life.ask].new.application == *application
@@ -365,7 +365,7 @@ impl Model {
             let most = live + self.unheard_of(&new.application);
             let at_limit = limit > 0 && if was_accepted { most > limit } else { most + unseen >= limit };
             let windows = self.may_be_full_of_windows(new, whole);
-            // With those of which something may have been taken and has not been seen.
+            // Including applications with requests that may have been accepted and are not visible yet.
             let has_any = |(name, app): &(&String, &App)| {
                 app.live > 0 || self.unseen_of(name) > 0 || self.leaving.get(*name).is_some_and(|n| *n > 0)
             };
@@ -374,10 +374,10 @@ impl Model {
             let many = live <= passed && names >= whole.max_applications;
             match settings.on_full {
                 OnFull::DropNewest | OnFull::DropOldest if !self.durable => true,
-                // Given up before it was ever written, because it is due before all others.
+                // It was given up before it was ever written, because it is due before all others.
                 OnFull::DropOldest if !was_accepted => {
                     let soon = new.at.is_none_or(|at| at <= self.latest_wall);
-                    // Nothing else can be given up while all of it is in flight.
+                    // No other item can be given up while all are in flight.
                     let beyond = limit > 0 && most + unseen >= limit + whole.thresholds.trim_slack;
                     (at_limit && soon) || beyond || many
                 }
@@ -391,7 +391,7 @@ impl Model {
     }
 }
 
-/// The moment that an own time becomes, as the contract has it.
+/// The due of an own time, by the contract.
 pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, wall: u64) -> u64 {
     if at <= wall {
         return wall;

@@ -1,4 +1,6 @@
-//! The reference's windows: when each opens, who is in it, and when it must close.
+//! Windows of the reference: when each opens, which items are in it, and when it must close.
+//!
+//! Judges promise 10.
 
 use super::super::fake_store::FakeStore;
 use crate::engine::event::WindowRow;
@@ -6,10 +8,10 @@ use crate::engine::size;
 use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A window closes so long before its most urgent expiry, ms.
+/// Time by which a window closes before its most urgent expiry, ms.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;
 
-/// By so much the clocks' milliseconds may turn apart: a window waits for both.
+/// Most by which the milliseconds of the two clocks may differ: a window waits for both.
 pub(super) const CLOCK_SLACK_MS: u64 = 5;
 
 type Name = (String, String);
@@ -19,7 +21,7 @@ pub(super) struct Close {
     /// UTC ms.
     pub(super) due: u64,
     causes: BTreeSet<ClosedBy>,
-    /// That another window opened is all that is known of it, and the clock has stepped.
+    /// Only the opening of another window shows this close, and the clock has stepped.
     guessed: bool,
 }
 
@@ -35,19 +37,19 @@ pub(super) struct Win {
     expiry: u64,
     last: u64,
     pub(super) closed: Option<Close>,
-    /// Something happened to it of which the contract does not say how its limits count on.
+    /// The contract does not define how its limits count after an event.
     pub(super) unsure: bool,
-    /// Nothing but that a member left it early.
+    /// That event was only that a member left it early.
     only_left: bool,
     ripe: BTreeSet<ClosedBy>,
-    /// Moments at which somebody may have flushed it with nothing written since, UTC ms.
+    /// Moments at which it may have been flushed without a write since, UTC ms.
     flushes: BTreeSet<u64>,
-    /// It may close in this call.
+    /// Causes by which it may close in this call.
     may_close: BTreeSet<ClosedBy>,
     ripe_at_join: u64,
 }
 
-/// A member that comes in.
+/// A new member of a window.
 pub(super) struct Member<'a> {
     pub(super) seq: u64,
     pub(super) application: &'a str,
@@ -55,11 +57,11 @@ pub(super) struct Member<'a> {
     pub(super) key: Key,
     pub(super) weight: u32,
     pub(super) expiry: Option<u64>,
-    /// An end that it may have inherited, or that a former life left.
+    /// Its end may be inherited, or left by a former life.
     pub(super) other_end: bool,
-    /// Whoever has a reason to flush may have done it by now.
+    /// The window may have been flushed by now.
     pub(super) may_flush: bool,
-    /// Others may have joined its window unseen.
+    /// Other members may have joined its window unseen.
     pub(super) unsure: bool,
 }
 
@@ -69,14 +71,14 @@ pub(super) struct Windows {
     pub(super) open: BTreeMap<Name, usize>,
     of: BTreeMap<u64, usize>,
     next: usize,
-    /// The clock has stepped: what has closed may be due at another moment.
+    /// The clock has stepped: closed windows may be due at another moment.
     stepped: bool,
-    /// Not all that is ripe closes in this call.
+    /// Not all ripe windows close in this call.
     behind: bool,
-    /// Members of open windows whose place another takes in the commit that is looked at.
+    /// Number of members of open windows that are replaced in the commit that is checked.
     replaced_now: BTreeMap<Name, u64>,
-    /// Windows of which a member left by the wall clock, which had been set forward: planned end, and its end by the other
-    /// clock, until when they go on.
+    /// Windows of which a member left by the wall clock, which had been set forward: the planned end, and the end by the
+    /// monotonic clock, until which they go on.
     going_on: BTreeMap<Name, (u64, u64)>,
 }
 
@@ -93,13 +95,13 @@ impl Windows {
         self.all.get(self.of.get(&seq)?)
     }
 
-    /// Open windows that are certainly open.
+    /// Number of windows that are certainly open.
     pub(super) fn certain(&self) -> usize {
         let is_certain = |win: &&Win| !win.unsure && win.ripe.is_empty();
         self.open.values().map(|id| &self.all[id]).filter(is_certain).count()
     }
 
-    /// Windows that a member has left by the wall clock, and that are not over by the other.
+    /// Number of windows that a member has left by the wall clock and that are not over by the monotonic one.
     pub(super) fn going_on(&self, now: Now) -> usize {
         let goes_on = |(name, (_, mono_end)): &(&Name, &(u64, u64))| {
             now.mono <= mono_end + CLOCK_SLACK_MS && !self.open.contains_key(*name)
@@ -113,7 +115,7 @@ impl Windows {
         self.open.values().map(|id| &self.all[id]).find(is_open).map(|win| win.name.1.as_str())
     }
 
-    /// An application and a customer whose window is open, without any doubt, and not about to close.
+    /// An application and a customer whose window is certainly open and not about to close.
     pub(super) fn any_certain(&self) -> Option<(String, String)> {
         let is_sure = |win: &&Win| {
             let may_close = !win.ripe.is_empty() || !win.may_close.is_empty() || !win.flushes.is_empty();
@@ -127,7 +129,7 @@ impl Windows {
         id.map_or(0, |id| self.all[id].members.len())
     }
 
-    /// The window of a customer has come to its end, or may have.
+    /// Whether the window of a customer has reached its end, or may have.
     pub(super) fn is_ripe(&self, application: &str, customer: &str) -> bool {
         let id = self.open.get(&(application.into(), customer.into()));
         id.is_some_and(|id| !self.all[id].ripe.is_empty() || !self.all[id].may_close.is_empty())
@@ -143,7 +145,7 @@ impl Windows {
         self.open.values().for_each(|id| self.all.get_mut(id).expect("open").unsure = true);
     }
 
-    /// Which windows must close in this call, and why. `behind`: the engine wants to be called again at once.
+    /// Notes which windows must close in this call, and why. `behind`: the engine wants to be called again at once.
     pub(super) fn ripen(&mut self, settings: &Settings, behind: bool, now: Now) {
         let most = Thresholds::default();
         self.behind =
@@ -154,7 +156,7 @@ impl Windows {
         }
     }
 
-    /// What has closed is in a commit now; or this may be what closes next.
+    /// Closed windows are in a commit now; or a flush may be what closes one next.
     pub(super) fn note_flushes(
         &mut self,
         written: bool,
@@ -164,7 +166,7 @@ impl Windows {
     ) {
         for win in self.all.values_mut() {
             if let Some(close) = win.closed.as_mut().filter(|close| close.call == call) {
-                // Whoever needed room was judged before the time.
+                // Requests that needed room were decided before the windows closed by time.
                 if may_flush(&win.name) {
                     close.causes.insert(ClosedBy::Flush);
                 }
@@ -177,8 +179,8 @@ impl Windows {
         }
     }
 
-    /// What was ripe has closed by the end of the call, unless the engine is behind: then at which of these moments it
-    /// closed is not seen, and makes a difference where it is not its planned end.
+    /// Ripe windows have closed by the end of the call, unless the engine is behind. In that case the moment of the close
+    /// is not visible, and matters if it is not the planned end.
     pub(super) fn close_ripe(&mut self, call: usize, now: Now) {
         let sure = self.open.values().copied().filter(|id| !self.all[id].unsure);
         for id in sure.collect::<Vec<usize>>() {
@@ -192,7 +194,7 @@ impl Windows {
         }
     }
 
-    /// A window was flushed. That of one which is ripe need not be told: its members keep their due.
+    /// A window was flushed. The close of a ripe one need not be written: its members keep their due.
     pub(super) fn flush_ripe(&mut self, (application, customer): (&str, &str), call: usize, now: Now) {
         let open = self.open.get(&(application.to_string(), customer.to_string())).copied();
         let Some(id) = open.filter(|id| !self.all[id].ripe.is_empty() && !self.all[id].unsure) else {
@@ -203,7 +205,7 @@ impl Windows {
         self.close(id, call, now.wall, causes);
     }
 
-    /// Past its end by the monotonic clock, and by the wall clock unless that was set back.
+    /// Whether it is past its end by the monotonic clock, and by the wall clock unless that was set back.
     pub(super) fn is_overripe(&self, seq: u64, now: Now) -> bool {
         let Some(win) = self.of(seq) else { return true };
         // Another member may have left it by the wall clock.
@@ -214,8 +216,8 @@ impl Windows {
         now.mono > win.mono_end + CLOCK_SLACK_MS
     }
 
-    /// One of a former life, due then: its customer's window, opened anew since, has the same planned end, and
-    /// its length is judged by the monotonic clock.
+    /// Whether an item of a former life with this due waits with others: the window of its customer, opened anew since,
+    /// has the same planned end, and its length follows the monotonic clock.
     pub(super) fn waits_with_others(&self, application: &str, customer: &str, due: u64, now: Now) -> bool {
         let open = self.open.get(&(application.to_string(), customer.to_string()));
         let win = open.map(|id| &self.all[id]).filter(|win| win.end == due);
@@ -225,7 +227,7 @@ impl Windows {
     fn close(&mut self, id: usize, call: usize, wall: u64, mut causes: BTreeSet<ClosedBy>) {
         let win = self.all.get_mut(&id).expect("open");
         if wall >= win.end {
-            // Its members keep their key, and with it no other cause once they have left memory.
+            // Its members keep their key, and lose any other cause once they have left memory.
             causes.insert(ClosedBy::Time);
         }
         win.closed = Some(Close { call, due: win.end.min(wall), causes, guessed: wall == u64::MAX });
@@ -261,13 +263,13 @@ impl Windows {
                 let may = !win.ripe.is_empty() || !win.may_close.is_empty() || win.unsure || member.may_flush;
                 assert!(may, "a second window opens beside {:?} of {name:?}: {}", win.end, member.key.due);
                 let unsure = win.unsure;
-                // The clock had come to its end, and has been set back since.
+                // The clock had reached its end, and has been set back since.
                 let wall = if self.stepped { u64::MAX } else { now.wall };
                 self.close(old, call, wall, causes);
                 self.all.get_mut(&old).expect("there").unsure = unsure;
                 id = None;
             } else if !win.ripe.is_empty() || member.may_flush {
-                // It may have closed and another of the same end have begun.
+                // It may have closed, and another with the same end may have begun.
                 win.unsure |= app.align || member.may_flush;
             }
         }
@@ -279,7 +281,7 @@ impl Windows {
         win.last = now.mono;
         win.expiry = win.expiry.min(member.expiry.unwrap_or(u64::MAX));
         self.of.insert(member.seq, id);
-        // What has become ripe by this member closes now or with the next millisecond.
+        // A window that this member makes ripe closes now or with the next millisecond.
         win.ripe_at_join = 0;
         win.ripen(app, now);
         win.may_close = std::mem::take(&mut win.ripe);
@@ -301,7 +303,7 @@ impl Windows {
         let same = member.key.due == end;
         assert!(same || member.other_end, "a window of {name:?} ends at {}, not {end}", member.key.due);
         self.next += 1;
-        // Once the clocks have parted its planned end does not tell when it opened.
+        // Once the clocks differ, its planned end does not show when it opened.
         let parted = self.stepped && !same;
         let left = if parted { u64::MAX } else { member.key.due.saturating_sub(now.wall) };
         let left = left.min(length(app, now.wall));
@@ -313,13 +315,13 @@ impl Windows {
         self.next
     }
 
-    /// A member has a time of its own from now on.
+    /// A member has an own time from now on.
     pub(super) fn part_with(&mut self, seq: u64) {
         self.leave(seq);
         self.of.remove(&seq);
     }
 
-    /// A member has ended in whatever way. Its window may be gone, where it has left that before.
+    /// A member has ended in any way. Its window may be gone, if the member has left it before.
     pub(super) fn leave(&mut self, seq: u64) {
         let Some(id) = self.of.get(&seq) else { return };
         let Some(win) = self.all.get_mut(id) else { return };
@@ -331,7 +333,7 @@ impl Windows {
         }
     }
 
-    /// Another takes the place of one that is in an open window, with the commit that is looked at.
+    /// A member of an open window is replaced in the commit that is checked.
     pub(super) fn note_replaced(&mut self, seq: u64) {
         let Some(win) = self.of(seq).filter(|win| win.closed.is_none()) else { return };
         *self.replaced_now.entry(win.name.clone()).or_default() += 1;
@@ -341,7 +343,7 @@ impl Windows {
         self.replaced_now.get(&(application.into(), customer.into())).copied().unwrap_or(0)
     }
 
-    /// The next commit is looked at.
+    /// The next commit is to be checked.
     pub(super) fn forget_replaced(&mut self) {
         self.replaced_now.clear();
     }
@@ -353,14 +355,14 @@ impl Windows {
         (win.members.is_empty() && !may_be_closed).then_some(win.end)
     }
 
-    /// Its window is open, though a member may have left it just now.
+    /// Whether its window is open; a member may have left it just now.
     pub(super) fn is_certainly_open(&self, seq: u64) -> bool {
         let Some(win) = self.of(seq).filter(|win| win.closed.is_none()) else { return false };
         let may_be_closed = !win.ripe.is_empty() || !win.may_close.is_empty() || !win.flushes.is_empty();
         (!win.unsure || win.only_left) && !may_be_closed
     }
 
-    /// What a restart reads of a long window is so.
+    /// Checks the row of a long window that a restart reads.
     pub(super) fn check_row(&self, row: &WindowRow) {
         let name = (row.application.to_string(), row.customer.to_string());
         let Some(win) = self.open.get(&name).map(|id| &self.all[id]) else { return };
@@ -371,7 +373,8 @@ impl Windows {
         assert_eq!(is, (win.members.len(), win.weight, win.expiry), "the row of the window of {name:?}");
     }
 
-    /// A member was published, or the store was told: its window has closed then. `may_flush`: somebody may have flushed it.
+    /// A member was published, or the close was written: its window has closed at `due`. `may_flush`: it may have been
+    /// flushed.
     pub(super) fn has_closed(&mut self, seq: u64, due: u64, cause: ClosedBy, may_flush: bool, call: usize) {
         let Some(id) = self.of.get(&seq).copied() else { return };
         let others = self.causes_of_same_end(id);
@@ -391,21 +394,21 @@ impl Windows {
             return;
         };
         if close.call == call && may_flush && cause == ClosedBy::Flush {
-            // Its time had come in this call, and whoever needed room was judged before the time.
+            // Its time had come in this call, and requests that needed room were decided first.
             close.causes.insert(cause);
         }
-        // What was replaced before it was written counted for a moment.
+        // An item that was replaced before it was written counted for a moment.
         let counted = close.causes.iter().any(|cause| matches!(cause, ClosedBy::Count | ClosedBy::Bytes));
         if close.guessed && due < close.due {
             (close.due, close.causes, close.guessed) = (due, [cause].into(), false);
         }
         if self.stepped && due == win.end && others.contains(&cause) {
-            // By the wall clock, which was set back, it is not over: it left with a later one of the same end.
+            // By the wall clock, which was set back, it is not over: it left with a later window of the same end.
             close.causes.insert(cause);
         }
         let unsure = win.unsure || counted;
         if !unsure && cause == ClosedBy::Flush && win.flushes.contains(&due) {
-            // Its close was written late, when another moment had come at which it would have closed.
+            // Its close was written late, after another moment at which it would have closed.
             (close.due, close.causes) = (due, [cause].into());
         }
         if unsure || self.stepped {
@@ -414,7 +417,7 @@ impl Windows {
         assert_eq!(due, close.due, "{seq} of {:?}: closed by {:?}, said {cause:?}", win.name, close.causes);
     }
 
-    /// What has closed, or may close, the customer's other windows of the same planned end.
+    /// Causes that have closed, or may close, other windows of the customer with the same planned end.
     fn causes_of_same_end(&self, id: usize) -> BTreeSet<ClosedBy> {
         let own = &self.all[&id];
         let is_other =
@@ -426,8 +429,8 @@ impl Windows {
         self.all.iter().filter(is_other).flat_map(|(_, win)| causes(win)).collect()
     }
 
-    /// The store was told. Once the clock has been set back its time may have come by the one clock and not by the other,
-    /// and it closes for another reason first.
+    /// The close was written. After the clock was set back, its time may have come by one clock only, and another cause
+    /// closes it first.
     pub(super) fn closed_sooner(&mut self, seq: u64, due: u64, cause: ClosedBy) {
         let Some(win) = self.of.get(&seq).and_then(|id| self.all.get_mut(id)) else { return };
         if let Some(close) = win.closed.as_mut().filter(|close| self.stepped && due < close.due) {
@@ -445,7 +448,7 @@ impl Windows {
             .map(|close| &close.causes)
     }
 
-    /// Of former lives only long windows are known.
+    /// Only long windows of former lives are known.
     pub(super) fn crash(&mut self, store: &FakeStore, now: Now) {
         *self = Windows { next: self.next, stepped: self.stepped, ..Windows::default() };
         for row in store.windows.values() {
@@ -462,7 +465,7 @@ impl Windows {
         }
     }
 
-    /// Unsure windows that have no members any more tell nothing.
+    /// Removes unsure windows without members, which prove nothing.
     pub(super) fn tidy(&mut self, now: Now) {
         let all = &self.all;
         let is_gone = |id: &usize| {
@@ -480,7 +483,7 @@ impl Windows {
 }
 
 impl Win {
-    /// One that has no member yet.
+    /// A window without members.
     fn new(name: Name, (end, number): (u64, u64), mono_end: u64, last: u64, unsure: bool) -> Self {
         Win {
             name,

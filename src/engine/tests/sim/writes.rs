@@ -1,4 +1,4 @@
-//! What a commit writes, and what has become of each item by it.
+//! Checks of what a commit writes, and the resulting state of each item.
 
 use super::model::*;
 use super::verdicts::own_due;
@@ -8,7 +8,7 @@ use crate::engine::types::*;
 use std::collections::BTreeMap;
 
 impl Model {
-    /// `unwritten`: what is published in the same call, and may never have been written.
+    /// `unwritten`: items that are published in the same call and may never have been written.
     pub(super) fn ops(&mut self, ops: &[Op], token: Option<Token>, unwritten: Vec<(Identity, u64)>) {
         let put = |op: &Op| match op {
             // A successor may be dead at once.
@@ -20,7 +20,7 @@ impl Model {
             }
             _ => None,
         };
-        // One may be published, confirmed and gone before the commit that removes what it replaced.
+        // A successor may be published, confirmed and gone before the commit that removes the item it replaced.
         let passed = self.lives.values().filter(|life| life.put.is_none() && life.published.is_some());
         let passed = passed.map(|life| (life.identity, life.seq));
         let successors: Vec<(Identity, u64)> =
@@ -43,13 +43,13 @@ impl Model {
         self.closed_now = ops.iter().filter_map(closed).collect();
         let token = token.unwrap_or(0);
         let mut fleeting: BTreeMap<String, u64> = BTreeMap::new();
-        // What is replaced makes place first.
+        // Replaced items free their room first.
         for op in ops {
             if let Op::Delete { place, .. } = op {
                 if !self.lives.contains_key(&place.key.seq) {
                     *fleeting.entry(place.queue.to_string()).or_default() += 1;
                 }
-                // Who was confirmed in this call may have counted as long as its outcome had not been looked at.
+                // An item that was confirmed in this call may have counted until its outcome was handled.
                 let counted = |life: &Life| life.state.is_live() || life.state == State::Sent;
                 if self.lives.get(&place.key.seq).is_some_and(counted) {
                     *self.leaving.entry(place.queue.to_string()).or_default() += 1;
@@ -69,7 +69,7 @@ impl Model {
                 }
                 Op::Delete { place, .. } => {
                     self.leaving.entry(place.queue.to_string()).and_modify(|n| *n = n.saturating_sub(1));
-                    // Who is there for a moment only has left its window before the next one joins that.
+                    // An item that exists for a moment only has left its window before the next one joins that.
                     if self.lives.get(&place.key.seq).is_some_and(|life| !life.deleted) {
                         self.windows.leave(place.key.seq);
                         *self.passed.entry(place.queue.to_string()).or_default() += 1;
@@ -80,7 +80,7 @@ impl Model {
         }
         self.leaving = leaving;
         self.passed.clear();
-        // And who is there for a moment only: it counted for those that made room.
+        // Such items count as well for those that made room.
         fleeting.into_iter().for_each(|(queue, n)| *self.leaving.entry(queue).or_default() += n);
         for op in ops {
             if let Op::Delete { place, .. } = op {
@@ -99,7 +99,7 @@ impl Model {
         self.rows(ops, token);
     }
 
-    /// Of what was written before it in the same commit: one with its id has died, which it waited for.
+    /// Applies the death of an item with its id, for which it waited, from earlier in the same commit.
     fn died_before(&mut self, item: &Stored, ops: &[Op]) {
         let Some(given) = item.given.filter(|_| item.dead.is_none()) else { return };
         for op in ops {
@@ -111,7 +111,7 @@ impl Model {
         }
     }
 
-    /// What a restart or a later request will read of windows and ends.
+    /// Rows of windows and ends that a restart or a later request will read.
     fn rows(&mut self, ops: &[Op], token: Token) {
         for op in ops {
             match op {
@@ -124,8 +124,8 @@ impl Model {
         }
     }
 
-    /// One that came and was taken back between two writes: its id is free again, but for its own return. That it
-    /// had been seen in a delivery before, and was sent then or went back to the broker, tells nothing of this end.
+    /// An item that came and was cancelled between two writes: its id is free again, except for its own return. An
+    /// earlier delivery in which it was visible, and was sent or went back to the broker, proves nothing about this end.
     fn ended_before_it_was_seen(&mut self, identity: Identity, ended: &Ended) {
         let seen = self.lives.values().any(|life| {
             let new = &self.asks[life.ask].new;
@@ -135,7 +135,7 @@ impl Model {
         if !matches!(ended.end, End::Cancelled | End::CancelledAgain) || seen && self.durable {
             return;
         }
-        // With nothing stored it is not seen, either, that one which was there has been taken back.
+        // Without a store, the cancel of an existing item is not visible either.
         self.unwritten_ends.entry(identity).or_default().push(ended.clone());
         if !seen {
             self.note(identity, Known::Nobody);
@@ -167,13 +167,13 @@ impl Model {
                 assert!(life.put.is_none(), "written twice: {ask}");
                 life.due = item.key.due;
                 if std::mem::take(&mut life.orphaned) {
-                    // Its request has come again while it was in flight, and is its own.
+                    // Its request has come again while it was in flight, and belongs to it.
                     assert!(self.is_hurried(ask), "{ask} waits for the outcome");
                     let message = self.messages.get_mut(&self.asks[ask].message).expect("there");
                     let part = message.asks.iter().position(|other| *other == ask).expect("of it");
                     message.taken[part] = Some(seq);
                     if self.lives[&seq].state == State::Forgotten {
-                        // And came before the end of its attempt was looked at.
+                        // The request came before the end of its attempt was handled.
                         self.set(seq, State::Waiting);
                         self.fresh.insert(seq);
                     }
@@ -203,7 +203,7 @@ impl Model {
     fn check_message(&self, ask: usize, token: Token) {
         let message = &self.messages[&self.asks[ask].message];
         let Some((call, .., redelivered)) = message.delivered else { return };
-        // What was due at once by the clock that it came by need not be so by the clock that it is written by.
+        // An entry that was due at once by the clock at its delivery need not be so by the clock at its write.
         if self.stepped_back > 0 && self.stepped_back >= call {
             return;
         }
@@ -213,7 +213,7 @@ impl Model {
             let app = self.settings.of(&new.application);
             let later =
                 new.at.is_some_and(|at| at > life.accepted_due.min(self.now.wall)) || new.customer.is_some();
-            // Nothing else of its id was there that it could have waited for.
+            // No other item of its id existed for which it could have waited.
             let is_own = |known: Known| matches!(known, Known::Nobody) || known == Known::Waiting(life.seq);
             let alone = |id: Identity| self.known_since(id, call).into_iter().all(is_own);
             later && new.identity.is_none_or(alone) && app.max_waiting == 0
@@ -228,7 +228,7 @@ impl Model {
         }
     }
 
-    /// A new item: whether it may be one, and when it is due.
+    /// Checks a new item: whether it may be accepted, and its due.
     pub(super) fn accepted(&mut self, ask: usize, key: Key, accepted_due: u64) {
         let new = self.asks[ask].new.clone();
         assert!(!self.asks[ask].rejected, "a rejected request was accepted");
@@ -240,7 +240,7 @@ impl Model {
         match (new.at, &new.customer) {
             (Some(at), _) => {
                 let due = own_due(&settings, at, new.expiry, wall);
-                // It may have been accepted some milliseconds before it is seen.
+                // It may have been accepted some milliseconds before it is visible.
                 let past = at <= key.due && key.due <= wall;
                 assert!(
                     key.due == due || past || self.stepped || !self.durable,
@@ -262,7 +262,7 @@ impl Model {
         }
     }
 
-    /// With nothing stored: no longer ahead than the broker waits for its ack, with a minute in line.
+    /// Without a store, it may be due no later than the broker waits for its ack, with a minute for the queue.
     pub(super) fn check_hold(&self, ask: usize) {
         let (new, message) = (&self.asks[ask].new, &self.messages[&self.asks[ask].message]);
         let (Some(hold), Some(at), Some((_, mono, ..))) = (self.settings.hold_max, new.at, message.delivered)
@@ -321,14 +321,14 @@ impl Model {
         );
     }
 
-    /// One that takes the place of the only member of an open window ends with that window.
+    /// An item that replaces the only member of an open window ends with that window.
     fn check_inherited(&self, new: &NewItem, customer: &str, key: Key) {
         let replaced = |life: &&Life| {
             let now = life.state == State::Replaced && life.ended_call == self.call;
             now && Some(life.identity) == new.identity && self.is_of(life, new, customer)
         };
         let Some(old) = self.lives.values().rev().find(replaced).map(|life| life.seq) else { return };
-        // Another may have come and gone in between: written, or due at once and replaced before that.
+        // Another item may have come and gone in between: written, or due at once and replaced before that.
         let between = self.lives.range(old + 1..key.seq).any(|(_, life)| Some(life.identity) == new.identity);
         let ask = self.lives[&key.seq].ask;
         if between || self.follows_at_once(ask) || self.is_perhaps_taken_back(old) {
@@ -352,7 +352,7 @@ impl Model {
         );
     }
 
-    /// One of its id stands before it in line that was due at once, and may have been replaced before it was written.
+    /// Whether an earlier queued request with its id was due at once, and may have been replaced before it was written.
     fn follows_at_once(&self, ask: usize) -> bool {
         let new = &self.asks[ask].new;
         let tag = |ask: usize| self.messages[&self.asks[ask].message].delivered.map(|(_, _, tag, _)| tag);
@@ -371,7 +371,7 @@ impl Model {
         let life = self.lives.get_mut(&seq).expect("deleted what was written");
         life.deleted = true;
         if life.window.is_some() {
-            // Its window may have been closed just now, to make room for its heir's.
+            // Its window may have been closed just now, to make room for that of its successor.
             life.due = place.key.due;
         }
         let (ask, identity, state) = (life.ask, life.identity, life.state);
@@ -379,7 +379,7 @@ impl Model {
             State::Sent | State::DeadSent(_) | State::Cancelled | State::Forgotten => {}
             State::Replaced => {}
             State::Waiting => {
-                // One that was cancelled may have an heir as well, which came behind the cancel.
+                // A cancelled item may also have a successor, which came behind the cancel.
                 let cancelled = remembered.is_some_and(|ended| {
                     let own = ended.fingerprint == self.asks[ask].new.fingerprint;
                     own && matches!(ended.end, End::Cancelled | End::CancelledAgain)
@@ -421,7 +421,7 @@ impl Model {
         if ends && identity.is_given() && tail > 0 && self.before.is_empty() {
             assert!(remembered.is_some(), "{ask} ended and is not remembered in the same commit");
         }
-        // What a later answer will tell.
+        // Later answers will report this end.
         if let Some(ended) = remembered.filter(|ended| ends && ended.fingerprint == new.fingerprint) {
             assert!(
                 self.ended_so(seq, ended),
@@ -432,15 +432,15 @@ impl Model {
             let since = self.now.wall.saturating_sub(self.now.mono - life.seen);
             let then = self.stepped || (since..=self.now.wall).contains(&ended.at);
             assert!(then, "{ask} is remembered as {ended:?}, and came at {since}");
-            // Before it is seen, where much was to be taken back.
+            // It may have ended before it is visible, where many items were to be cancelled.
             life.ended_at = life.ended_at.min(ended.at);
             life.taken_again = ended.end == End::CancelledAgain;
         }
     }
 }
 
-/// How each item that a commit removes is remembered: by what comes before its removal, and behind that of another of its
-/// id.
+/// How each item that a commit removes is remembered: by the last entry before its removal, and after that of another
+/// item with its id.
 fn ends(ops: &[Op]) -> BTreeMap<u64, &Ended> {
     let (mut told, mut ends) = (BTreeMap::new(), BTreeMap::new());
     for op in ops {
