@@ -98,8 +98,8 @@ SEEDS ?= 400
 
 .PHONY: sim
 sim: fetch ## the simulator: SEEDS worlds from SEED on; it must find every planted bug
-	$(if $(SEED),SEED=$(SEED)) SEEDS=$(SEEDS) $(CARGO) test --lib --locked --offline \
-		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) engine::tests::sim -- --nocapture
+	$(if $(SEED),SEED=$(SEED)) SEEDS=$(SEEDS) $(CARGO) test -p tidegate-engine --lib --locked --offline \
+		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) tests::sim -- --nocapture
 
 # A test that cannot run here is reported and counted as skipped. In a CI (TIDEGATE_CI=1) it fails, unless
 # TIDEGATE_LACKS names the missing tool.
@@ -161,7 +161,7 @@ bench-long: fetch ## the same for hours: a million messages a row, five rounds, 
 
 .PHONY: measure
 measure: fetch ## the engine and the store alone: nanoseconds per item, up to ten million waiting
-	$(CARGO) test --release --lib --locked --offline measure -- --ignored --nocapture --test-threads 1
+	$(CARGO) test --release --workspace --lib --locked --offline measure -- --ignored --nocapture --test-threads 1
 
 .PHONY: deny
 deny: ## licences, bans, sources and advisories (needs cargo-deny)

@@ -55,6 +55,9 @@ fi
 : >"$out/phases"
 : >"$out/details"
 
+# The crates below src whose unit tests are programs of their own; the daemon's are the last.
+crates="engine store amqp wire config common types"
+
 has() { case " $parts " in *" $1 "*) ;; *) false ;; esac; }
 lib=
 ! has lib || lib=yes
@@ -242,7 +245,9 @@ fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() { run examples ${1:-} "$cargo" test --example demo --example bench --no-run --locked --offline; }
 build() {
-	run build "$cargo" test ${lib:+--lib} --test integration --test faults --test fuzz --test tidy --no-run \
+	set -- -p tidegate
+	for each in ${lib:+$crates}; do set -- "$@" -p "tidegate-$each"; done
+	run build "$cargo" test "$@" ${lib:+--lib} --test integration --test faults --test fuzz --test tidy --no-run \
 		--locked --offline --message-format=json-render-diagnostics
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
@@ -253,7 +258,11 @@ in_the_shadow() {
 	nice=${BESIDE:-nice -n 4}
 	run tidy $nice "$(program build test tidy)"
 	run fuzz $nice "$(program build test fuzz)"
-	SEEDS=${SEEDS:-400} TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}} run lib $nice "$(program build lib tidegate)"
+	SEEDS=${SEEDS:-400}
+	TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}}
+	export SEEDS TMPDIR
+	for each in $crates; do run "lib-$each" $nice "$(program build lib "tidegate_$each")"; done
+	run lib-daemon $nice "$(program build lib tidegate)"
 	# Last, because little else runs then.
 	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
@@ -290,7 +299,9 @@ if has blackbox && [ -z "$suites" ]; then
 	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone::
 fi
 
-programs="tidy fuzz lib examples faults integration alone"
+programs="tidy fuzz"
+for each in $crates daemon; do programs="$programs lib-$each"; done
+programs="$programs examples faults integration alone"
 for each in $programs; do count "$each"; done
 once_more faults "$(program build test faults)"
 for each in integration alone; do once_more "$each" "$(program build test integration)"; done

@@ -11,8 +11,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
-use tidegate::config::{keys, Config, Faults, LoadedConfig, Location, StoreKind, Topology};
-use tidegate::engine::types::{AppSettings, Budget, Format, OnFull, Retry};
+use tidegate_config::{keys, Config, Faults, LoadedConfig, Location, StoreKind, Topology};
+use tidegate_types::{AppSettings, Budget, Format, OnFull, Retry};
 
 /// A directory with a `config.toml` that only its owner may read.
 struct Dir(TempDir);

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate::clock;
-use tidegate::config::{self, StoreKind};
-use tidegate::engine::event::{Load, Loaded, Marks, Op, Range, Stored};
-use tidegate::engine::types::{ClosedBy, Content, Key};
-use tidegate::store::{open, CommitError, CommitGroup, OpenError, OpenStore, Store};
+use tidegate_common::clock;
+use tidegate_config::StoreKind;
 use tidegate_harness::{bounded, lacks, require, say, Disk, Moments};
+use tidegate_store::{open, CommitError, CommitGroup, OpenError, OpenStore, Store};
+use tidegate_types::event::{Load, Loaded, Marks, Op, Range, Stored};
+use tidegate_types::{ClosedBy, Content, Key};
 
 /// Directory of the child's store and of its report.
 const DIR: &str = "TIDEGATE_STORE_FAULT_DIR";
@@ -85,8 +85,12 @@ fn everything(store: &mut dyn Store) -> Vec<Key> {
 /// this process's file locks until its exec, so a locked store is opened again.
 fn open_at(path: &Path) -> Result<OpenStore, OpenError> {
     let hold_max = Duration::from_secs(1_500);
-    let config =
-        config::StoreConfig { kind: StoreKind::Disk, path: path.to_owned(), hold_max, database: None };
+    let config = tidegate_config::StoreConfig {
+        kind: StoreKind::Disk,
+        path: path.to_owned(),
+        hold_max,
+        database: None,
+    };
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         match open(&config, 0, false, clock::wall_ms()) {

@@ -19,9 +19,9 @@ use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use tidegate::amqp::{connect, Event, Side};
-use tidegate::config;
-use tidegate::engine::types::{Ack, Delivery, Outcome};
+use tidegate_amqp::{connect, BrokerEvent, Event, Side};
+
+use tidegate_types::{Ack, Delivery, Outcome};
 
 /// T1: a `multiple` ack completes confirms in any order, and a return is attached to the first of them.
 /// Judges promise 2.
@@ -132,14 +132,22 @@ fn t5_a_blocked_connection_waits_and_shuts_down_in_time() {
     let daemon = Daemon::start(options);
     daemon.ready();
     daemon.amqp.publish(vec![batch(1)]);
-    daemon.wait("blocked", |event| matches!(event, Event::EgressBlocked(true)).then_some(()));
-    daemon.quiet_for(Duration::from_secs(4), |event| matches!(event, Event::Settled(_) | Event::EgressLost));
+    daemon.wait("blocked", |event| {
+        matches!(event, Event::Broker(BrokerEvent::EgressBlocked(true))).then_some(())
+    });
+    daemon.quiet_for(Duration::from_secs(4), |event| {
+        matches!(event, Event::Settled(_) | Event::Broker(BrokerEvent::EgressLost))
+    });
     go.send(()).unwrap();
-    daemon.wait("unblocked", |event| matches!(event, Event::EgressBlocked(false)).then_some(()));
+    daemon.wait("unblocked", |event| {
+        matches!(event, Event::Broker(BrokerEvent::EgressBlocked(false))).then_some(())
+    });
     go.send(()).unwrap();
     assert_eq!(daemon.settled(1)[&1], confirmed(1));
     go.send(()).unwrap();
-    daemon.wait("blocked again", |event| matches!(event, Event::EgressBlocked(true)).then_some(()));
+    daemon.wait("blocked again", |event| {
+        matches!(event, Event::Broker(BrokerEvent::EgressBlocked(true))).then_some(())
+    });
     daemon.amqp.publish(vec![batch(2)]);
     let began = Instant::now();
     daemon.runtime.block_on(daemon.amqp.shutdown(Duration::from_secs(2)));
@@ -221,7 +229,7 @@ fn t8_a_listener_that_never_answers_is_left_for_the_next_address() {
     let began = Instant::now();
     let result = runtime.block_on(connect(
         &endpoint("127.0.0.1", silent_port),
-        &config::AmqpConfig::default(),
+        &tidegate_config::AmqpConfig::default(),
         options.timeouts.connect,
         "tidegate test",
     ));
@@ -264,7 +272,12 @@ fn t8_the_password_is_never_shown() {
     assert!(error.contains("403 ACCESS_REFUSED"), "{error}");
     let nowhere = endpoint("127.0.0.1", 1);
     let failed = runtime()
-        .block_on(connect(&nowhere, &config::AmqpConfig::default(), Duration::from_secs(5), "tidegate test"))
+        .block_on(connect(
+            &nowhere,
+            &tidegate_config::AmqpConfig::default(),
+            Duration::from_secs(5),
+            "tidegate test",
+        ))
         .unwrap_err();
     let log = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
     assert!(log.contains("no working connection"), "the log was captured: {log}");

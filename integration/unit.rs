@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tidegate::config::Config;
+use tidegate_config::Config;
 use tidegate_harness::{lacks, require, skip};
 
 const TOOL: &str = "systemd-analyze";

@@ -9,6 +9,8 @@ use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use tidegate_amqp::PublishSpan;
+use tidegate_wire::SpanName;
 
 /// Most spans that wait for the sender.
 const QUEUE_CAPACITY: usize = 4_096;
@@ -21,42 +23,6 @@ const REQUEST_WITHIN: Duration = Duration::from_secs(2);
 const ENDING_WITHIN: Duration = Duration::from_secs(2);
 /// Least time between two warnings.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-/// Most links of one span: the default limit of collectors.
-pub const MOST_LINKS: usize = 128;
-
-/// Trace id and span id.
-pub type SpanName = ([u8; 16], [u8; 8]);
-
-/// The attempt to publish a batch, from the publish to the broker's answer.
-#[derive(Clone, Debug, Default)]
-pub struct PublishSpan {
-    /// Trace and span.
-    pub name: SpanName,
-    /// The parent span; `None`: this span is the root of its trace.
-    pub parent: Option<[u8; 8]>,
-    /// The `tracestate` of the trace, as other tracing systems set it.
-    pub state: Option<String>,
-    /// Spans of the batch's members, at most [`MOST_LINKS`].
-    pub links: Vec<SpanName>,
-    /// Moment of publish, UTC us.
-    pub begun: u64,
-    /// Moment of the broker's answer, UTC us.
-    pub ended: u64,
-    /// The error, if the publish failed.
-    pub error: Option<String>,
-    /// Exchange and routing key.
-    pub destination: (String, String),
-    /// The batch id in hex.
-    pub batch: String,
-    /// Items in it.
-    pub items: u64,
-    /// Bytes of its body.
-    pub bytes: u64,
-    /// Publishes of it, from 1.
-    pub attempt: u32,
-    /// Moment of publish minus the earliest due, us.
-    pub lateness: u64,
-}
 
 /// Queue and thread that send spans to the collector.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Keys for TLS and logins: which of them belong together, and the faults where one is missing.
 
 use super::{faults, warnings, Dir};
-use tidegate::config::{needs_restart, Login};
+use tidegate_config::{needs_restart, Login};
 
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\n";
 const KEY: &str = "-----BEGIN PRIVATE KEY-----\n";

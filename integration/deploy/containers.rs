@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use tidegate::config::Config;
+use tidegate_config::Config;
 use tidegate_harness::{binary, Site};
 
 fn folder() -> PathBuf {

@@ -8,11 +8,11 @@ use std::io::Write;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
-use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
-use tidegate::amqp::{Amqp, Event, LinkStatus, Options, Side};
-use tidegate::config::{self, Endpoint, Readings, Timeouts};
-use tidegate::engine::event::Intake;
-use tidegate::engine::types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
+use tidegate_amqp::{Amqp, BrokerEvent, Event, LinkStatus, Options, Side};
+use tidegate_config::{Endpoint, Readings, Timeouts};
+use tidegate_types::event::Intake;
+use tidegate_types::{Batch, BatchItem, ClosedBy, Format, Outcome, Request, RequestBody, Settled};
+use tidegate_wire::{encode, request, Exchanges, Incoming, RequestLimits};
 
 /// Part of the login of every test; it must not appear in any output.
 pub const PASSWORD: &str = "canary-password";
@@ -60,7 +60,9 @@ impl Daemon {
     }
 
     pub fn ready(&self) {
-        self.wait("EgressReady", |event| matches!(event, Event::EgressReady).then_some(()));
+        self.wait("EgressReady", |event| {
+            matches!(event, Event::Broker(BrokerEvent::EgressReady)).then_some(())
+        });
     }
 
     /// The next `count` outcomes; fails if a batch is settled twice.
@@ -116,7 +118,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
 pub fn endpoint(host: &str, port: u16) -> Endpoint {
     Endpoint {
         tls: None,
-        login: config::Login::Password,
+        login: tidegate_config::Login::Password,
         host: host.to_owned(),
         port,
         vhost: "/".to_owned(),
@@ -131,19 +133,22 @@ pub fn options(port: u16) -> Options {
     Options {
         lease: None,
         figures: Arc::default(),
-        amqp: config::AmqpConfig { endpoints: endpoints.clone(), ..config::AmqpConfig::default() },
-        ingest: config::IngestConfig {
+        amqp: tidegate_config::AmqpConfig {
+            endpoints: endpoints.clone(),
+            ..tidegate_config::AmqpConfig::default()
+        },
+        ingest: tidegate_config::IngestConfig {
             queue: "tidegate.ingest".into(),
             exchange: "tidegate.in".into(),
             prefetch: 1_000,
         },
-        egress: config::EgressConfig {
+        egress: tidegate_config::EgressConfig {
             exchange: "tidegate.out".into(),
             endpoints,
             tls: Arc::default(),
             max_in_flight: 1_000,
         },
-        dead: config::Config::default().dead,
+        dead: tidegate_config::Config::default().dead,
         limits: limits(),
         readings: Arc::default(),
         spans: None,
@@ -220,7 +225,9 @@ pub fn acks_into(peer: &mut Peer, n: usize, acked: &Sender<(usize, u64, bool)>) 
 
 pub fn down_of(side: Side) -> impl FnMut(Event) -> Option<(String, Duration)> {
     move |event| match event {
-        Event::Link { side: s, link: LinkStatus::Down { error, retry_in } } if s == side => {
+        Event::Broker(BrokerEvent::Link { side: s, link: LinkStatus::Down { error, retry_in } })
+            if s == side =>
+        {
             Some((error, retry_in))
         }
         _ => None,
@@ -229,7 +236,9 @@ pub fn down_of(side: Side) -> impl FnMut(Event) -> Option<(String, Duration)> {
 
 pub fn up_of(side: Side) -> impl FnMut(Event) -> Option<String> {
     move |event| match event {
-        Event::Link { side: s, link: LinkStatus::Up { address, .. } } if s == side => Some(address),
+        Event::Broker(BrokerEvent::Link { side: s, link: LinkStatus::Up { address, .. } }) if s == side => {
+            Some(address)
+        }
         _ => None,
     }
 }

@@ -8,9 +8,9 @@ use lapin::BasicProperties;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use tidegate::engine::event::{BucketRow, ClosingRow, HeldRow, Marks, QueueRow, WindowRow};
-use tidegate::engine::types::{BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
-use tidegate::store::{ended, record, rows};
+use tidegate_store::{ended, queue_rows, record, rows};
+use tidegate_types::event::{BucketRow, ClosingRow, HeldRow, Marks, QueueRow, WindowRow};
+use tidegate_types::{BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("integration/fuzz/corpus").join(target);
@@ -238,9 +238,9 @@ fn small_rows() {
         unindexed_until: u64::MAX,
         slowed: None,
     };
-    row("queue", rows::queue_row(&queue).unwrap());
+    row("queue", queue_rows::queue_row(&queue).unwrap());
     let held = HeldRow { application: "shop".into(), customer: "anna".into(), until: Some(9_000) };
-    let (key, value) = rows::held_row(&held).unwrap();
+    let (key, value) = queue_rows::held_row(&held).unwrap();
     row("held", (key, value.unwrap()));
     let closing =
         ClosingRow { application: "a".into(), end: 9, window: u64::MAX, due: 8, cause: ClosedBy::Quiet };

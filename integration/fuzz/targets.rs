@@ -6,13 +6,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidegate::admin::parse;
-use tidegate::amqp::wire::{encode, request, Exchanges, Incoming, RequestLimits};
-use tidegate::config::{terms, Config, CopiedProperty, Copies, DelayFrom, Reading, Readings, Redeliver};
-use tidegate::engine::size::overhead;
-use tidegate::engine::types::{
-    Batch, BatchItem, ClosedBy, Command, Format, Identity, Key, NewItem, RequestBody,
-};
-use tidegate::store::{ended, fields, record, rows};
+use tidegate_config::{terms, Config, CopiedProperty, Copies, DelayFrom, Reading, Readings, Redeliver};
+use tidegate_store::{ended, fields, queue_rows, record, rows};
+use tidegate_types::size::overhead;
+use tidegate_types::{Batch, BatchItem, ClosedBy, Command, Format, Identity, Key, NewItem, RequestBody};
+use tidegate_wire::{encode, request, Exchanges, Incoming, RequestLimits};
 
 /// 2026-06-01T00:00:00Z.
 const NOW: u64 = 1_780_272_000_000;
@@ -232,13 +230,13 @@ pub fn rows(data: &[u8]) {
                 let (key, value) = rows::window_row(&row).unwrap();
                 assert_eq!(rows::read_window(&key, &value), Ok(row));
             }
-            if let Ok(row) = rows::read_held(under, value) {
-                let (key, value) = rows::held_row(&row).unwrap();
-                assert_eq!(rows::read_held(&key, &value.unwrap()), Ok(row));
+            if let Ok(row) = queue_rows::read_held(under, value) {
+                let (key, value) = queue_rows::held_row(&row).unwrap();
+                assert_eq!(queue_rows::read_held(&key, &value.unwrap()), Ok(row));
             }
-            if let Ok(row) = rows::read_queue(under, value) {
-                let (key, value) = rows::queue_row(&row).unwrap();
-                assert_eq!(rows::read_queue(&key, &value), Ok(row));
+            if let Ok(row) = queue_rows::read_queue(under, value) {
+                let (key, value) = queue_rows::queue_row(&row).unwrap();
+                assert_eq!(queue_rows::read_queue(&key, &value), Ok(row));
             }
             if let Ok(row) = rows::read_closed_by_due(under, value) {
                 let [by_end, by_due] = rows::closing_rows(&row).unwrap();

@@ -1,61 +1,21 @@
-//! Rules of the engine: it is pure, and its parts know only each other's methods.
+//! Rules of the engine: its parts know only each other's methods. That it is pure, its crate says (`no_std`).
 
 use crate::source::{block, words, Source};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Modules with values and without state (`ids`: typed handles), whose fields are public.
-const PLAIN: [&str; 7] = ["types", "event", "request", "snapshot", "size", "mutant", "ids"];
+const PLAIN: [&str; 2] = ["mutant", "ids"];
 /// Limit of the composition's fields: each is a part, or shared by all parts.
 const MOST_FIELDS: usize = 15;
-
-const IMPURE: [&str; 13] = [
-    "std::time",
-    "Instant",
-    "SystemTime",
-    "std::thread",
-    "spawn",
-    "std::fs",
-    "std::net",
-    "std::io",
-    "async ",
-    "tokio",
-    "tracing",
-    "println",
-    "std::env",
-];
 
 fn parts(sources: &[Source]) -> impl Iterator<Item = (&Source, &str)> {
     sources.iter().filter_map(|source| Some((source, source.engine_part()?)))
 }
 
-/// No clock, no I/O, no threads: the same inputs give the same effects.
-pub fn is_pure(sources: &[Source]) -> Vec<String> {
-    let mut faults = vec![];
-    for (source, _) in parts(sources) {
-        for banned in IMPURE {
-            for (at, _) in source.shipped.match_indices(banned) {
-                faults.push(format!("{}:{}: {banned}", source.path, source.line_at(at)));
-            }
-        }
-    }
-    faults
-}
-
-/// The iteration order of a hash map differs between runs; `Lookup` offers no iteration.
-pub fn hashes_by_lookup_only(sources: &[Source]) -> Vec<String> {
-    let mut faults = vec![];
-    for (source, _) in parts(sources).filter(|(_, part)| *part != "lookup") {
-        for (at, word) in words(&source.shipped).filter(|(_, word)| ["HashMap", "HashSet"].contains(word)) {
-            faults.push(format!("{}:{}: {word}", source.path, source.line_at(at)));
-        }
-    }
-    faults
-}
-
 /// `Engine` is composed and named in one file; parts receive what they share.
 pub fn composed_in_one_file(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
-    for (source, _) in parts(sources).filter(|(_, part)| *part != "mod") {
+    for (source, _) in parts(sources).filter(|(_, part)| *part != "lib") {
         for (at, _) in words(&source.shipped).filter(|(_, word)| *word == "Engine") {
             faults.push(format!("{}:{}: Engine", source.path, source.line_at(at)));
         }
@@ -98,9 +58,9 @@ fn fields(code: &str) -> Vec<(String, Vec<(&str, usize)>)> {
 /// The composition has few fields.
 pub fn few_fields(sources: &[Source]) -> Vec<String> {
     let mut faults = vec![];
-    for (source, _) in parts(sources).filter(|(_, part)| *part == "mod") {
+    for (source, _) in parts(sources).filter(|(_, part)| *part == "lib") {
         let all = fields(&source.shipped);
-        let engine = all.iter().find(|(name, _)| name == "Engine").expect("struct Engine in engine/mod.rs");
+        let engine = all.iter().find(|(name, _)| name == "Engine").expect("struct Engine in engine/lib.rs");
         if engine.1.len() > MOST_FIELDS {
             faults.push(format!("{}: struct Engine has {} fields", source.path, engine.1.len()));
         }
@@ -190,67 +150,6 @@ pub fn fields_are_private(sources: &[Source]) -> Vec<String> {
     faults
 }
 
-/// First names in a `use` tree or path: `{a::X, b::{Y}}` gives `a` and `b`.
-fn firsts(tree: &str) -> Vec<&str> {
-    if !tree.starts_with('{') {
-        return words(tree).take(1).map(|(_, word)| word).collect();
-    }
-    let end = block(tree, 0).map_or(tree.len(), |(_, end)| end);
-    let (mut depth, mut begins, mut out) = (0, 1, vec![]);
-    for (at, byte) in tree.bytes().enumerate().take(end).skip(1) {
-        match byte {
-            b'{' => depth += 1,
-            b'}' if depth > 0 => depth -= 1,
-            b',' | b'}' if depth == 0 => {
-                out.extend(words(&tree[begins..at]).take(1).map(|(_, word)| word));
-                begins = at + 1;
-            }
-            _ => {}
-        }
-    }
-    out
-}
-
-/// The parts that each part names.
-fn imports(sources: &[Source]) -> BTreeMap<&str, BTreeSet<&str>> {
-    let names: BTreeSet<&str> = parts(sources).map(|(_, part)| part).collect();
-    let mut out: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for (source, part) in parts(sources).filter(|(_, part)| *part != "mod") {
-        let named = out.entry(part).or_default();
-        for way in ["super::", "crate::engine::"] {
-            for (at, _) in source.shipped.match_indices(way) {
-                let found = firsts(&source.shipped[at + way.len()..]);
-                named.extend(found.into_iter().filter(|name| *name != part && names.contains(name)));
-            }
-        }
-    }
-    out
-}
-
-/// No part depends on a part that depends on it, directly or not: each can be understood with the parts below
-/// it. Modules with plain values may name each other; they are below everything.
-pub fn parts_in_layers(sources: &[Source]) -> Vec<String> {
-    let mut open = imports(sources);
-    for part in PLAIN {
-        if let Some(named) = open.get_mut(part) {
-            named.retain(|name| !PLAIN.contains(name));
-        }
-    }
-    assert!(open.len() > 10, "{} parts", open.len());
-    // A part that names no remaining part, or that no remaining part names, is not in a cycle.
-    loop {
-        let named_by = |part: &str| open.values().any(|named| named.contains(part));
-        let free = open.iter().filter(|(part, named)| named.is_empty() || !named_by(part));
-        let done: Vec<&str> = free.map(|(part, _)| *part).collect();
-        if done.is_empty() {
-            break;
-        }
-        open.retain(|part, _| !done.contains(part));
-        open.values_mut().for_each(|named| named.retain(|name| !done.contains(name)));
-    }
-    open.iter().map(|(part, named)| format!("src/engine/{part}.rs: in a circle with {named:?}")).collect()
-}
-
 /// Methods are in the part of their type.
 pub fn methods_beside_their_type(sources: &[Source]) -> Vec<String> {
     let mut homes: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -293,12 +192,6 @@ fn after_generics(head: &str) -> &str {
 }
 
 #[test]
-fn use_trees_are_read() {
-    assert_eq!(firsts("a::B;"), ["a"]);
-    assert_eq!(firsts("{a::{B, c::D}, e, f::G}; {h}"), ["a", "e", "f"]);
-}
-
-#[test]
 fn fields_are_read() {
     let code = "struct A { a: B<C, D>, pub(super) b: fn(X) -> Y, c: [u8; 4] }\nstruct E(F);\nstruct G {}";
     let of: Vec<(String, Vec<&str>)> =
@@ -313,7 +206,7 @@ fn a_field_for_its_part_alone_stays_there() {
     assert!(!leaves_part(field, "src/engine/live/shared.rs", "live"));
     assert!(leaves_part(field, "src/engine/live/mod.rs", "live"), "its parent is the engine");
     assert!(leaves_part(field, "src/engine/queue.rs", "queue"));
-    assert!(leaves_part("pub(in crate::engine) journal: Journal", "src/engine/live/shared.rs", "live"));
+    assert!(leaves_part("pub(crate) journal: Journal", "src/engine/live/shared.rs", "live"));
     assert!(!leaves_part("items: Items", "src/engine/live/mod.rs", "live"));
 }
 
@@ -324,7 +217,7 @@ impl A {
     fn a() {
         let f = fn_of();
     }
-    pub(in crate::engine) fn b(&self) {}
+    pub(crate) fn b(&self) {}
 }
 impl<'a> A<'a> {
     pub const fn c() {}

@@ -22,9 +22,9 @@ Made from the source: `WRITE_PROMISES=1 cargo test --test tidy`. The promises ar
 
 | kind of test | place | run |
 | --- | --- | --- |
-| engine: this input, exactly these effects | `src/engine/tests/` | `cargo test --lib engine` |
+| engine: this input, exactly these effects | `src/engine/tests/` | `cargo test -p tidegate-engine` |
 | simulation of all promises at once | `src/engine/tests/sim.rs`, `src/engine/tests/sim/` | `make sim` |
-| store, wire format, daemon | beside the code in `src/` | `cargo test --lib` |
+| store, wire format, daemon | beside the code in `src/` | `cargo test --workspace --lib` |
 | the built daemon against a private RabbitMQ | `integration/` | `cargo test --test integration NAME` |
 | the table of faults | `integration/faults/` | `make faults` |
 

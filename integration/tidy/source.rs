@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// One file below `src`.
 pub struct Source {
-    /// Path relative to the project, as in `src/engine/mod.rs`.
+    /// Path relative to the project, as in `src/engine/lib.rs`.
     pub path: String,
     /// The file's text.
     pub text: String,
@@ -23,7 +23,12 @@ impl Source {
 
     /// Its module in `engine`, or that of its folder; `None` outside of it and for tests.
     pub fn engine_part(&self) -> Option<&str> {
-        let part = self.path.strip_prefix("src/engine/")?.strip_suffix(".rs")?;
+        self.part_of("src/engine")
+    }
+
+    /// The same of another folder.
+    pub fn part_of(&self, folder: &str) -> Option<&str> {
+        let part = self.path.strip_prefix(folder)?.strip_prefix('/')?.strip_suffix(".rs")?;
         let part = part.split_once('/').map_or(part, |(folder, _)| folder);
         (!self.is_test()).then_some(part)
     }

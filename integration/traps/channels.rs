@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tidegate::amqp::{Event, LinkStatus, Side};
-use tidegate::engine::types::{Batch, Dead, Outcome, Reason, ALONE_CHANNELS};
+use tidegate_amqp::{BrokerEvent, Event, LinkStatus, Side};
+use tidegate_types::{Batch, Dead, Outcome, Reason, ALONE_CHANNELS};
 
 const GONE: &str = "NOT_FOUND - no exchange 'tidegate.dead'";
 const TOO_LARGE: &str = "PRECONDITION_FAILED - too large";
@@ -28,7 +28,9 @@ fn unavailable() -> Outcome {
 
 fn dead_of(event: Event) -> Option<Option<String>> {
     match event {
-        Event::Link { side: Side::Egress, link: LinkStatus::Up { dead, .. } } => Some(dead),
+        Event::Broker(BrokerEvent::Link { side: Side::Egress, link: LinkStatus::Up { dead, .. } }) => {
+            Some(dead)
+        }
         _ => None,
     }
 }
@@ -221,7 +223,9 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     daemon.amqp.publish((10..10 + count).map(alone).collect());
     daemon.amqp.publish(vec![batch(1)]);
     assert_eq!(daemon.settled(1)[&1], confirmed(1));
-    daemon.quiet_for(LIMIT * 2, |event| matches!(event, Event::Settled(_) | Event::EgressLost));
+    daemon.quiet_for(LIMIT * 2, |event| {
+        matches!(event, Event::Settled(_) | Event::Broker(BrokerEvent::EgressLost))
+    });
     daemon.amqp.publish(vec![alone(2)]);
     daemon.amqp.give_up(vec![10, 2_000]);
     let settled = daemon.settled(2);
@@ -274,7 +278,9 @@ fn a_connection_that_stands_still_is_replaced() {
     daemon.amqp.publish(vec![batch(2), batch(3)]);
     let settled = daemon.settled(2);
     assert_eq!((&settled[&2], &settled[&3]), (&Outcome::Overdue, &Outcome::Overdue));
-    daemon.wait("another connection", |event| matches!(event, Event::EgressReady).then_some(()));
+    daemon.wait("another connection", |event| {
+        matches!(event, Event::Broker(BrokerEvent::EgressReady)).then_some(())
+    });
     assert!(began.elapsed() < limit / 2, "{:?} of {limit:?}", began.elapsed());
     daemon.amqp.publish(vec![alone(2), alone(3), batch(4)]);
     let settled = daemon.settled(3);

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use tidegate::amqp::Event;
-use tidegate::engine::types::{Batch, Dead, Outcome, Reason};
+use tidegate_amqp::{BrokerEvent, Event};
 use tidegate_harness::{seed, Moments};
+use tidegate_types::{Batch, Dead, Outcome, Reason};
 
 const FRAME: &str = "FRAME_ERROR - frame too large";
 /// The fake broker cannot end earlier; nothing takes longer than the wait for the close reason (250 ms).
@@ -78,7 +78,7 @@ fn number_of(published: &Published) -> u64 {
 
 /// Waits until the loss is noticed, and expects the next connection to confirm a batch.
 fn goes_on(daemon: &Daemon, since: Instant, what: &str) {
-    daemon.wait("the loss", |event| matches!(event, Event::EgressLost).then_some(()));
+    daemon.wait("the loss", |event| matches!(event, Event::Broker(BrokerEvent::EgressLost)).then_some(()));
     assert!(since.elapsed() < SOON, "{what}: the loss was told after {:?}", since.elapsed());
     daemon.ready();
     daemon.amqp.publish(vec![batch(900)]);

@@ -6,14 +6,14 @@ use lapin::BasicProperties;
 use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::Duration;
-use tidegate::amqp::{Event, LinkStatus, Side};
-use tidegate::engine::event::Intake;
-use tidegate::engine::types::{Ack, Delivery};
+use tidegate_amqp::{BrokerEvent, Event, LinkStatus, Side};
+use tidegate_types::event::Intake;
+use tidegate_types::{Ack, Delivery};
 
 const A_WHILE: Duration = Duration::from_millis(400);
 
 fn is_request(event: &Event) -> bool {
-    matches!(event, Event::Requests(_) | Event::IngestLost)
+    matches!(event, Event::Requests(_) | Event::Broker(BrokerEvent::IngestLost))
 }
 
 /// A pause closes neither channel nor consumer: deliveries during the pause are held, acks continue, and the
@@ -47,7 +47,11 @@ fn a_pause_holds_deliveries_and_returns_none() {
     assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "consume");
     daemon.amqp.intake(Intake::Pause);
     daemon.wait("the state", |event| {
-        matches!(event, Event::Link { side: Side::Ingest, link: LinkStatus::Paused { .. } }).then_some(())
+        matches!(
+            event,
+            Event::Broker(BrokerEvent::Link { side: Side::Ingest, link: LinkStatus::Paused { .. } })
+        )
+        .then_some(())
     });
     go.send(()).unwrap();
     daemon.quiet_for(A_WHILE, is_request);
@@ -103,7 +107,7 @@ fn deliveries_held_for_too_long_are_returned_once() {
     daemon.amqp.ack(vec![Ack { delivery: first, multiple: true }]);
     go.send(()).unwrap();
     assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "returned");
-    daemon.wait("the loss", |event| matches!(event, Event::IngestLost).then_some(()));
+    daemon.wait("the loss", |event| matches!(event, Event::Broker(BrokerEvent::IngestLost)).then_some(()));
     daemon.quiet_for(Duration::from_secs(3), is_request);
     let text = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
     assert!(text.contains("returned 3 deliveries to the queue"), "it is logged");
@@ -178,12 +182,16 @@ fn a_second_daemon_waits_for_the_lock() {
     let log = log();
     let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
     let reason = daemon.wait("the reason", |event| match event {
-        Event::Link { side: Side::Ingest, link: LinkStatus::Standby { reason } } => Some(reason),
+        Event::Broker(BrokerEvent::Link { side: Side::Ingest, link: LinkStatus::Standby { reason } }) => {
+            Some(reason)
+        }
         _ => None,
     });
     assert!(reason.contains("another tidegate serves queue 'tidegate.ingest'"), "{reason}");
     assert!(reason.contains(LOCK) && reason.contains("former connection"), "{reason}");
-    daemon.wait("its turn", |event| matches!(event, Event::IngestReady { .. }).then_some(()));
+    daemon.wait("its turn", |event| {
+        matches!(event, Event::Broker(BrokerEvent::IngestReady { .. })).then_some(())
+    });
     assert_eq!(counted.recv_timeout(PATIENCE).unwrap(), 1, "tries of the lock");
     let text = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
     assert_eq!(text.matches("standing by").count(), 1, "{text}");
@@ -202,7 +210,9 @@ fn without_the_right_to_the_lock_it_counts_consumers_and_warns() {
     });
     let log = log();
     let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
-    daemon.wait("the consumer", |event| matches!(event, Event::IngestReady { .. }).then_some(()));
+    daemon.wait("the consumer", |event| {
+        matches!(event, Event::Broker(BrokerEvent::IngestReady { .. })).then_some(())
+    });
     let text = String::from_utf8_lossy(&log.lock().unwrap()).into_owned();
     let warning = text.lines().find(|line| line.contains("WARN") && line.contains("guarded weakly"));
     let named =

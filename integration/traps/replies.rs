@@ -7,8 +7,8 @@ use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use tidegate::amqp::{Event, OutgoingReply};
-use tidegate::engine::types::{Delivery, ReplyTo};
+use tidegate_amqp::{BrokerEvent, Event, OutgoingReply};
+use tidegate_types::{Delivery, ReplyTo};
 
 /// The contract's time limit for one answer, and a margin for a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -38,7 +38,9 @@ impl Daemon {
         let mut tags = Vec::new();
         while tags.len() < count {
             tags.extend(self.wait("answers told", |event| match event {
-                Event::Answered(deliveries) => Some(deliveries.into_iter().map(|delivery| delivery.tag)),
+                Event::Broker(BrokerEvent::Answered(deliveries)) => {
+                    Some(deliveries.into_iter().map(|delivery| delivery.tag))
+                }
                 _ => None,
             }));
         }
@@ -50,7 +52,9 @@ impl Daemon {
     }
 
     fn nothing_more_is_answered(&self) {
-        self.quiet_for(Duration::from_millis(600), |event| matches!(event, Event::Answered(_)));
+        self.quiet_for(Duration::from_millis(600), |event| {
+            matches!(event, Event::Broker(BrokerEvent::Answered(_)))
+        });
     }
 }
 

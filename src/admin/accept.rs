@@ -1,10 +1,10 @@
 //! The listener of the admin port, on an address or a unix socket, and the peers of its connections.
 
 use super::socket::{self, AdminSocket};
-use crate::config::Listen;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use tidegate_config::Listen;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 

@@ -2,13 +2,11 @@
 
 use super::audit::{self, Audit, Audited, Caller, RefusedLog};
 use super::command::{CommandRequest, CommandResponse, Status};
-use super::metrics::Traffic;
 use super::parse::BadRequest;
 use super::readiness::Readiness;
 use super::state::Document;
+use super::traffic::Traffic;
 use super::{Ask, Query};
-use crate::letters::{LetterReport, LetterTask, LetterTrouble};
-use crate::progress::ProgressMarks;
 use axum::body::{Body, Bytes};
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +16,8 @@ use serde_json::{json, Value};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::progress::ProgressMarks;
+use tidegate_wire::dead_letters::{LetterReport, LetterTask, LetterTrouble};
 use tokio::sync::{oneshot, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -30,9 +30,9 @@ pub(super) const COMMAND_WITHIN: Duration = Duration::from_secs(30);
 /// How long an answer about dead letters waits until another one has been read.
 const ROOM_WITHIN: Duration = Duration::from_secs(5);
 /// Most answers with dead letters that are being prepared or read. One takes up to three times
-/// [`crate::letters::FULL_PAGE`], or the size of the largest dead letter that is shown whole. It keeps its
-/// place until its client has read it, so clients that do not read cost some 60 MiB beside `limits.memory`.
-/// Commands that change something need no place.
+/// [`tidegate_wire::dead_letters::FULL_PAGE`], or the size of the largest dead letter that is shown whole. It
+/// keeps its place until its client has read it, so clients that do not read cost some 60 MiB beside
+/// `limits.memory`. Commands that change something need no place.
 pub(super) const LETTER_ANSWERS: usize = 3;
 /// Most bytes of an answer handed over at a time.
 const PIECE: usize = 64 << 10;

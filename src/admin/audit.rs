@@ -8,12 +8,12 @@
 use super::accept::Peer;
 use super::command::{CommandRequest, CommandResponse};
 use super::guard::Grant;
-use crate::engine::types::Command;
-use crate::letters::{LetterFilter, LetterKey};
 use axum::http::{Method, StatusCode};
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tidegate_types::Command;
+use tidegate_wire::dead_letters::{LetterFilter, LetterKey};
 
 /// Most lines about refused requests in each [`REFUSED_SPAN`]: a client without rights must not fill the log.
 const REFUSED_LINES: u32 = 20;
@@ -49,7 +49,7 @@ impl<'c> Audit<'c> {
         Audit { caller, action, subject, ended: false }
     }
 
-    /// `action` and `filter` belong to a [`crate::letters::LetterJob`] that changes something.
+    /// `action` and `filter` belong to a [`tidegate_wire::dead_letters::LetterJob`] that changes something.
     pub(super) fn of_letters(caller: Caller, action: &'static str, filter: &'c LetterFilter) -> Audit<'c> {
         let subject = Subject {
             application: filter.application.as_deref(),

@@ -1,7 +1,7 @@
 //! The commands of clients and their answers.
 
-use crate::engine::types::Command;
 use serde_json::Value;
+use tidegate_types::Command;
 
 /// An item, as a client names it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,11 +9,11 @@
 //! no page may ever read an answer.
 
 use super::{openapi, page, Tokens};
-use crate::config::Listen;
 use axum::http::{header, HeaderMap, Method, StatusCode, Uri};
 use secrecy::{ExposeSecret, SecretString};
 use std::net::IpAddr;
 use subtle::ConstantTimeEq;
+use tidegate_config::Listen;
 
 /// Longest path and query, bytes. The longest names of the contract, percent-encoded, fit several times.
 pub(super) const MAX_URI: usize = 8 * 1024;

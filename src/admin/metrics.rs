@@ -6,8 +6,7 @@
 //! customer, an id or an application, since a producer may invent any number of those.
 
 use super::state::{Document, LinkState, STATES};
-use crate::distribution::Distribution;
-use crate::progress::DaemonPart;
+use super::traffic::Traffic;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricEncoder, NoLabelSet};
@@ -15,36 +14,11 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use serde_json::Value;
 use std::fmt;
+use tidegate_common::distribution::Distribution;
+use tidegate_common::progress::DaemonPart;
 
 /// The media type of OpenMetrics 1.0.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// The figures that the metrics show beyond the state document, since the start of the process.
-#[derive(Clone, Debug, Default)]
-pub struct Traffic {
-    /// Per item: moment of publish minus due, or minus the end of its wait for a rate.
-    pub lateness: Distribution,
-    /// Per item held back by a rate: the time held back.
-    pub held: Distribution,
-    /// Per batch: publish to confirm.
-    pub confirm: Distribution,
-    /// Per batch, at its first publish: number of items.
-    pub batch_items: Distribution,
-    /// Per batch, at its first publish: length of the body, bytes.
-    pub batch_bytes: Distribution,
-    /// Per commit: time to write and sync.
-    pub commits: Distribution,
-    /// Connections that ended or could not be opened, by side.
-    pub connections_failed: [(&'static str, u64); 2],
-    /// Current prefetch of the consumer.
-    pub prefetch: u32,
-    /// Connections that ended in a frame that cannot be parsed.
-    pub parse_errors: u64,
-    /// Answers to commands whose reply queue does not exist.
-    pub answers_unroutable: u64,
-    /// Headers whose name is close to one that tidegate reads.
-    pub near_miss_headers: u64,
-}
 
 /// Writes the page. `refused` is the number of refused requests to the admin port.
 ///

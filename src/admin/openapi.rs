@@ -1,7 +1,6 @@
 //! The description of this API, an OpenAPI 3.1 document at `/api/v1/openapi.json`: one file within the
 //! binary. It contains no data; it needs a token like everything below `/api/v1`.
 
-use super::answer::ApiState;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -12,7 +11,7 @@ pub(super) const PATH: &str = "/api/v1/openapi.json";
 const DOCUMENT: &str = include_str!("openapi.json");
 
 /// The route of the document.
-pub(super) fn router() -> Router<ApiState> {
+pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     Router::new().route("/api/v1/openapi.json", get(served))
 }
 

@@ -3,12 +3,12 @@
 use super::super::page::FILES;
 use super::super::state::{self, LinkState, STATES};
 use super::{DOCUMENT, PATH};
-use crate::engine::types::Reason;
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use tidegate_harness::{schema_faults, schema_references};
+use tidegate_types::Reason;
 
 const METHODS: [&str; 5] = ["get", "post", "put", "delete", "patch"];
 

@@ -4,7 +4,6 @@
 //! like any client. It loads nothing from another host, and its policy forbids that: the page shows names
 //! given by producers, as text.
 
-use super::answer::ApiState;
 use axum::http::{header, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -25,7 +24,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The routes of the page.
-pub(super) fn router() -> Router<ApiState> {
+pub(super) fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     FILES
         .into_iter()
         .fold(Router::new(), |router, file| router.route(file.0, get(move || async move { served(file) })))

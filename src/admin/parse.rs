@@ -5,16 +5,16 @@
 //! never guessed at: half of these requests destroy something.
 
 use super::command::ItemOf;
-use crate::config::rfc3339::{rfc3339_ms, Rounding};
-use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::pace::NoRate;
-use crate::engine::types::{CustomerOf, Filter, Key, ListedStage, Moment, Rate, Selection, TimelineQuery};
-use crate::letters::{
+use percent_encoding::percent_decode_str;
+use std::sync::Arc;
+use tidegate_config::rfc3339::{rfc3339_ms, Rounding};
+use tidegate_config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
+use tidegate_types::rate::NoRate;
+use tidegate_types::{CustomerOf, Filter, Key, ListedStage, Moment, Rate, Selection, TimelineQuery};
+use tidegate_wire::dead_letters::{
     LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
     MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
 };
-use percent_encoding::percent_decode_str;
-use std::sync::Arc;
 
 /// Most rows of one page.
 pub const MAX_PAGE: usize = 1_000;

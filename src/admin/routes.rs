@@ -6,8 +6,7 @@ use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN, LETTER_ANSWE
 use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_of_state, is_static, reads, Guard, Refusal};
 use super::readiness::Readiness;
-use super::{applications, export, items, letters, metrics, openapi, page, Ask};
-use crate::progress::ProgressMarks;
+use super::{applications, dead, export, items, metrics, openapi, page, Ask};
 use axum::body::{to_bytes, Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, StatusCode, Uri};
@@ -18,6 +17,7 @@ use axum::{Json, Router};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::progress::ProgressMarks;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -76,7 +76,7 @@ pub(super) fn router(
         .merge(openapi::router())
         .merge(items::router())
         .merge(applications::router())
-        .merge(letters::router())
+        .merge(dead::router())
         .merge(export::router())
         .route("/api/v1/state", get(state))
         .route("/metrics", get(metrics))

@@ -1,15 +1,15 @@
 //! The state document of `/api/v1/state`: the engine's snapshot, and beside it the daemon's other figures.
 //! Pure.
 //!
-//! The engine's part and the rule for names are in [`crate::engine::snapshot`]; nothing is copied or renamed
+//! The engine's part and the rule for names are in [`tidegate_types::snapshot`]; nothing is copied or renamed
 //! here. The document contains no payloads, customers or secrets.
 
-use super::metrics::Traffic;
-pub(crate) use crate::engine::snapshot::Application;
-use crate::engine::snapshot::{Deliverability, Snapshot};
-use crate::progress::ProgressMarks;
+use super::traffic::Traffic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use tidegate_common::progress::ProgressMarks;
+pub(crate) use tidegate_types::snapshot::Application;
+use tidegate_types::snapshot::Snapshot;
 
 /// Values of [`Document::state`], the gravest first.
 pub(super) const STATES: [&str; 8] =
@@ -200,44 +200,13 @@ fn is_overdue(input: &StateInput, limit_ms: u64) -> bool {
     input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > limit_ms)
 }
 
-/// The details of a parked application.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Parked<'a> {
-    /// Time until the next attempt, ms.
-    pub(crate) next_try_in_ms: u64,
-    /// Failed probes in a row.
-    pub(crate) failures: u32,
-    /// Text of the last failure.
-    pub(crate) last_error: &'a str,
-}
-
-impl Application {
-    /// The value of its state in the document.
-    pub(crate) fn state(&self) -> &'static str {
-        match self.delivery {
-            Deliverability::Unproven => "unproven",
-            Deliverability::Open => "open",
-            Deliverability::Parked { .. } => "parked",
-        }
-    }
-
-    /// The details, if it cannot be delivered to at present.
-    pub(crate) fn parked_since(&self) -> Option<Parked<'_>> {
-        match &self.delivery {
-            Deliverability::Unproven | Deliverability::Open => None,
-            Deliverability::Parked { next_try_in_ms, failures, last_error } => {
-                Some(Parked { next_try_in_ms: *next_try_in_ms, failures: *failures, last_error })
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::engine::snapshot::{Counters, ItemCounts};
     use serde_json::json;
     use std::time::Duration;
+    use tidegate_types::snapshot::Deliverability;
+    use tidegate_types::snapshot::{Counters, ItemCounts};
 
     /// A daemon with one open and one parked application.
     pub(crate) fn example() -> StateInput {

@@ -5,10 +5,10 @@ mod export;
 
 use super::state::tests::example;
 use super::*;
-use crate::progress::DaemonPart;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use tidegate_common::progress::DaemonPart;
 
 const TOKEN: &str = "canary-token";
 const READ_TOKEN: &str = "canary-read-token";

@@ -14,7 +14,6 @@ use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use super::suspects::Suspects;
 use super::Options;
-use crate::engine::types::{Batch, BatchId, Outcome, ALONE_CHANNELS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::{Channel, Confirmation};
@@ -24,6 +23,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tidegate_types::{Batch, BatchId, Outcome, ALONE_CHANNELS};
 use tokio::time::Instant;
 
 /// Shows in `rabbitmqctl list_connections`.
@@ -41,23 +41,23 @@ const APART_FOR: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The end of one batch.
-pub(super) struct AloneEnd {
-    pub(super) number: u64,
-    pub(super) id: BatchId,
-    pub(super) application: Arc<str>,
-    pub(super) dead: bool,
-    pub(super) answer: AloneAnswer,
+pub(crate) struct AloneEnd {
+    pub(crate) number: u64,
+    pub(crate) id: BatchId,
+    pub(crate) application: Arc<str>,
+    pub(crate) dead: bool,
+    pub(crate) answer: AloneAnswer,
 }
 
 /// The result of its publish.
-pub(super) struct AloneAnswer {
-    pub(super) outcome: Outcome,
+pub(crate) struct AloneAnswer {
+    pub(crate) outcome: Outcome,
     /// A failure beyond the batch; with [`Outcome::Unavailable`], of its exchange.
-    pub(super) fault: Option<Fault>,
+    pub(crate) fault: Option<Fault>,
     /// Its separate connection, to be closed.
-    pub(super) apart: Option<Arc<Session>>,
+    pub(crate) apart: Option<Arc<Session>>,
     /// Why no separate connection could be opened.
-    pub(super) no_connection: Option<String>,
+    pub(crate) no_connection: Option<String>,
     /// Its channel, for reuse.
     channel: Option<Arc<Channel>>,
 }
@@ -100,11 +100,11 @@ struct AloneSlot {
 }
 
 /// A bounded number of channels, and the batches that wait for one.
-pub(super) struct AlonePool {
+pub(crate) struct AlonePool {
     slots: Vec<AloneSlot>,
     /// Upper bound on channels: the broker may allow fewer than the engine counts on.
     most: usize,
-    pub(super) waiting: VecDeque<Batch>,
+    pub(crate) waiting: VecDeque<Batch>,
     /// Batches that wait for a separate connection.
     suspects: VecDeque<Batch>,
     ended: Vec<AloneEnd>,
@@ -112,7 +112,7 @@ pub(super) struct AlonePool {
 
 impl AlonePool {
     /// `channels`: how many the connection may have beside those for other purposes.
-    pub(super) fn new(channels: usize) -> Self {
+    pub(crate) fn new(channels: usize) -> Self {
         let most = channels.clamp(1, ALONE_CHANNELS);
         AlonePool {
             slots: Vec::new(),
@@ -124,12 +124,12 @@ impl AlonePool {
     }
 
     /// Nothing is unconfirmed.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         self.slots.iter().all(|slot| slot.flight.is_none()) && self.ended.is_empty()
     }
 
     /// Waits until a batch has ended. Safe to cancel.
-    pub(super) async fn woken(&mut self) {
+    pub(crate) async fn woken(&mut self) {
         std::future::poll_fn(|cx| if self.poll(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
@@ -149,20 +149,20 @@ impl AlonePool {
     }
 
     /// Those that have ended by now.
-    pub(super) fn take_ended(&mut self) -> Vec<AloneEnd> {
+    pub(crate) fn take_ended(&mut self) -> Vec<AloneEnd> {
         // The caller may have been woken for something else.
         let _ = self.woken().now_or_never();
         std::mem::take(&mut self.ended)
     }
 
     /// Ids of what is published and unconfirmed.
-    pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
+    pub(crate) fn unconfirmed(&self) -> Vec<BatchId> {
         let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
         flights.filter(|flight| flight.is_published()).map(|flight| flight.id).collect()
     }
 
     /// Nothing waits to be published.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.suspects.is_empty()
     }
 
@@ -171,19 +171,19 @@ impl AlonePool {
     }
 
     /// Whether a batch can be published now, if one waits.
-    pub(super) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.slots.len() < self.most || self.slots.iter().any(|slot| slot.flight.is_none())
     }
 
     /// Whether a batch waits that can be published now.
-    pub(super) fn owes(&self) -> bool {
+    pub(crate) fn owes(&self) -> bool {
         let suspect = !self.suspects.is_empty() && self.apart().count() < MAX_APART;
         self.has_room() && (suspect || !self.waiting.is_empty())
     }
 
     /// Publishes the first waiting batch. A suspect is published on a separate connection, and waits while
     /// there are too many of those. [`AlonePool::owes`] must be true.
-    pub(super) fn publish_next(
+    pub(crate) fn publish_next(
         &mut self,
         session: &Arc<Session>,
         options: &Arc<Options>,
@@ -234,7 +234,7 @@ impl AlonePool {
     }
 
     /// Gives up a batch that is unanswered or waits; returns its channel.
-    pub(super) fn give_up(&mut self, number: u64, output: &mut TurnOutput) -> Option<Arc<Channel>> {
+    pub(crate) fn give_up(&mut self, number: u64, output: &mut TurnOutput) -> Option<Arc<Channel>> {
         for waiting in [&mut self.waiting, &mut self.suspects] {
             if let Some(place) = waiting.iter().position(|batch| batch.number == number) {
                 output.unsent(waiting.remove(place));
@@ -250,7 +250,7 @@ impl AlonePool {
 
     /// The batch that has waited longest for its confirm, if for longer than `limit`. Times count from
     /// `not_before` at the earliest.
-    pub(super) fn oldest(&self, limit: Duration, not_before: Instant) -> Option<u64> {
+    pub(crate) fn oldest(&self, limit: Duration, not_before: Instant) -> Option<u64> {
         let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
         let oldest = flights.min_by_key(|flight| flight.since)?;
         (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
@@ -258,7 +258,7 @@ impl AlonePool {
 
     /// The batch that has occupied a separate connection for longest, if that is too long and another batch
     /// waits for one. Times count from `not_before` at the earliest.
-    pub(super) fn oldest_apart(&self, not_before: Instant) -> Option<u64> {
+    pub(crate) fn oldest_apart(&self, not_before: Instant) -> Option<u64> {
         if self.suspects.is_empty() || self.apart().count() < MAX_APART {
             return None;
         }
@@ -267,7 +267,7 @@ impl AlonePool {
     }
 
     /// A channel that has been idle for long, beyond the few that are kept.
-    pub(super) fn take_surplus(&mut self) -> Option<Arc<Channel>> {
+    pub(crate) fn take_surplus(&mut self) -> Option<Arc<Channel>> {
         let is_idle = |slot: &&mut AloneSlot| slot.flight.is_none() && slot.channel.is_some();
         if self.slots.len() <= IDLE_CHANNELS {
             return None;
@@ -279,7 +279,7 @@ impl AlonePool {
     }
 
     /// The connection has ended: settles unconfirmed batches with `outcome`, and waiting ones as unsent.
-    pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
+    pub(crate) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
         for end in self.take_ended() {
             output.settle(end.number, end.answer.outcome);
         }
@@ -290,7 +290,7 @@ impl AlonePool {
     }
 
     /// Idle channels, to be closed.
-    pub(super) fn take_channels(&mut self) -> Vec<Arc<Channel>> {
+    pub(crate) fn take_channels(&mut self) -> Vec<Arc<Channel>> {
         self.slots.iter_mut().filter_map(|slot| slot.channel.take()).collect()
     }
 }
@@ -380,12 +380,12 @@ impl AloneAnswer {
     }
 
     /// The broker has reported the outcome.
-    pub(super) fn is_known(&self) -> bool {
+    pub(crate) fn is_known(&self) -> bool {
         !matches!(self.outcome, Outcome::Unknown | Outcome::Unsent | Outcome::Overdue)
     }
 
     /// The broker has confirmed it.
-    pub(super) fn is_confirmed(&self) -> bool {
+    pub(crate) fn is_confirmed(&self) -> bool {
         matches!(self.outcome, Outcome::Confirmed(_))
     }
 }

@@ -7,20 +7,20 @@ const LONGEST_MS: u64 = 10_000;
 
 /// The pause before the next connect.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(crate) struct Backoff {
     failures: u32,
 }
 
 impl Backoff {
     /// The next pause: doubled each time, between half of it and the whole, so that clients of one broker do
     /// not come back in step.
-    pub(super) fn next(&mut self) -> Duration {
+    pub(crate) fn next(&mut self) -> Duration {
         // Without randomness from the system there is simply no jitter.
         self.next_with(getrandom::u32().unwrap_or(u32::MAX))
     }
 
     /// The connection has proved itself.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 

@@ -3,9 +3,11 @@
 //! [`super::topology`] declares them; `tidegate topology print` prints them for operators who let tidegate
 //! declare nothing.
 
-use super::ingest_lock::lock_name;
-use crate::config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConfig, Topology};
+use tidegate_config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConfig, Topology};
 
+const LOCK_PREFIX: &str = "tidegate.lock.";
+/// Longest name of a queue, bytes.
+const MAX_NAME: usize = 255;
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
 /// The same for dead letters, which return to the queue after each look at them, and which the broker would
@@ -15,22 +17,29 @@ const LOOKS_LIMIT: i64 = 1_000_000_000;
 
 /// Value of a queue's argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Argument {
+pub enum Argument {
+    /// A long string.
     Text(String),
+    /// A signed 64-bit number.
     Number(i64),
 }
 
 /// The names that both sides use.
 #[derive(Clone, Debug)]
-pub(crate) struct Names {
-    pub(super) queue: String,
-    pub(super) ingest: String,
-    pub(super) egress: String,
-    pub(super) dead: DeadLetters,
+pub struct Names {
+    /// The ingest queue.
+    pub queue: String,
+    /// The exchange of requests.
+    pub ingest: String,
+    /// The exchange of batches.
+    pub egress: String,
+    /// Exchange and queue of dead letters.
+    pub dead: DeadLetters,
 }
 
 impl Names {
-    pub(crate) fn of(ingest: &IngestConfig, egress: &EgressConfig, dead: &DeadLetters) -> Names {
+    /// The names of a configuration.
+    pub fn of(ingest: &IngestConfig, egress: &EgressConfig, dead: &DeadLetters) -> Names {
         Names {
             queue: ingest.queue.clone(),
             ingest: ingest.exchange.clone(),
@@ -42,14 +51,16 @@ impl Names {
 
 /// How an exchange routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Routing {
+pub enum Routing {
+    /// By routing key.
     Direct,
+    /// To every bound queue.
     Fanout,
 }
 
 impl Routing {
     /// As RabbitMQ names it.
-    pub(crate) fn as_str(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Routing::Direct => "direct",
             Routing::Fanout => "fanout",
@@ -59,23 +70,44 @@ impl Routing {
 
 /// A durable object on the broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Declared {
-    Exchange { name: String, kind: Routing },
-    Queue { name: String, arguments: Vec<(&'static str, Argument)> },
-    Binding { exchange: String, queue: String },
+pub enum Declared {
+    /// A durable exchange.
+    Exchange {
+        /// Its name on the broker.
+        name: String,
+        /// How it routes.
+        kind: Routing,
+    },
+    /// A durable queue.
+    Queue {
+        /// Its name on the broker.
+        name: String,
+        /// The arguments of its declaration.
+        arguments: Vec<(&'static str, Argument)>,
+    },
+    /// A binding without a routing key.
+    Binding {
+        /// The exchange it leads from.
+        exchange: String,
+        /// The queue it leads to.
+        queue: String,
+    },
 }
 
 /// Permissions of a login in its virtual host, as regular expressions over names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rights {
-    pub(crate) configure: String,
-    pub(crate) write: String,
-    pub(crate) read: String,
+pub struct Rights {
+    /// What it may declare.
+    pub configure: String,
+    /// Where it may publish.
+    pub write: String,
+    /// What it may consume and bind.
+    pub read: String,
 }
 
 /// Requests: where they are published, and where they are consumed from. In the order of creation, as are all
 /// lists here.
-pub(crate) fn ingest(names: &Names) -> [Declared; 3] {
+pub fn ingest(names: &Names) -> [Declared; 3] {
     let text = |value: &str| Argument::Text(value.to_owned());
     let arguments = vec![
         ("x-queue-type", text("quorum")),
@@ -93,19 +125,19 @@ pub(crate) fn ingest(names: &Names) -> [Declared; 3] {
 }
 
 /// Where batches are published.
-pub(crate) fn egress(exchange: &str) -> Declared {
+pub fn egress(exchange: &str) -> Declared {
     Declared::Exchange { name: exchange.to_owned(), kind: Routing::Direct }
 }
 
 /// Dead letters: their exchange, which both sides name.
-pub(crate) fn dead_exchange(name: &str) -> Declared {
+pub fn dead_exchange(name: &str) -> Declared {
     Declared::Exchange { name: name.to_owned(), kind: Routing::Fanout }
 }
 
 /// Dead letters: the queue behind the exchange, and its binding; empty if none is to be declared. A full
 /// queue rejects publishes: a rejected dead letter waits in the store, while one dropped at the head of the
 /// queue would be lost.
-pub(crate) fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
+pub fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
     let text = |value: &str| Argument::Text(value.to_owned());
     let mut arguments = match dead.queue.kind {
         DeadQueueKind::None => return Vec::new(),
@@ -127,7 +159,7 @@ pub(crate) fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
 }
 
 /// All that dead letters need, in the order of creation.
-pub(crate) fn dead(dead: &DeadLetters) -> Vec<Declared> {
+pub fn dead(dead: &DeadLetters) -> Vec<Declared> {
     let mut all = vec![dead_exchange(&dead.exchange)];
     all.extend(dead_queue(dead));
     all
@@ -144,7 +176,7 @@ fn dead_names(dead: &DeadLetters) -> Vec<&str> {
 
 /// The least permissions of the login that consumes requests, answers commands and sends dead letters back.
 /// Declaring needs more than using what exists.
-pub(crate) fn ingest_rights(config: &Config) -> Rights {
+pub fn ingest_rights(config: &Config) -> Rights {
     let (queue, exchange, dead) = (&*config.ingest.queue, &*config.ingest.exchange, dead_names(&config.dead));
     let lock = lock_name(queue);
     match config.amqp.topology {
@@ -165,7 +197,7 @@ pub(crate) fn ingest_rights(config: &Config) -> Rights {
 
 /// The least permissions of the login that publishes batches and dead letters, and reads the dead-letter
 /// queue.
-pub(crate) fn egress_rights(config: &Config) -> Rights {
+pub fn egress_rights(config: &Config) -> Rights {
     let (exchange, dead) = (&*config.egress.exchange, dead_names(&config.dead));
     match config.amqp.topology {
         Topology::Declare => {
@@ -183,7 +215,7 @@ pub(crate) fn egress_rights(config: &Config) -> Rights {
 }
 
 /// The permissions of a login that does the work of both sides.
-pub(crate) fn rights_of_both(config: &Config) -> Rights {
+pub fn rights_of_both(config: &Config) -> Rights {
     let (one, other) = (ingest_rights(config), egress_rights(config));
     let both = |a: String, b: String| match (&*a, &*b) {
         (_, "^$") => a,
@@ -199,7 +231,7 @@ pub(crate) fn rights_of_both(config: &Config) -> Rights {
 
 /// A regular expression for these names and no others; RabbitMQ gives the default exchange the name
 /// `amq.default` in permissions.
-pub(crate) fn any_of(names: &[&str]) -> String {
+pub fn any_of(names: &[&str]) -> String {
     match names {
         [] => "^$".to_owned(),
         [name] => format!("^{}$", escaped(name)),
@@ -218,9 +250,26 @@ fn escaped(name: &str) -> String {
     text
 }
 
+/// Name of the lock queue of an ingest queue; one that would be too long ends in a hash.
+pub fn lock_name(queue: &str) -> String {
+    let name = format!("{LOCK_PREFIX}{queue}");
+    if name.len() <= MAX_NAME {
+        return name;
+    }
+    format!("{LOCK_PREFIX}{}", blake3::hash(queue.as_bytes()).to_hex())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_lock_has_a_name_that_fits() {
+        assert_eq!(lock_name("tidegate.ingest"), "tidegate.lock.tidegate.ingest");
+        let long = [lock_name(&"q".repeat(255)), lock_name(&format!("{}r", "q".repeat(254)))];
+        assert!(long.iter().all(|name| name.len() == LOCK_PREFIX.len() + 64), "{long:?}");
+        assert_ne!(long[0], long[1]);
+    }
 
     #[test]
     fn rights_name_what_is_used_and_no_more() {

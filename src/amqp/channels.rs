@@ -17,12 +17,12 @@ use super::supervise::RateLimitedLog;
 use super::suspects::Suspects;
 use super::topology::{prepare_dead, Note};
 use super::{Handover, Options};
-use crate::engine::types::{Outcome, ALONE_CHANNELS};
 use futures_util::FutureExt;
 use lapin::Channel;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_types::{Outcome, ALONE_CHANNELS};
 use tokio::task::JoinSet;
 use tokio::time::{timeout, timeout_at, Instant};
 
@@ -52,7 +52,7 @@ struct DeadTrouble {
     at: Instant,
 }
 
-pub(super) struct EgressChannels {
+pub(crate) struct EgressChannels {
     session: Arc<Session>,
     options: Arc<Options>,
     encoder: Encoder,
@@ -74,14 +74,14 @@ pub(super) struct EgressChannels {
 
 /// State that the next connection takes over.
 #[derive(Default)]
-pub(super) struct Carried {
+pub(crate) struct Carried {
     log: RateLimitedLog,
     suspects: Suspects,
 }
 
 impl EgressChannels {
     /// `main` is open already.
-    pub(super) fn new(
+    pub(crate) fn new(
         session: Arc<Session>,
         main: Channel,
         encoder: Encoder,
@@ -109,12 +109,12 @@ impl EgressChannels {
         channels
     }
 
-    pub(super) fn session(&self) -> &Session {
+    pub(crate) fn session(&self) -> &Session {
         &self.session
     }
 
     /// Nothing is unconfirmed or waits to be published.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.is_quiet()
             && self.main.waiting.is_empty()
             && self.dead.waiting.is_empty()
@@ -122,7 +122,7 @@ impl EgressChannels {
     }
 
     /// It holds a batch that it could publish now: nothing at the broker prevents that.
-    pub(super) fn owes(&mut self) -> bool {
+    pub(crate) fn owes(&mut self) -> bool {
         if self.blocked {
             return false;
         }
@@ -138,7 +138,7 @@ impl EgressChannels {
     }
 
     /// Returns true if that changes the state.
-    pub(super) fn set_blocked(&mut self, blocked: bool) -> bool {
+    pub(crate) fn set_blocked(&mut self, blocked: bool) -> bool {
         if !blocked && self.blocked {
             self.unblocked_at = Instant::now();
         }
@@ -146,17 +146,17 @@ impl EgressChannels {
     }
 
     /// Why dead letters cannot be published at present.
-    pub(super) fn dead_trouble(&self) -> Option<&str> {
+    pub(crate) fn dead_trouble(&self) -> Option<&str> {
         self.dead_trouble.as_ref().map(|trouble| trouble.text.as_str())
     }
 
     /// Notes from the check of the dead exchange.
-    pub(super) fn take_notes(&mut self) -> Vec<Note> {
+    pub(crate) fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
 
     /// Waits until there is something to do. Safe to cancel.
-    pub(super) async fn woken(&mut self) {
+    pub(crate) async fn woken(&mut self) {
         let EgressChannels { main, dead, alone, liveness, .. } = self;
         tokio::select! {
             () = main.woken() => {}
@@ -172,7 +172,7 @@ impl EgressChannels {
     /// # Errors
     /// What ends the connection. What has arrived is then settled; all else is left to
     /// [`EgressChannels::fail`].
-    pub(super) fn turn(&mut self, arrived: Handover, output: &mut TurnOutput) -> Result<(), Fault> {
+    pub(crate) fn turn(&mut self, arrived: Handover, output: &mut TurnOutput) -> Result<(), Fault> {
         let Handover { batches, give_up } = arrived;
         if let Err(fault) = self.collect(output) {
             // They have nothing to do with the end of this connection.
@@ -200,7 +200,7 @@ impl EgressChannels {
     ///
     /// # Errors
     /// What ends the connection.
-    pub(super) fn check(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+    pub(crate) fn check(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         if !self.session.is_connected() {
             return Err(Fault {
                 kind: FaultKind::AfterEnd,
@@ -273,7 +273,7 @@ impl EgressChannels {
 
     /// The connection has ended: settles every unanswered batch with `outcome`, and unpublished ones as
     /// unsent. If the broker has ended the connection over a message, all that was unconfirmed is suspected.
-    pub(super) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
+    pub(crate) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
         if matches!(outcome, Outcome::Refused(_)) {
             let main = self.main.unconfirmed();
             let others = [self.dead.unconfirmed(), self.alone.unconfirmed()].concat();
@@ -289,7 +289,7 @@ impl EgressChannels {
 
     /// Closes the channels that are open: lapin reports the end of a connection with half-closed channels as
     /// an error. Returns the state for the next connection.
-    pub(super) async fn close(mut self, limit: Duration) -> Carried {
+    pub(crate) async fn close(mut self, limit: Duration) -> Carried {
         let mut output = TurnOutput::default();
         let mut open = self.alone.take_channels();
         open.extend(self.main.leave(&Outcome::Unknown, &mut output));
@@ -309,7 +309,7 @@ impl EgressChannels {
 
     /// Finds the reason why a connection was closed. Unconfirmed publishes report it, perhaps a little later,
     /// and the search ends after `limit`. `None`: none of them reported it.
-    pub(super) async fn reason_of_end(&mut self, limit: Duration, output: &mut TurnOutput) -> Option<Fault> {
+    pub(crate) async fn reason_of_end(&mut self, limit: Duration, output: &mut TurnOutput) -> Option<Fault> {
         let end = Instant::now() + limit;
         loop {
             match self.collect(output) {

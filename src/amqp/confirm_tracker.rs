@@ -20,32 +20,32 @@
 //!   was put in, so if X's were still there, more answers than returns would have been taken. Until then it
 //!   is held. The answers it waits for are in flight, so the wait ends with an answer or with the generation.
 
-use crate::engine::types::{BatchId, Outcome, Settled};
 use std::collections::VecDeque;
+use tidegate_types::{BatchId, Outcome, Settled};
 
 /// The broker's answer to one publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BrokerAnswer {
+pub(crate) enum BrokerAnswer {
     Ack,
     Nack,
 }
 
 /// A message that came back, as carried by some answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Returned {
+pub(crate) struct Returned {
     /// Its header `x-batch`.
-    pub(super) id: Option<BatchId>,
+    pub(crate) id: Option<BatchId>,
     /// Reply code and text.
-    pub(super) text: String,
+    pub(crate) text: String,
 }
 
 /// A returned message that is not in flight here: no ack can be trusted any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stray;
+pub(crate) struct Stray;
 
 /// Unconfirmed publishes, at most as many as the engine has slots.
 #[derive(Debug, Default)]
-pub(super) struct ConfirmTracker {
+pub(crate) struct ConfirmTracker {
     slots: Vec<Option<Unconfirmed>>,
     free: Vec<usize>,
     /// In order of publish; settled ones are skipped lazily, so that finding the oldest is cheap.
@@ -61,7 +61,7 @@ pub(super) struct ConfirmTracker {
 
 #[derive(Debug)]
 struct Unconfirmed {
-    /// As in [`crate::engine::types::Batch::number`].
+    /// As in [`tidegate_types::Batch::number`].
     number: u64,
     id: BatchId,
     /// Any monotonic unit, of the caller's choice.
@@ -75,7 +75,7 @@ struct Unconfirmed {
 
 impl ConfirmTracker {
     /// Registers a publish; returns the slot that its answer will be reported for.
-    pub(super) fn publish(&mut self, number: u64, id: BatchId, at: u64) -> usize {
+    pub(crate) fn publish(&mut self, number: u64, id: BatchId, at: u64) -> usize {
         self.published += 1;
         let serial = self.published;
         let entry = Unconfirmed { number, id, at, serial, answer: None, carried: false, returned: None };
@@ -92,7 +92,7 @@ impl ConfirmTracker {
     }
 
     /// Registers an answer; nothing is judged before [`ConfirmTracker::judge`].
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &mut self,
         slot: usize,
         answer: BrokerAnswer,
@@ -113,7 +113,7 @@ impl ConfirmTracker {
 
     /// Ends a round: settles what is certain into `settled`, and calls `confirmed_at` with the publish moment
     /// of each delivered one.
-    pub(super) fn judge(&mut self, settled: &mut Vec<Settled>, mut confirmed_at: impl FnMut(u64)) {
+    pub(crate) fn judge(&mut self, settled: &mut Vec<Settled>, mut confirmed_at: impl FnMut(u64)) {
         let certain = self.returned_open == 0;
         let mut waiting = std::mem::take(&mut self.held);
         waiting.append(&mut self.round);
@@ -143,7 +143,7 @@ impl ConfirmTracker {
     }
 
     /// Ends everything: all that is not settled gets `outcome`, in order of publish.
-    pub(super) fn fail(&mut self, outcome: &Outcome) -> Vec<Settled> {
+    pub(crate) fn fail(&mut self, outcome: &Outcome) -> Vec<Settled> {
         let mut entries: Vec<Unconfirmed> = self.slots.drain(..).flatten().collect();
         entries.sort_unstable_by_key(|entry| entry.serial);
         *self = ConfirmTracker::default();
@@ -163,7 +163,7 @@ impl ConfirmTracker {
     }
 
     /// The publish moment of the oldest that is not settled.
-    pub(super) fn oldest(&mut self) -> Option<u64> {
+    pub(crate) fn oldest(&mut self) -> Option<u64> {
         while let Some(&(serial, slot)) = self.order.front() {
             if let Some(Some(entry)) = self.slots.get(slot) {
                 if entry.serial == serial {
@@ -176,16 +176,16 @@ impl ConfirmTracker {
     }
 
     /// Ids of the publishes that are not settled, in no order.
-    pub(super) fn ids(&self) -> impl Iterator<Item = BatchId> + '_ {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = BatchId> + '_ {
         self.slots.iter().flatten().map(|entry| entry.id)
     }
 
     /// Publishes that are not settled.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

@@ -23,7 +23,7 @@ type Publish = Pin<Box<dyn Future<Output = lapin::Result<Confirmation>> + Send>>
 
 /// Slots with a future each; a slot is free again once its answer was given.
 #[derive(Default)]
-pub(super) struct Confirms {
+pub(crate) struct Confirms {
     slots: Vec<ConfirmSlot>,
     ready: Arc<ReadySlots>,
     /// Slots taken from the list, kept for its memory.
@@ -67,7 +67,7 @@ impl Wake for SlotWaker {
 
 impl Confirms {
     /// Starts a publish in a free slot: its frames are handed to lapin before this returns.
-    pub(super) fn start(&mut self, slot: usize, future: Publish) {
+    pub(crate) fn start(&mut self, slot: usize, future: Publish) {
         while self.slots.len() <= slot {
             let waker =
                 Waker::from(Arc::new(SlotWaker { slot: self.slots.len(), ready: self.ready.clone() }));
@@ -78,7 +78,7 @@ impl Confirms {
     }
 
     /// Waits until some publish wakes.
-    pub(super) async fn woken(&mut self) {
+    pub(crate) async fn woken(&mut self) {
         std::future::poll_fn(|cx| {
             self.ready.task.register(cx.waker());
             let empty = self.ready.slots.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
@@ -92,7 +92,7 @@ impl Confirms {
     }
 
     /// Gives every answer there is.
-    pub(super) fn drain(&mut self, mut answer: impl FnMut(usize, lapin::Result<Confirmation>)) {
+    pub(crate) fn drain(&mut self, mut answer: impl FnMut(usize, lapin::Result<Confirmation>)) {
         loop {
             for (slot, result) in self.early.drain(..) {
                 answer(slot, result);

@@ -8,9 +8,6 @@
 //! is written, would keep the thread indefinitely. Shutting the socket down ends it in every state.
 
 use super::fault::Fault;
-use crate::config::advice::explained;
-use crate::config::terms::is_loopback_host;
-use crate::config::{self, Endpoint, Login, Tls};
 use async_rs::traits::Reactor;
 use async_rs::{Runtime, Tokio};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
@@ -25,6 +22,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidegate_config::advice::explained;
+use tidegate_config::terms::is_loopback_host;
+use tidegate_config::{Endpoint, Login, Tls};
 use tokio::time::timeout;
 
 /// RabbitMQ's default. Few channels are open at a time, but the publishing connection replaces those that
@@ -74,7 +74,7 @@ pub enum ConnectError {
 /// [`ConnectError`]; its texts never contain the password.
 pub async fn connect(
     endpoint: &Endpoint,
-    amqp: &config::AmqpConfig,
+    amqp: &tidegate_config::AmqpConfig,
     limit: Duration,
     name: &str,
 ) -> Result<Connection, ConnectError> {
@@ -100,7 +100,7 @@ pub fn is_exposed(endpoint: &Endpoint) -> bool {
 
 /// An open connection that is shut down, at the latest, when it is dropped.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     connection: Connection,
     socket: Socket,
     endpoint: Endpoint,
@@ -108,9 +108,9 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) async fn open(
+    pub(crate) async fn open(
         endpoint: &Endpoint,
-        amqp: &config::AmqpConfig,
+        amqp: &tidegate_config::AmqpConfig,
         limit: Duration,
         name: &str,
     ) -> Result<Session, ConnectError> {
@@ -119,9 +119,9 @@ impl Session {
     }
 
     /// Opens another connection to the same address, with the same login.
-    pub(super) async fn another(
+    pub(crate) async fn another(
         &self,
-        amqp: &config::AmqpConfig,
+        amqp: &tidegate_config::AmqpConfig,
         limit: Duration,
         name: &str,
     ) -> Result<Session, Fault> {
@@ -129,25 +129,25 @@ impl Session {
         opening.await.map_err(|error| Fault::setup(error.to_string()))
     }
 
-    pub(super) fn connection(&self) -> &Connection {
+    pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }
 
-    pub(super) fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    pub(super) fn is_connected(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         self.connection.status().connected()
     }
 
     /// Bytes of the largest frame that both ends have agreed upon.
-    pub(super) fn frame_max(&self) -> u32 {
+    pub(crate) fn frame_max(&self) -> u32 {
         self.connection.configuration().frame_max()
     }
 
     /// Channels that both ends have agreed upon.
-    pub(super) fn channel_max(&self) -> u16 {
+    pub(crate) fn channel_max(&self) -> u16 {
         match self.connection.configuration().channel_max() {
             0 => u16::MAX,
             most => most,
@@ -155,11 +155,11 @@ impl Session {
     }
 
     /// The broker blocks the connection at present.
-    pub(super) fn is_blocked(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         self.connection.status().blocked()
     }
 
-    pub(super) async fn channel(&self, limit: Duration) -> Result<Channel, Fault> {
+    pub(crate) async fn channel(&self, limit: Duration) -> Result<Channel, Fault> {
         match timeout(limit, self.connection.create_channel()).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("opening a channel", limit)),
@@ -167,13 +167,13 @@ impl Session {
     }
 
     /// Shuts the socket down at once, without closing the connection first.
-    pub(super) fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         self.socket.shut_down();
     }
 
     /// Closes the connection, so that the broker requeues unacked messages at once. Bounded: on a blocked
     /// connection lapin's close never ends.
-    pub(super) async fn close(&self, limit: Duration) {
+    pub(crate) async fn close(&self, limit: Duration) {
         if self.connection.status().connected() && !self.connection.status().blocked() {
             let closing = self.connection.close(200, "OK".into());
             if matches!(timeout(limit, closing).await, Ok(Ok(()))) {
@@ -242,7 +242,7 @@ impl Drop for Attempt {
 
 async fn dial(
     endpoint: &Endpoint,
-    amqp: &config::AmqpConfig,
+    amqp: &tidegate_config::AmqpConfig,
     limit: Duration,
     name: &str,
 ) -> Result<(Connection, Socket), ConnectError> {
@@ -338,7 +338,7 @@ fn unusable(key: &str, path: &Path, reason: &str) -> io::Error {
 
 /// Builds the URI field by field: lapin's parser takes `[::1]` for localhost, an absent user for guest, and a
 /// trailing slash for the virtual host `""`. Never formatted: its `Debug` prints the password.
-fn uri(endpoint: &Endpoint, amqp: &config::AmqpConfig) -> Result<AMQPUri, ConnectError> {
+fn uri(endpoint: &Endpoint, amqp: &tidegate_config::AmqpConfig) -> Result<AMQPUri, ConnectError> {
     // lapin panics on names that do not fit an AMQP short string.
     if endpoint.vhost.len() > 255 {
         return Err(ConnectError::Invalid {
@@ -377,7 +377,7 @@ fn account(endpoint: &Endpoint) -> String {
 /// The password as its file contains it now: it may have been changed since the start.
 fn password(endpoint: &Endpoint) -> SecretString {
     let Some(path) = &endpoint.password_file else { return endpoint.password.clone() };
-    config::read_secret(path).unwrap_or_else(|error| {
+    tidegate_config::read_secret(path).unwrap_or_else(|error| {
         tracing::warn!(
             address = %address(endpoint),
             error,
@@ -423,7 +423,7 @@ mod tests {
     fn an_ipv6_address_is_kept_as_it_is_and_shown_in_brackets() {
         let endpoint = endpoint("::1", false);
         assert_eq!(address(&endpoint), "[::1]:5672");
-        assert_eq!(uri(&endpoint, &config::AmqpConfig::default()).unwrap().authority.host, "::1");
+        assert_eq!(uri(&endpoint, &tidegate_config::AmqpConfig::default()).unwrap().authority.host, "::1");
     }
 
     #[test]
@@ -434,7 +434,7 @@ mod tests {
         for text in ["first", "second"] {
             std::fs::write(&path, format!("{text}\n")).unwrap();
             assert_eq!(
-                uri(&endpoint, &config::AmqpConfig::default()).unwrap().authority.userinfo.password,
+                uri(&endpoint, &tidegate_config::AmqpConfig::default()).unwrap().authority.userinfo.password,
                 text
             );
         }
@@ -446,6 +446,9 @@ mod tests {
     fn a_vhost_that_lapin_would_panic_on_is_refused() {
         let mut endpoint = endpoint("localhost", false);
         endpoint.vhost = "v".repeat(256);
-        assert!(matches!(uri(&endpoint, &config::AmqpConfig::default()), Err(ConnectError::Invalid { .. })));
+        assert!(matches!(
+            uri(&endpoint, &tidegate_config::AmqpConfig::default()),
+            Err(ConnectError::Invalid { .. })
+        ));
     }
 }

@@ -23,12 +23,7 @@ use super::supervise::{
     RateLimitedLog,
 };
 use super::topology::{count_queue, prepare_ingest};
-use super::wire::{self, Incoming, RequestLimits};
-use super::{Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
-use crate::clock;
-use crate::config::Readings;
-use crate::engine::event::Intake;
-use crate::engine::types::{Delivery as Handle, Request};
+use super::{BrokerEvent, Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::message::Delivery;
@@ -36,6 +31,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::clock;
+use tidegate_config::Readings;
+use tidegate_types::event::Intake;
+use tidegate_types::{Delivery as Handle, Request};
+use tidegate_wire::{self, Incoming, RequestLimits};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -55,7 +55,7 @@ const CULPRIT_EXPECTED: u32 = 60;
 const NAMED: u16 = 16;
 
 /// The ingest end, across connections.
-pub(super) struct Ingest {
+pub(crate) struct Ingest {
     shared: Arc<Shared>,
     options: Arc<Options>,
     orders: UnboundedReceiver<IngestOrder>,
@@ -97,7 +97,7 @@ struct Generation {
 }
 
 impl Ingest {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
         orders: UnboundedReceiver<IngestOrder>,
@@ -124,7 +124,7 @@ impl Ingest {
     }
 
     /// Ends with the shutdown only.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let (shared, shutdown) = (Arc::clone(&self.shared), self.shutdown.clone());
         let Options { amqp, timeouts, .. } = &*self.options;
         let dialer = Dialer::new("tidegate ingest", &amqp.endpoints, amqp, timeouts.connect);
@@ -212,14 +212,14 @@ impl Ingest {
             counting: lock,
         };
         self.shared.set_prefetch(prefetch);
-        self.shared.post(Event::IngestReady { generation: self.generation });
+        self.shared.post(BrokerEvent::IngestReady { generation: self.generation });
         self.show(&generation);
         tracing::info!(address = generation.address, generation = self.generation, prefetch, "consuming");
         let result = match self.consume(&mut generation).await {
             Ok(next) => Ok(next),
             Err(fault) => Err(generation.consumer.cause(fault).await),
         };
-        self.shared.post(Event::IngestLost);
+        self.shared.post(BrokerEvent::IngestLost);
         let Generation { consumer, held, .. } = generation;
         let returned = consumer.unacked();
         if returned > 0 {
@@ -322,14 +322,14 @@ impl Ingest {
             }
         };
         let covered = generation.consumer.ack(&acks).await?;
-        failpoint!("after-ack");
+        tidegate_common::failpoint!("after-ack");
         if covered > 0 {
             self.backoff.reset();
             let follows_deaths = self.quarantine.follows_deaths();
             if self.quarantine.acked(covered) {
                 tracing::info!("consuming with the ordinary prefetch again");
                 if follows_deaths {
-                    self.shared.post(Event::Quarantine { width: None });
+                    self.shared.post(BrokerEvent::Quarantine { width: None });
                 }
             }
             generation.consumer.consume_if_rested().await?;
@@ -393,7 +393,7 @@ impl Ingest {
             let wider = consumer.is_exhausted().then(|| self.quarantine.widen(self.prefetch.allowed()));
             wider.flatten().map(|width| {
                 // Reported first: if the process dies over these deliveries, the next process takes fewer.
-                self.shared.post(Event::Quarantine { width: Some(width) });
+                self.shared.post(BrokerEvent::Quarantine { width: Some(width) });
                 self.prefetch.set(width)
             })
         } else {
@@ -424,7 +424,7 @@ impl Ingest {
                 );
             }
         }
-        for meant in wire::near_misses(delivery.properties.headers().as_ref()) {
+        for meant in tidegate_wire::near_misses(delivery.properties.headers().as_ref()) {
             self.shared.figures().near_miss_header();
             if self.near_misses.insert(meant) {
                 tracing::warn!(
@@ -447,7 +447,7 @@ impl Ingest {
             delivery: Handle { generation, tag: delivery.delivery_tag },
             redelivered: delivery.redelivered,
             received,
-            body: wire::request(incoming, &limits, &self.readings, self.options.store_identity),
+            body: tidegate_wire::request(incoming, &limits, &self.readings, self.options.store_identity),
         }
     }
 

@@ -12,7 +12,6 @@
 
 use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
 use super::unacked::Unacked;
-use crate::engine::types::Ack;
 use futures_util::stream::{ReadyChunks, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
@@ -20,6 +19,7 @@ use lapin::types::{FieldTable, ShortString};
 use lapin::{Channel, Consumer};
 use std::task::Poll;
 use std::time::Duration;
+use tidegate_types::Ack;
 use tokio::time::timeout;
 
 /// Upper bound on deliveries taken from lapin at once.
@@ -36,7 +36,7 @@ enum Mode {
     Stopped,
 }
 
-pub(super) struct ConsumerChannel {
+pub(crate) struct ConsumerChannel {
     channel: Channel,
     generation: u32,
     queue: ShortString,
@@ -51,7 +51,7 @@ pub(super) struct ConsumerChannel {
 
 impl ConsumerChannel {
     /// Starts consuming on a fresh channel.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         channel: Channel,
         generation: u32,
         queue: &str,
@@ -75,35 +75,35 @@ impl ConsumerChannel {
         Ok(consumer)
     }
 
-    pub(super) fn generation(&self) -> u32 {
+    pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
 
-    pub(super) fn prefetch(&self) -> u16 {
+    pub(crate) fn prefetch(&self) -> u16 {
         self.prefetch
     }
 
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.mode == Mode::Running
     }
 
     /// Consumers on this channel so far. The broker counts a cancelled one as well while one of its
     /// deliveries is unacked.
-    pub(super) fn consumers(&self) -> u32 {
+    pub(crate) fn consumers(&self) -> u32 {
         self.consumers
     }
 
-    pub(super) fn is_connected(&self) -> bool {
+    pub(crate) fn is_connected(&self) -> bool {
         self.channel.status().connected()
     }
 
-    pub(super) fn delivered(&mut self, tag: u64) {
+    pub(crate) fn delivered(&mut self, tag: u64) {
         self.unacked.delivered(tag);
     }
 
     /// The next deliveries; `None` when the consumer has ended. Never ready while there is no consumer. Safe
     /// to cancel.
-    pub(super) async fn next(&mut self) -> Option<Vec<lapin::Result<Delivery>>> {
+    pub(crate) async fn next(&mut self) -> Option<Vec<lapin::Result<Delivery>>> {
         match &mut self.stream {
             Some(stream) => stream.next().await,
             None => std::future::pending().await,
@@ -112,7 +112,7 @@ impl ConsumerChannel {
 
     /// The consumer has ended: by this daemon's own cancel, after which it consumes with the new prefetch, or
     /// by the broker's.
-    pub(super) async fn ended(&mut self) -> Result<(), Fault> {
+    pub(crate) async fn ended(&mut self) -> Result<(), Fault> {
         self.stream = None;
         match self.mode {
             Mode::Running => Err(Fault::lost(format!(
@@ -128,17 +128,17 @@ impl ConsumerChannel {
     }
 
     /// As much is unacked as the prefetch allows, so nothing is on its way from the broker.
-    pub(super) fn is_exhausted(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.mode == Mode::Running && self.unacked.of_consumer() >= usize::from(self.prefetch)
     }
 
     /// Number of deliveries neither acked nor returned.
-    pub(super) fn unacked(&self) -> usize {
+    pub(crate) fn unacked(&self) -> usize {
         self.unacked.len()
     }
 
     /// Changes the prefetch by replacing the consumer. Unacked deliveries stay on this channel.
-    pub(super) async fn change_prefetch(&mut self, prefetch: u16) -> Result<(), Fault> {
+    pub(crate) async fn change_prefetch(&mut self, prefetch: u16) -> Result<(), Fault> {
         if prefetch == self.prefetch {
             return Ok(());
         }
@@ -151,7 +151,7 @@ impl ConsumerChannel {
     }
 
     /// Stops consuming; acks still work. Deliveries on the way return to the queue when the channel closes.
-    pub(super) async fn stop(&mut self) -> Result<(), Fault> {
+    pub(crate) async fn stop(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Running {
             self.cancel().await?;
         }
@@ -161,7 +161,7 @@ impl ConsumerChannel {
     }
 
     /// Closes the channel, if it is still open: all that is unacked goes back to the queue at once.
-    pub(super) async fn close(self, limit: Duration) -> Result<(), Fault> {
+    pub(crate) async fn close(self, limit: Duration) -> Result<(), Fault> {
         if !self.is_connected() {
             return Ok(());
         }
@@ -173,7 +173,7 @@ impl ConsumerChannel {
 
     /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the previous
     /// one left unacked is added to it.
-    pub(super) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
+    pub(crate) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Resting && self.unacked.len() <= usize::from(self.prefetch / 2) {
             self.consume().await?;
         }
@@ -181,7 +181,7 @@ impl ConsumerChannel {
     }
 
     /// Sends acks of this generation. Returns, once they are written, how many deliveries they cover.
-    pub(super) async fn ack(&mut self, acks: &[Ack]) -> Result<u32, Fault> {
+    pub(crate) async fn ack(&mut self, acks: &[Ack]) -> Result<u32, Fault> {
         let mut covered = 0u32;
         let mut writes = Vec::new();
         for ack in acks.iter().filter(|ack| ack.delivery.generation == self.generation) {
@@ -210,7 +210,7 @@ impl ConsumerChannel {
     }
 
     /// Finds the reason of an end that was noticed on a closed channel: lapin reports it to the consumer.
-    pub(super) async fn cause(&mut self, fault: Fault) -> Fault {
+    pub(crate) async fn cause(&mut self, fault: Fault) -> Fault {
         if fault.kind != FaultKind::AfterEnd {
             return fault;
         }

@@ -1,13 +1,13 @@
 //! Memory cost of a request once it is read. Pure.
 
-use crate::engine::types::{NewItem, Rejected, Request, RequestBody};
+use tidegate_types::{NewItem, Rejected, Request, RequestBody};
 
 /// Bytes that the engine adds for each item until its commit: a row, an operation of the store, index
 /// entries, and their places in tables. A measured upper bound.
 const ENGINE_COST: u64 = 512;
 
 /// Bytes of a request as read, with what the engine adds to it; at least `raw`, its size as delivered.
-pub(super) fn of(request: &Request, raw: u64) -> u64 {
+pub(crate) fn of(request: &Request, raw: u64) -> u64 {
     let read = match &request.body {
         RequestBody::Items(items) => items.iter().map(item).sum(),
         RequestBody::Rejected(rejected) => self::rejected(rejected),
@@ -31,11 +31,11 @@ fn rejected(rejected: &Rejected) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::amqp::wire::{self, Incoming, RequestLimits};
-    use crate::config::Readings;
-    use crate::engine::types::Delivery;
     use lapin::types::FieldTable;
     use lapin::BasicProperties;
+    use tidegate_config::Readings;
+    use tidegate_types::Delivery;
+    use tidegate_wire::{self, Incoming, RequestLimits};
 
     fn cost(properties: BasicProperties, body: Vec<u8>) -> u64 {
         let limits = RequestLimits {
@@ -46,7 +46,7 @@ mod tests {
         };
         let raw = body.len() as u64;
         let incoming = Incoming { exchange: "in", routing_key: "app", properties, body, received: 1 };
-        let body = wire::request(incoming, &limits, &Readings::default(), 1);
+        let body = tidegate_wire::request(incoming, &limits, &Readings::default(), 1);
         of(
             &Request { delivery: Delivery { generation: 1, tag: 1 }, redelivered: false, received: 1, body },
             raw,

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 /// How long to look for the reason of an end after noticing the end. The search ends by itself once every
 /// possible source has reported; on a machine with other work the sources may have to wait for their turn.
-pub(super) const CAUSE_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const CAUSE_LIMIT: Duration = Duration::from_secs(2);
 
 /// The reaction that a fault needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FaultKind {
+pub(crate) enum FaultKind {
     /// The connection or channel is gone, or an answer did not come: try again.
     Lost,
     /// A queue, an exchange or a permission is missing, or differs: try again, and name it.
@@ -32,37 +32,37 @@ pub(super) enum FaultKind {
 
 /// A failure with its text for log and status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
-    pub(super) kind: FaultKind,
-    pub(super) text: String,
+pub(crate) struct Fault {
+    pub(crate) kind: FaultKind,
+    pub(crate) text: String,
     /// AMQP reply code, when the broker gave one.
-    pub(super) code: Option<u16>,
+    pub(crate) code: Option<u16>,
 }
 
 impl Fault {
-    pub(super) fn lost(text: impl Into<String>) -> Self {
+    pub(crate) fn lost(text: impl Into<String>) -> Self {
         Fault { kind: FaultKind::Lost, text: text.into(), code: None }
     }
 
-    pub(super) fn setup(text: impl Into<String>) -> Self {
+    pub(crate) fn setup(text: impl Into<String>) -> Self {
         Fault { kind: FaultKind::Setup, text: text.into(), code: None }
     }
 
-    pub(super) fn standby(text: impl Into<String>) -> Self {
+    pub(crate) fn standby(text: impl Into<String>) -> Self {
         Fault { kind: FaultKind::Standby, text: text.into(), code: None }
     }
 
-    pub(super) fn timeout(what: &str, limit: Duration) -> Self {
+    pub(crate) fn timeout(what: &str, limit: Duration) -> Self {
         Fault::lost(format!("no answer to {what} within {} ms", limit.as_millis()))
     }
 
     /// The exchange is missing, or may not be written to.
-    pub(super) fn is_unavailable(&self) -> bool {
+    pub(crate) fn is_unavailable(&self) -> bool {
         matches!(self.code, Some(403 | 404))
     }
 
     /// The broker closed one channel, and the connection goes on.
-    pub(super) fn closes_channel_only(&self) -> bool {
+    pub(crate) fn closes_channel_only(&self) -> bool {
         matches!(self.code, Some(311..=313 | 403..=406))
     }
 
@@ -82,7 +82,7 @@ impl Fault {
 
     /// Puts the attempted operation in front of the text, except where the connection has ended over a
     /// message, which is unrelated to it.
-    pub(super) fn while_doing(mut self, what: &str) -> Self {
+    pub(crate) fn while_doing(mut self, what: &str) -> Self {
         if self.kind != FaultKind::ContentFatal {
             self.text = format!("{what}: {}", self.text);
         }
@@ -93,18 +93,18 @@ impl Fault {
 /// The reason of an end, from several sources. No source ends the search: all are read, and the fault that
 /// reveals most is kept.
 #[derive(Debug, Default)]
-pub(super) struct EndReason(Option<Fault>);
+pub(crate) struct EndReason(Option<Fault>);
 
 impl EndReason {
     /// Of equal ones the first counts: a later one may be its consequence.
-    pub(super) fn hear(&mut self, fault: Fault) {
+    pub(crate) fn hear(&mut self, fault: Fault) {
         if self.0.as_ref().is_none_or(|kept| kept.weight() < fault.weight()) {
             self.0 = Some(fault);
         }
     }
 
     /// The same for a result, which may be `Ok`.
-    pub(super) fn hear_of(&mut self, result: Result<(), Fault>) {
+    pub(crate) fn hear_of(&mut self, result: Result<(), Fault>) {
         if let Err(fault) = result {
             self.hear(fault);
         }
@@ -112,7 +112,7 @@ impl EndReason {
 
     /// # Errors
     /// The fault that is kept.
-    pub(super) fn result(self) -> Result<(), Fault> {
+    pub(crate) fn result(self) -> Result<(), Fault> {
         self.0.map_or(Ok(()), Err)
     }
 }

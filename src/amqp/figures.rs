@@ -1,11 +1,10 @@
 //! Counters of both ends, for status and metrics: for the whole process, over all its connections and lives
 //! of the store.
 
-use super::shared::index;
 use super::Side;
-use crate::distribution::{Distribution, Recorder};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tidegate_common::distribution::{Distribution, Recorder};
 
 /// Figures of both ends since the process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,12 +43,12 @@ pub struct Figures {
 }
 
 #[derive(Debug)]
-pub(super) struct Recorders {
-    pub(super) lateness: Recorder,
-    pub(super) held: Recorder,
-    pub(super) confirm: Recorder,
-    pub(super) batch_items: Recorder,
-    pub(super) batch_bytes: Recorder,
+pub(crate) struct Recorders {
+    pub(crate) lateness: Recorder,
+    pub(crate) held: Recorder,
+    pub(crate) confirm: Recorder,
+    pub(crate) batch_items: Recorder,
+    pub(crate) batch_bytes: Recorder,
 }
 
 impl Default for Recorders {
@@ -66,24 +65,24 @@ impl Default for Recorders {
 
 impl Figures {
     /// Counts a connection that failed or could not be opened.
-    pub(super) fn failed(&self, side: Side) {
+    pub(crate) fn failed(&self, side: Side) {
         self.failures[index(side)].fetch_add(1, Relaxed);
     }
 
-    pub(super) fn parse_error(&self) {
+    pub(crate) fn parse_error(&self) {
         self.parse_errors.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn answers_unroutable(&self, count: u64) {
+    pub(crate) fn answers_unroutable(&self, count: u64) {
         self.answers_unroutable.fetch_add(count, Relaxed);
     }
 
-    pub(super) fn near_miss_header(&self) {
+    pub(crate) fn near_miss_header(&self) {
         self.near_miss_headers.fetch_add(1, Relaxed);
     }
 
     /// Locks the recorders, for many values at a time.
-    pub(super) fn recorders(&self) -> MutexGuard<'_, Recorders> {
+    pub(crate) fn recorders(&self) -> MutexGuard<'_, Recorders> {
         self.recorders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,5 +105,13 @@ impl Figures {
             answers_unroutable: self.answers_unroutable.load(Relaxed),
             near_miss_headers: self.near_miss_headers.load(Relaxed),
         }
+    }
+}
+
+/// The place of a side in an array of both.
+pub(crate) fn index(side: Side) -> usize {
+    match side {
+        Side::Ingest => 0,
+        Side::Egress => 1,
     }
 }

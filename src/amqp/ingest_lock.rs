@@ -10,6 +10,7 @@
 //! refused attempt at the lock would close a channel, leave a line, and use up one of lapin's channel
 //! numbers.
 
+use super::blueprint::lock_name;
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::shared::Shared;
@@ -20,15 +21,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-const PREFIX: &str = "tidegate.lock.";
-/// Longest name of a queue, bytes.
-const MAX_NAME: usize = 255;
 /// Longest pause between two checks of a daemon that stands by, ms; the shortest is half of it.
 const LOOK_MS: u64 = 500;
 
 /// How the queue is guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum IngestLock {
+pub(crate) enum IngestLock {
     /// By the lock queue, until the connection ends.
     Held,
     /// By counting consumers, for this reason.
@@ -73,7 +71,7 @@ async fn acquire(
 }
 
 /// Takes the lock of the ingest queue, and stands by while another daemon has it.
-pub(super) struct LockTaker {
+pub(crate) struct LockTaker {
     shared: Arc<Shared>,
     options: Arc<Options>,
     shutdown: ShutdownSignal,
@@ -82,7 +80,7 @@ pub(super) struct LockTaker {
 }
 
 impl LockTaker {
-    pub(super) fn new(shared: Arc<Shared>, options: Arc<Options>, shutdown: ShutdownSignal) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, options: Arc<Options>, shutdown: ShutdownSignal) -> Self {
         LockTaker { shared, options, shutdown, stands_by_since: None }
     }
 
@@ -91,7 +89,7 @@ impl LockTaker {
     ///
     /// # Errors
     /// As [`acquire`], except for another daemon.
-    pub(super) async fn take(
+    pub(crate) async fn take(
         &mut self,
         session: &Session,
         mut outdone: Option<Fault>,
@@ -163,7 +161,7 @@ fn look_pause(random: u32) -> Duration {
 ///
 /// # Errors
 /// It is ([`FaultKind::Standby`]), or it is unknown.
-pub(super) fn check_consumers(
+pub(crate) fn check_consumers(
     count: Result<u32, Fault>,
     allowed: u32,
     queue: &str,
@@ -188,26 +186,9 @@ fn ghost(heartbeat: Duration) -> String {
     )
 }
 
-/// Name of the lock queue of an ingest queue; one that would be too long ends in a hash.
-pub fn lock_name(queue: &str) -> String {
-    let name = format!("{PREFIX}{queue}");
-    if name.len() <= MAX_NAME {
-        return name;
-    }
-    format!("{PREFIX}{}", blake3::hash(queue.as_bytes()).to_hex())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_lock_has_a_name_that_fits() {
-        assert_eq!(lock_name("tidegate.ingest"), "tidegate.lock.tidegate.ingest");
-        let long = [lock_name(&"q".repeat(255)), lock_name(&format!("{}r", "q".repeat(254)))];
-        assert!(long.iter().all(|name| name.len() == PREFIX.len() + 64), "{long:?}");
-        assert_ne!(long[0], long[1]);
-    }
 
     #[test]
     fn others_are_named_with_the_possibility_of_a_ghost() {

@@ -2,36 +2,15 @@
 
 use super::connection::Session;
 use super::fault::Fault;
+use super::inspected::{Inspected, Severity};
 use super::rights::inspect_rights;
 use super::topology::{inspect_egress, inspect_ingest, Note};
 use super::{Options, Side};
-use crate::config::{Endpoint, Login, Topology};
 use std::time::Duration;
+use tidegate_config::{Endpoint, Login, Topology};
 
 /// Reply code for a missing object.
 const NOT_FOUND: u16 = 404;
-
-/// How much an [`Inspected`] matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// As it should be, or harmless.
-    Good,
-    /// It works, but requests can be lost.
-    Warning,
-    /// It does not work. A missing queue or exchange is no fault in mode `declare`, which creates it.
-    Fault,
-}
-
-/// One line of the report.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inspected {
-    /// The end it was found at.
-    pub side: Side,
-    /// How much it matters.
-    pub severity: Severity,
-    /// A sentence that names the queue, exchange, address or permission.
-    pub text: String,
-}
 
 /// The user that is logged in there.
 fn who(endpoint: &Endpoint) -> String {
@@ -105,7 +84,7 @@ fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Inspec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use tidegate_config::Config;
 
     #[test]
     fn no_user_is_named_where_a_certificate_says_who_it_is() {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 /// A publish that waits for longer than this starts a probe of the connection; a further one follows after as
 /// long.
-pub(super) const PROBE_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// How long a probe may go unanswered before the connection is given up, ten seconds after the publish in
 /// all: a broker that pauses for a few seconds causes no retries.
 const PATIENCE: Duration = Duration::from_secs(9);
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(9);
 const LOOK: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
-pub(super) struct LivenessProbe {
+pub(crate) struct LivenessProbe {
     /// Carries nothing but the probes.
     channel: Option<Channel>,
     asking: Option<BoxFuture<'static, lapin::Result<Channel>>>,
@@ -37,12 +37,12 @@ pub(super) struct LivenessProbe {
 
 impl LivenessProbe {
     /// The channel of the probes, to be closed.
-    pub(super) fn take_channel(&mut self) -> Option<Channel> {
+    pub(crate) fn take_channel(&mut self) -> Option<Channel> {
         self.channel.take()
     }
 
     /// Waits for the answer. Safe to cancel.
-    pub(super) async fn woken(&mut self) {
+    pub(crate) async fn woken(&mut self) {
         match &mut self.asking {
             Some(asking) => {
                 // Without the channel the next probe opens another.
@@ -59,7 +59,7 @@ impl LivenessProbe {
     ///
     /// # Errors
     /// No answer came: the broker reads nothing of the connection.
-    pub(super) fn look(&mut self, session: &Arc<Session>, waits: bool) -> Result<(), Fault> {
+    pub(crate) fn look(&mut self, session: &Arc<Session>, waits: bool) -> Result<(), Fault> {
         let now = Instant::now();
         let since = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
         if self.asking.is_some() {

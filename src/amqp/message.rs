@@ -4,45 +4,45 @@
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::shared::Shared;
-use super::wire::{self, Body, Exchanges, Outgoing};
-use crate::clock;
-use crate::engine::types::{Batch, BatchId, Outcome, Settled};
-use crate::telemetry::{PublishSpan, SpanExporter};
+use crate::spans::{OnSpan, PublishSpan};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::clock;
+use tidegate_types::{Batch, BatchId, Outcome, Settled};
+use tidegate_wire::{self, Body, Exchanges, Outgoing};
 use tokio::time::{timeout, Instant};
 
 /// Results of one turn: settled batches and figures, recorded together so that the hot path takes the lock
 /// once a turn.
 #[derive(Default)]
-pub(super) struct TurnOutput {
-    pub(super) settled: Vec<Settled>,
+pub(crate) struct TurnOutput {
+    pub(crate) settled: Vec<Settled>,
     late_us: Vec<u64>,
     /// How long a rate held items back.
     held_us: Vec<u64>,
     /// Items of each batch, and bytes of its body.
     sizes: Vec<(u64, u64)>,
-    pub(super) confirm_us: Vec<u64>,
+    pub(crate) confirm_us: Vec<u64>,
 }
 
 impl TurnOutput {
-    pub(super) fn has_confirms(&self) -> bool {
+    pub(crate) fn has_confirms(&self) -> bool {
         !self.confirm_us.is_empty()
     }
 
-    pub(super) fn settle(&mut self, number: u64, outcome: Outcome) {
+    pub(crate) fn settle(&mut self, number: u64, outcome: Outcome) {
         self.settled.push(Settled { number, outcome });
     }
 
     /// Batches that were not published at all.
-    pub(super) fn unsent(&mut self, batches: impl IntoIterator<Item = Batch>) {
+    pub(crate) fn unsent(&mut self, batches: impl IntoIterator<Item = Batch>) {
         self.settled.extend(unsent(batches));
     }
 
-    pub(super) fn record(&self, shared: &Shared) {
+    pub(crate) fn record(&self, shared: &Shared) {
         if self.late_us.is_empty() && self.confirm_us.is_empty() {
             return;
         }
@@ -68,28 +68,28 @@ fn late_us(batch: &Batch, due: u64, now_us: u64) -> u64 {
 }
 
 /// The outcomes of batches that were not published at all.
-pub(super) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<Item = Settled> {
+pub(crate) fn unsent(batches: impl IntoIterator<Item = Batch>) -> impl Iterator<Item = Settled> {
     batches.into_iter().map(|batch| Settled { number: batch.number, outcome: Outcome::Unsent })
 }
 
 /// Encodes batches as messages.
 #[derive(Clone, Debug)]
-pub(super) struct Encoder {
-    pub(super) names: Exchanges,
-    pub(super) store_identity: u64,
+pub(crate) struct Encoder {
+    pub(crate) names: Exchanges,
+    pub(crate) store_identity: u64,
     /// Bytes of the largest frame of the connection.
-    pub(super) frame_max: u32,
-    /// Exporter of spans, if one is configured.
-    pub(super) spans: Option<Arc<SpanExporter>>,
+    pub(crate) frame_max: u32,
+    /// Receives spans, if an exporter is configured.
+    pub(crate) spans: Option<OnSpan>,
 }
 
 impl Encoder {
     /// Encodes a batch, and records its size and the lateness of its items. `None`: the batch does not fit
     /// into the connection's frames, and is settled as refused.
-    pub(super) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Option<PublishMessage> {
+    pub(crate) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Option<PublishMessage> {
         let now_us = clock::wall_us();
-        let mut outgoing = wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
-        if let Err(text) = wire::fit(&mut outgoing, batch, self.frame_max) {
+        let mut outgoing = tidegate_wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
+        if let Err(text) = tidegate_wire::fit(&mut outgoing, batch, self.frame_max) {
             output.settle(batch.number, Outcome::Refused(text.into()));
             return None;
         }
@@ -117,16 +117,16 @@ impl Encoder {
                 ..PublishSpan::default()
             };
             let error = Some("no answer of the broker".to_owned());
-            Some(Box::new(OpenSpan { span, error, exporter: Arc::clone(exporter) }))
+            Some(Box::new(OpenSpan { span, error, exporter: exporter.clone() }))
         });
         Some(PublishMessage { number: batch.number, id, exchange, routing_key, properties, body, span })
     }
 }
 
 /// A message, ready for lapin.
-pub(super) struct PublishMessage {
-    pub(super) number: u64,
-    pub(super) id: BatchId,
+pub(crate) struct PublishMessage {
+    pub(crate) number: u64,
+    pub(crate) id: BatchId,
     exchange: ShortString,
     routing_key: ShortString,
     properties: BasicProperties,
@@ -139,7 +139,7 @@ struct OpenSpan {
     span: PublishSpan,
     /// The error to report if it ended now.
     error: Option<String>,
-    exporter: Arc<SpanExporter>,
+    exporter: OnSpan,
 }
 
 impl OpenSpan {
@@ -147,7 +147,7 @@ impl OpenSpan {
     fn end(mut self: Box<Self>, id: BatchId, answer: &lapin::Result<Confirmation>) {
         self.error = match answer {
             // A return that names another batch does not concern this span.
-            Ok(Confirmation::Ack(Some(back))) if wire::batch_id_of(&back.properties) == Some(id) => {
+            Ok(Confirmation::Ack(Some(back))) if tidegate_wire::batch_id_of(&back.properties) == Some(id) => {
                 Some(format!("returned: {} {}", back.reply_code, back.reply_text))
             }
             Ok(Confirmation::Nack(_)) => Some("nacked by the broker".to_owned()),
@@ -163,13 +163,13 @@ impl Drop for OpenSpan {
         let mut span = std::mem::take(&mut self.span);
         span.ended = clock::wall_us();
         span.error = self.error.take();
-        self.exporter.export(span);
+        (self.exporter.0)(span);
     }
 }
 
 impl PublishMessage {
     /// Publishes and waits for the confirm. The body is dropped once it is written: the wait takes longer.
-    pub(super) async fn publish(mut self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
+    pub(crate) async fn publish(mut self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let (id, span) = (self.id, self.span.take());
         let answer = self.confirmed(channel).await;
         if let Some(span) = span {
@@ -193,7 +193,7 @@ impl PublishMessage {
 const OPEN_TRIES: u32 = 3;
 
 /// Opens a channel with confirms. The time limit does not apply while the connection is blocked.
-pub(super) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
+pub(crate) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
     let mut tries = 1;
     loop {
         match try_confirm_channel(session, limit).await {
@@ -222,6 +222,6 @@ async fn try_confirm_channel(session: &Session, limit: Duration) -> Result<Chann
     }
 }
 
-pub(super) fn us_since(moment: Instant) -> u64 {
+pub(crate) fn us_since(moment: Instant) -> u64 {
     u64::try_from(moment.elapsed().as_micros()).unwrap_or(u64::MAX)
 }

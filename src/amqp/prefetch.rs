@@ -15,7 +15,7 @@ const PERIOD: u32 = 256;
 
 /// Keeps prefetch x most expensive recent request below a quarter of `limits.memory`, and begins small.
 #[derive(Debug)]
-pub(super) struct Prefetch {
+pub(crate) struct Prefetch {
     configured: u16,
     budget: u64,
     /// Bytes of the largest body that is taken.
@@ -28,7 +28,7 @@ pub(super) struct Prefetch {
 
 impl Prefetch {
     /// `memory` (`limits.memory`) and `max_body` (`limits.max_body`) in bytes.
-    pub(super) fn new(configured: u16, memory: u64, max_body: u64) -> Self {
+    pub(crate) fn new(configured: u16, memory: u64, max_body: u64) -> Self {
         let mut prefetch = Prefetch {
             configured: configured.max(1),
             budget: budget(memory),
@@ -42,17 +42,17 @@ impl Prefetch {
         prefetch
     }
 
-    pub(super) fn current(&self) -> u16 {
+    pub(crate) fn current(&self) -> u16 {
         self.current
     }
 
-    pub(super) fn set_limits(&mut self, memory: u64, max_body: u64) {
+    pub(crate) fn set_limits(&mut self, memory: u64, max_body: u64) {
         self.budget = budget(memory);
         self.max_body = max_body;
     }
 
     /// Sets the value that a quarantine demands.
-    pub(super) fn set(&mut self, prefetch: u16) -> u16 {
+    pub(crate) fn set(&mut self, prefetch: u16) -> u16 {
         self.current = prefetch;
         prefetch
     }
@@ -60,7 +60,7 @@ impl Prefetch {
     /// A new channel, on a queue with this many messages ready. They may have any size, so with more than a
     /// few the prefetch begins small. With fewer, requests are assumed to cost as much as recent ones, or the
     /// ordinary cost.
-    pub(super) fn restart(&mut self, ready: u32) -> u16 {
+    pub(crate) fn restart(&mut self, ready: u32) -> u16 {
         let fits = u16::try_from(self.budget / self.max_body.max(1)).unwrap_or(u16::MAX).max(1);
         let ordinary = u16::try_from(self.budget / ORDINARY_COST).unwrap_or(u16::MAX).max(1);
         let start = if ready <= u32::from(fits.min(START)) { ordinary } else { fits.min(START) };
@@ -69,7 +69,7 @@ impl Prefetch {
     }
 
     /// A delivery that costs this many bytes once it is read.
-    pub(super) fn seen(&mut self, cost: u64) {
+    pub(crate) fn seen(&mut self, cost: u64) {
         self.dearest_now = self.dearest_now.max(cost);
         self.in_period += 1;
         if self.in_period >= PERIOD {
@@ -81,7 +81,7 @@ impl Prefetch {
 
     /// A smaller value, where memory demands it. A change by less than a quarter is not worth the
     /// redeliveries.
-    pub(super) fn shrink(&mut self) -> Option<u16> {
+    pub(crate) fn shrink(&mut self) -> Option<u16> {
         let allowed = self.allowed();
         if u32::from(allowed) * 4 < u32::from(self.current) * 3 {
             self.current = allowed;
@@ -92,7 +92,7 @@ impl Prefetch {
 
     /// A larger value, after as many deliveries as the present one allows: at least twice the present one, or
     /// the configured one.
-    pub(super) fn grow(&mut self) -> Option<u16> {
+    pub(crate) fn grow(&mut self) -> Option<u16> {
         let allowed = self.allowed();
         let step = self.current.saturating_mul(GROWTH);
         let next = if step.saturating_mul(2) > allowed { allowed } else { step };
@@ -104,7 +104,7 @@ impl Prefetch {
     }
 
     /// Most deliveries that memory allows.
-    pub(super) fn allowed(&self) -> u16 {
+    pub(crate) fn allowed(&self) -> u16 {
         let dearest = self.dearest_now.max(self.dearest_before).max(LEAST_COST);
         u16::try_from(self.budget / dearest).unwrap_or(u16::MAX).clamp(1, self.configured)
     }

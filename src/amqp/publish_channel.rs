@@ -4,15 +4,14 @@ use super::confirm_tracker::{BrokerAnswer, ConfirmTracker, Returned};
 use super::confirms::Confirms;
 use super::fault::{EndReason, Fault, FaultKind, CAUSE_LIMIT};
 use super::message::{us_since, PublishMessage, TurnOutput};
-use super::wire;
-use crate::engine::types::{BatchId, Outcome};
 use lapin::message::BasicReturnMessage;
 use lapin::{Channel, Confirmation};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_types::{BatchId, Outcome};
 use tokio::time::Instant;
 
-pub(super) struct PublishChannel {
+pub(crate) struct PublishChannel {
     /// Each publish under way holds it; cloning lapin's own handle is several times as expensive.
     channel: Arc<Channel>,
     /// Moments in the tracker count from here, in us.
@@ -24,7 +23,7 @@ pub(super) struct PublishChannel {
 }
 
 impl PublishChannel {
-    pub(super) fn new(channel: Channel) -> Self {
+    pub(crate) fn new(channel: Channel) -> Self {
         PublishChannel {
             channel: Arc::new(channel),
             epoch: Instant::now(),
@@ -35,25 +34,25 @@ impl PublishChannel {
     }
 
     /// Nothing is unconfirmed.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.tracker.is_empty()
     }
 
     /// It can be published on.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.closed_since.is_none() && self.channel.status().connected()
     }
 
     /// Waits until there is something to [`PublishChannel::collect`]. Safe to cancel.
-    pub(super) async fn woken(&mut self) {
+    pub(crate) async fn woken(&mut self) {
         self.confirms.woken().await;
     }
 
-    pub(super) fn publish(&mut self, message: PublishMessage) {
+    pub(crate) fn publish(&mut self, message: PublishMessage) {
         let slot = self.tracker.publish(message.number, message.id, us_since(self.epoch));
-        failpoint!("before-publish");
+        tidegate_common::failpoint!("before-publish");
         self.confirms.start(slot, Box::pin(message.publish(self.channel.clone())));
-        failpoint!("after-publish");
+        tidegate_common::failpoint!("after-publish");
     }
 
     /// Takes every answer there is and judges them (see [`super::confirm_tracker`]).
@@ -62,7 +61,7 @@ impl PublishChannel {
     /// The channel has ended: with the reason if one came within [`CAUSE_LIMIT`], else as
     /// [`FaultKind::AfterEnd`]. [`FaultKind::Lost`] with the channel still open: its answers cannot be
     /// trusted.
-    pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+    pub(crate) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         let PublishChannel { confirms, tracker, epoch, .. } = self;
         let mut reason = EndReason::default();
         let mut stray = false;
@@ -88,7 +87,7 @@ impl PublishChannel {
         let now = us_since(*epoch);
         let TurnOutput { settled, confirm_us, .. } = output;
         tracker.judge(settled, |at| confirm_us.push(now.saturating_sub(at)));
-        failpoint!("after-confirm", if output.has_confirms());
+        tidegate_common::failpoint!("after-confirm", if output.has_confirms());
         match reason.result() {
             Err(fault) if fault.kind != FaultKind::AfterEnd => Err(fault),
             Err(_) => self.check_closed(true),
@@ -112,17 +111,17 @@ impl PublishChannel {
     }
 
     /// Ids of what is unconfirmed, in no order.
-    pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
+    pub(crate) fn unconfirmed(&self) -> Vec<BatchId> {
         self.tracker.ids().collect()
     }
 
     /// The moment of the oldest unconfirmed publish.
-    pub(super) fn oldest(&mut self) -> Option<Instant> {
+    pub(crate) fn oldest(&mut self) -> Option<Instant> {
         self.tracker.oldest().map(|at| self.epoch + Duration::from_micros(at))
     }
 
     /// Settles everything unconfirmed with `outcome`, and returns the channel.
-    pub(super) fn end(mut self, outcome: &Outcome, output: &mut TurnOutput) -> Arc<Channel> {
+    pub(crate) fn end(mut self, outcome: &Outcome, output: &mut TurnOutput) -> Arc<Channel> {
         output.settled.extend(self.tracker.fail(outcome));
         self.channel
     }
@@ -130,7 +129,7 @@ impl PublishChannel {
 
 fn returned(back: &BasicReturnMessage) -> Returned {
     Returned {
-        id: wire::batch_id_of(&back.properties),
+        id: tidegate_wire::batch_id_of(&back.properties),
         text: format!("{} {}", back.reply_code, back.reply_text),
     }
 }

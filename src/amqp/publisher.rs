@@ -15,15 +15,15 @@ use super::supervise::{
     frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
 };
 use super::topology::prepare_egress;
-use super::wire::Exchanges;
-use super::{Event, Handover, LinkStatus, Options, ShutdownSignal, Side};
-use crate::clock;
-use crate::engine::types::{Outcome, Settled};
-use crate::progress::PublishTurn;
+use super::{BrokerEvent, Event, Handover, LinkStatus, Options, ShutdownSignal, Side};
 use futures_util::StreamExt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::clock;
+use tidegate_common::progress::PublishTurn;
+use tidegate_types::{Outcome, Settled};
+use tidegate_wire::Exchanges;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -31,7 +31,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 const CHECK: Duration = Duration::from_millis(250);
 
 /// The egress end, across connections.
-pub(super) struct EgressPublisher {
+pub(crate) struct EgressPublisher {
     shared: Arc<Shared>,
     options: Arc<Options>,
     jobs: UnboundedReceiver<Handover>,
@@ -65,7 +65,7 @@ impl UpLink {
 }
 
 impl EgressPublisher {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
         jobs: UnboundedReceiver<Handover>,
@@ -90,7 +90,7 @@ impl EgressPublisher {
     }
 
     /// Ends with the shutdown only.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let (shared, shutdown) = (Arc::clone(&self.shared), self.shutdown.clone());
         let Options { amqp, egress, timeouts, .. } = &*self.options;
         let dialer = Dialer::new("tidegate egress", &egress.endpoints, amqp, timeouts.connect);
@@ -188,7 +188,7 @@ impl EgressPublisher {
         if !channels.set_blocked(now) {
             return;
         }
-        self.shared.post(Event::EgressBlocked(now));
+        self.shared.post(BrokerEvent::EgressBlocked(now));
         if now {
             tracing::warn!(address = up.address, reason, "the broker takes no messages at present");
             let reason = if reason.is_empty() { "a memory or disk alarm of the broker" } else { reason };
@@ -221,9 +221,9 @@ impl EgressPublisher {
         channels.fail(&outcome, &mut output);
         self.deliver(output);
         self.settle_unsent();
-        self.shared.post(Event::EgressLost);
+        self.shared.post(BrokerEvent::EgressLost);
         if was_blocked {
-            self.shared.post(Event::EgressBlocked(false));
+            self.shared.post(BrokerEvent::EgressBlocked(false));
         }
     }
 
@@ -275,7 +275,7 @@ impl ConnectionUser for EgressPublisher {
         let mut channels = EgressChannels::new(Arc::clone(session), channel, encoder, options, carried);
         // A batch that arrived before this was handed over for the previous connection.
         self.settle_unsent();
-        self.shared.post(Event::EgressReady);
+        self.shared.post(BrokerEvent::EgressReady);
         self.shared.link(Side::Egress, up.link());
         tracing::info!(address = up.address, "publishing");
         let mut seen = None;

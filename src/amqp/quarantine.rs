@@ -15,13 +15,13 @@ const NARROWER: u16 = 8;
 
 /// Most deliveries at a time for a process that follows quick deaths. `width`: how many the process before it
 /// took when it died, if that one was in quarantine too.
-pub(crate) fn most_after(width: Option<u16>) -> u16 {
+pub fn most_after(width: Option<u16>) -> u16 {
     width.map_or(u16::MAX, |width| (width / NARROWER).max(1))
 }
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Quarantine {
+pub struct Quarantine {
     on: bool,
     /// Most deliveries at a time after deaths of the process. `None`: parse errors are the cause.
     most: Option<u16>,
@@ -48,38 +48,39 @@ pub(super) struct Quarantine {
 impl Quarantine {
     /// On from the start if the process has died quickly several times; `most`: most deliveries at a time
     /// (`None`: no such deaths). `depth`: most deliveries that an earlier process may have had.
-    pub(super) fn started(most: Option<u16>, depth: u16) -> Self {
+    pub fn started(most: Option<u16>, depth: u16) -> Self {
         Quarantine { on: most.is_some(), most, depth: u32::from(depth), ..Quarantine::default() }
     }
 
-    pub(super) fn is_on(&self) -> bool {
+    /// Whether it limits the deliveries at present.
+    pub fn is_on(&self) -> bool {
         self.on
     }
 
     /// The cause is deaths of the process, and not parse errors.
-    pub(super) fn follows_deaths(&self) -> bool {
+    pub fn follows_deaths(&self) -> bool {
         self.on && self.most.is_some()
     }
 
     /// Deliveries at a time, at present.
-    pub(super) fn width(&self) -> u16 {
+    pub fn width(&self) -> u16 {
         self.width.max(1)
     }
 
     /// Parse errors in a row.
-    pub(super) fn errors(&self) -> u32 {
+    pub fn errors(&self) -> u32 {
         self.errors
     }
 
     /// A new channel: the broker redelivers what it delivered on the previous one.
-    pub(super) fn restart(&mut self) -> u16 {
+    pub fn restart(&mut self) -> u16 {
         (self.width, self.passed) = (1, 0);
         (self.handed, self.answered, self.fresh) = (0, 0, None);
         self.width()
     }
 
     /// A larger width, once as many have passed as the present one allows; `allowed`: most by memory.
-    pub(super) fn widen(&mut self, allowed: u16) -> Option<u16> {
+    pub fn widen(&mut self, allowed: u16) -> Option<u16> {
         let wider = self.width().saturating_mul(2);
         let passed = self.passed >= u32::from(self.width());
         let most = self.most.unwrap_or(1).min(allowed);
@@ -90,7 +91,7 @@ impl Quarantine {
     }
 
     /// A connection ended by a parse error, at this prefetch.
-    pub(super) fn parse_error(&mut self, prefetch: u16) {
+    pub fn parse_error(&mut self, prefetch: u16) {
         self.errors = self.errors.saturating_add(1);
         if self.on {
             self.met = self.met.saturating_add(1);
@@ -107,7 +108,7 @@ impl Quarantine {
     }
 
     /// A delivery has arrived; `redelivered`: it was delivered before.
-    pub(super) fn delivered(&mut self, redelivered: bool) {
+    pub fn delivered(&mut self, redelivered: bool) {
         self.handed = self.handed.saturating_add(1);
         if !redelivered && self.fresh.is_none() {
             self.fresh = Some(self.handed);
@@ -116,7 +117,7 @@ impl Quarantine {
 
     /// Deliveries were acked. True: the quarantine ends, because the culprit was at the head and is gone,
     /// because a delivery behind it has passed, or because as many passed as could precede it.
-    pub(super) fn acked(&mut self, count: u32) -> bool {
+    pub fn acked(&mut self, count: u32) -> bool {
         self.errors = 0;
         self.acked = self.acked.saturating_add(count);
         self.passed = self.passed.saturating_add(count);

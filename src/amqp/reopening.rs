@@ -4,15 +4,15 @@ use super::fault::Fault;
 use super::message::TurnOutput;
 use super::publish_channel::PublishChannel;
 use super::topology::Note;
-use crate::engine::types::{Batch, BatchId, Outcome};
 use futures_util::future::BoxFuture;
 use lapin::Channel;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tidegate_types::{Batch, BatchId, Outcome};
 use tokio::time::Instant;
 
 /// A channel, and notes on the exchange that it publishes to.
-pub(super) type Opening = BoxFuture<'static, Result<(Channel, Vec<Note>), Fault>>;
+pub(crate) type Opening = BoxFuture<'static, Result<(Channel, Vec<Note>), Fault>>;
 
 enum ReopeningState {
     Closed,
@@ -20,32 +20,32 @@ enum ReopeningState {
     Open(Box<PublishChannel>),
 }
 
-pub(super) struct ReopeningChannel {
+pub(crate) struct ReopeningChannel {
     state: ReopeningState,
     /// Result of [`ReopeningState::Opening`].
     opened: Option<Result<(Channel, Vec<Note>), Fault>>,
     /// Not published so far.
-    pub(super) waiting: VecDeque<Batch>,
+    pub(crate) waiting: VecDeque<Batch>,
 }
 
 impl ReopeningChannel {
-    pub(super) fn closed() -> Self {
+    pub(crate) fn closed() -> Self {
         ReopeningChannel { state: ReopeningState::Closed, opened: None, waiting: VecDeque::new() }
     }
 
-    pub(super) fn of(channel: Channel) -> Self {
+    pub(crate) fn of(channel: Channel) -> Self {
         ReopeningChannel {
             state: ReopeningState::Open(Box::new(PublishChannel::new(channel))),
             ..ReopeningChannel::closed()
         }
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, ReopeningState::Closed)
     }
 
     /// Nothing is unconfirmed.
-    pub(super) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_quiet(&self) -> bool {
         match &self.state {
             ReopeningState::Open(channel) => channel.is_idle(),
             ReopeningState::Closed | ReopeningState::Opening(_) => true,
@@ -53,20 +53,20 @@ impl ReopeningChannel {
     }
 
     /// The channel, if it can be published on.
-    pub(super) fn channel(&mut self) -> Option<&mut PublishChannel> {
+    pub(crate) fn channel(&mut self) -> Option<&mut PublishChannel> {
         match &mut self.state {
             ReopeningState::Open(channel) if channel.is_open() => Some(channel),
             ReopeningState::Open(_) | ReopeningState::Closed | ReopeningState::Opening(_) => None,
         }
     }
 
-    pub(super) fn open(&mut self, opening: Opening) {
+    pub(crate) fn open(&mut self, opening: Opening) {
         self.state = ReopeningState::Opening(opening);
     }
 
     /// Waits until there is something to [`ReopeningChannel::collect`] or [`ReopeningChannel::take_opened`].
     /// Safe to cancel.
-    pub(super) async fn woken(&mut self) {
+    pub(crate) async fn woken(&mut self) {
         match &mut self.state {
             ReopeningState::Closed => std::future::pending().await,
             ReopeningState::Opening(opening) => {
@@ -82,7 +82,7 @@ impl ReopeningChannel {
     ///
     /// # Errors
     /// Why there is no channel.
-    pub(super) fn take_opened(&mut self) -> Result<Option<Vec<Note>>, Fault> {
+    pub(crate) fn take_opened(&mut self) -> Result<Option<Vec<Note>>, Fault> {
         let Some(opened) = self.opened.take() else { return Ok(None) };
         let (channel, notes) = opened?;
         self.state = ReopeningState::Open(Box::new(PublishChannel::new(channel)));
@@ -90,7 +90,7 @@ impl ReopeningChannel {
     }
 
     /// Same as [`PublishChannel::collect`].
-    pub(super) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+    pub(crate) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match &mut self.state {
             ReopeningState::Open(channel) => channel.collect(output),
             ReopeningState::Closed | ReopeningState::Opening(_) => Ok(()),
@@ -98,7 +98,7 @@ impl ReopeningChannel {
     }
 
     /// Ids of what is unconfirmed, in no order.
-    pub(super) fn unconfirmed(&self) -> Vec<BatchId> {
+    pub(crate) fn unconfirmed(&self) -> Vec<BatchId> {
         match &self.state {
             ReopeningState::Open(channel) => channel.unconfirmed(),
             ReopeningState::Closed | ReopeningState::Opening(_) => Vec::new(),
@@ -106,7 +106,7 @@ impl ReopeningChannel {
     }
 
     /// The moment of the oldest unconfirmed publish.
-    pub(super) fn oldest(&mut self) -> Option<Instant> {
+    pub(crate) fn oldest(&mut self) -> Option<Instant> {
         match &mut self.state {
             ReopeningState::Open(channel) => channel.oldest(),
             ReopeningState::Closed | ReopeningState::Opening(_) => None,
@@ -115,7 +115,7 @@ impl ReopeningChannel {
 
     /// Abandons the channel, if there is one, and settles everything unconfirmed on it with `outcome`.
     /// Waiting batches stay.
-    pub(super) fn leave(&mut self, outcome: &Outcome, output: &mut TurnOutput) -> Option<Arc<Channel>> {
+    pub(crate) fn leave(&mut self, outcome: &Outcome, output: &mut TurnOutput) -> Option<Arc<Channel>> {
         match std::mem::replace(&mut self.state, ReopeningState::Closed) {
             ReopeningState::Open(channel) => Some(channel.end(outcome, output)),
             ReopeningState::Closed | ReopeningState::Opening(_) => None,

@@ -10,8 +10,8 @@
 //! command is acked either way. The cost is bounded: few unconfirmed answers at a time, a bounded queue, and
 //! no body in memory once it is written.
 //!
-//! Every answer handed over is reported exactly once as [`Event::Answered`]. One that is returned, because
-//! its reply queue is gone or on another broker, is counted and logged.
+//! Every answer handed over is reported exactly once as [`BrokerEvent::Answered`]. One that is returned,
+//! because its reply queue is gone or on another broker, is counted and logged.
 
 use super::confirms::Confirms;
 use super::connection::Session;
@@ -19,9 +19,7 @@ use super::fault::{EndReason, Fault, FaultKind};
 use super::message::confirm_channel;
 use super::shared::Shared;
 use super::supervise::{requested, time_left, Dialer};
-use super::{wire, Event, Options, ShutdownSignal};
-use crate::clock;
-use crate::engine::types::{Delivery, ReplyTo};
+use super::{BrokerEvent, Options, ShutdownSignal};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::options::BasicPublishOptions;
@@ -29,6 +27,8 @@ use lapin::{Channel, Confirmation};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::clock;
+use tidegate_types::{Delivery, ReplyTo};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
@@ -50,7 +50,7 @@ const REPEAT: Duration = Duration::from_secs(60);
 /// The answer to one command, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutgoingReply {
-    /// The command's message; comes back in [`Event::Answered`].
+    /// The command's message; comes back in [`BrokerEvent::Answered`].
     pub delivery: Delivery,
     /// Reply queue and correlation id.
     pub reply_to: ReplyTo,
@@ -59,10 +59,10 @@ pub struct OutgoingReply {
 }
 
 /// Answers, and when they were handed over.
-pub(super) type Handed = (Instant, Vec<OutgoingReply>);
+pub(crate) type Handed = (Instant, Vec<OutgoingReply>);
 
 /// All unfinished answers of this process, across connections.
-pub(super) struct Replies {
+pub(crate) struct Replies {
     shared: Arc<Shared>,
     options: Arc<Options>,
     orders: UnboundedReceiver<Handed>,
@@ -104,7 +104,7 @@ struct OpenReply {
 }
 
 impl Replies {
-    pub(super) fn new(
+    pub(crate) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
         orders: UnboundedReceiver<Handed>,
@@ -132,7 +132,7 @@ impl Replies {
 
     /// Ends with the shutdown only. Answers handed over before still go out during the first half of its
     /// time.
-    pub(super) async fn run(mut self) {
+    pub(crate) async fn run(mut self) {
         let mut shutdown = self.shutdown.clone();
         let mut closing: Option<Instant> = None;
         while closing.is_none_or(|end| !self.is_idle() && end > Instant::now()) {
@@ -373,7 +373,7 @@ impl Replies {
 
     fn report_answered(&mut self) {
         if !self.answered.is_empty() {
-            self.shared.post(Event::Answered(std::mem::take(&mut self.answered)));
+            self.shared.post(BrokerEvent::Answered(std::mem::take(&mut self.answered)));
         }
     }
 }
@@ -381,7 +381,7 @@ impl Replies {
 /// Publishes and waits for the confirm; body and channel are dropped once the message is written.
 async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<Confirmation> {
     let confirm = {
-        let (key, properties) = wire::answer(&reply.reply_to, clock::wall_ms());
+        let (key, properties) = tidegate_wire::answer(&reply.reply_to, clock::wall_ms());
         let (channel, body) = (channel, reply.body);
         // RabbitMQ 3.x returns a mandatory message to a direct reply-to even though it has been delivered.
         let mandatory = !reply.reply_to.queue.starts_with(DIRECT_REPLY_TO);

@@ -4,11 +4,10 @@
 //! declaration and a consumer carry an argument that no broker accepts, and a message is published in a
 //! transaction that is rolled back. So nothing is created, consumed or sent, whatever the answer.
 
-use super::blueprint::Names;
+use super::blueprint::{lock_name, Names};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use super::ingest_lock::lock_name;
-use super::inspect::{Inspected, Severity};
+use super::inspected::{Inspected, Severity};
 use super::Side;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
@@ -55,7 +54,7 @@ struct Needed<'n> {
 }
 
 /// Checks each permission that one side needs, whatever the mode of the topology.
-pub(super) async fn inspect_rights(
+pub(crate) async fn inspect_rights(
     session: &Session,
     side: Side,
     names: &Names,
@@ -217,12 +216,12 @@ fn unacceptable(argument: &'static str) -> FieldTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use tidegate_config::Config;
 
     #[test]
     fn what_is_needed_is_what_the_least_rights_grant() {
         let mut config = Config::default();
-        config.amqp.topology = crate::config::Topology::Passive;
+        config.amqp.topology = tidegate_config::Topology::Passive;
         let names = Names::of(&config.ingest, &config.egress, &config.dead);
         let lock = lock_name(&names.queue);
         for (needs, rights) in [

@@ -1,17 +1,17 @@
 //! State that both ends share: the way to the daemon's loop, and the marks of their progress.
 
-use super::figures::Figures;
-use super::{Event, LinkStatus, Side};
-use crate::progress::{DaemonPart, ProgressMarks, PublishTurn};
+use super::figures::{index, Figures};
+use super::{BrokerEvent, Event, LinkStatus, Side};
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidegate_common::progress::{DaemonPart, ProgressMarks, PublishTurn};
 
 /// Interval of the progress marks of an end that waits for the broker.
 const WAITING_MARK: Duration = Duration::from_millis(500);
 
-pub(super) struct Shared {
+pub(crate) struct Shared {
     on_event: Arc<dyn Fn(Event) + Send + Sync>,
     figures: Arc<Figures>,
     links: Mutex<[Option<LinkStatus>; 2]>,
@@ -25,7 +25,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(
+    pub(crate) fn new(
         on_event: Arc<dyn Fn(Event) + Send + Sync>,
         progress: Arc<ProgressMarks>,
         figures: Arc<Figures>,
@@ -42,7 +42,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn post(&self, event: Event) {
+    pub(crate) fn post(&self, event: impl Into<Event>) {
+        let event = event.into();
         if let Event::Settled(settled) = &event {
             self.settled.fetch_add(settled.len() as u64, Relaxed);
         }
@@ -50,7 +51,7 @@ impl Shared {
     }
 
     /// Posts a state if it differs from the last one.
-    pub(super) fn link(&self, side: Side, link: LinkStatus) {
+    pub(crate) fn link(&self, side: Side, link: LinkStatus) {
         {
             let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
             let last = &mut links[index(side)];
@@ -59,22 +60,22 @@ impl Shared {
             }
             *last = Some(link.clone());
         }
-        self.post(Event::Link { side, link });
+        self.post(BrokerEvent::Link { side, link });
     }
 
     /// Counts batches for the publisher. Called before they are handed over.
-    pub(super) fn handed(&self, batches: usize) {
+    pub(crate) fn handed(&self, batches: usize) {
         self.handed.fetch_add(batches as u64, Relaxed);
     }
 
     /// The side has completed a turn: it took what there was, or there was nothing.
-    pub(super) fn moved(&self, side: Side) {
+    pub(crate) fn moved(&self, side: Side) {
         self.progress.moved(part(side));
     }
 
     /// The publisher has ended a turn, which may count as progress; `turn` does not know whether batches are
     /// unsettled.
-    pub(super) fn publisher_turned(&self, turn: PublishTurn) {
+    pub(crate) fn publisher_turned(&self, turn: PublishTurn) {
         let unsettled = self.settled.load(Relaxed) < self.handed.load(Relaxed);
         if (PublishTurn { unsettled, ..turn }).is_complete() {
             self.moved(Side::Egress);
@@ -82,13 +83,13 @@ impl Shared {
     }
 
     /// The side has ended.
-    pub(super) fn rests(&self, side: Side) {
+    pub(crate) fn rests(&self, side: Side) {
         self.progress.rests(part(side));
     }
 
     /// Waits for the broker, or until a pause is over, and marks progress all the time. `wait` must have its
     /// own time limit, and be no loop.
-    pub(super) async fn while_waiting<T>(&self, side: Side, wait: impl Future<Output = T>) -> T {
+    pub(crate) async fn while_waiting<T>(&self, side: Side, wait: impl Future<Output = T>) -> T {
         let mut wait = std::pin::pin!(wait);
         loop {
             tokio::select! {
@@ -100,35 +101,28 @@ impl Shared {
     }
 
     /// Counters of both ends.
-    pub(super) fn figures(&self) -> &Figures {
+    pub(crate) fn figures(&self) -> &Figures {
         &self.figures
     }
 
-    pub(super) fn set_frame_max(&self, side: Side, bytes: u32) {
+    pub(crate) fn set_frame_max(&self, side: Side, bytes: u32) {
         self.frame_max[index(side)].store(bytes, Relaxed);
     }
 
     /// Bytes of the largest frame that both sides' connections can carry: what comes in by one goes out by
     /// the other.
-    pub(super) fn frame_max(&self) -> u32 {
+    pub(crate) fn frame_max(&self) -> u32 {
         let [ingest, egress] = &self.frame_max;
         ingest.load(Relaxed).min(egress.load(Relaxed))
     }
 
-    pub(super) fn set_prefetch(&self, prefetch: u16) {
+    pub(crate) fn set_prefetch(&self, prefetch: u16) {
         self.prefetch.store(prefetch.into(), Relaxed);
-        self.post(Event::Prefetch(prefetch));
+        self.post(BrokerEvent::Prefetch(prefetch));
     }
 
-    pub(super) fn prefetch(&self) -> u32 {
+    pub(crate) fn prefetch(&self) -> u32 {
         self.prefetch.load(Relaxed)
-    }
-}
-
-pub(super) fn index(side: Side) -> usize {
-    match side {
-        Side::Ingest => 0,
-        Side::Egress => 1,
     }
 }
 

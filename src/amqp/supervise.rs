@@ -7,11 +7,11 @@ use super::fault::Fault;
 use super::shared::Shared;
 use super::topology::Note;
 use super::{LinkStatus, ShutdownSignal, Side};
-use crate::config::{self, Endpoint};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_config::Endpoint;
 use tokio::time::Instant;
 
 /// Time limit for closing a connection or channel.
@@ -26,7 +26,7 @@ const MOST_LINES: u32 = 6;
 const MAX_NOTES: usize = 64;
 
 /// What one end does with a connection.
-pub(super) trait ConnectionUser: Send {
+pub(crate) trait ConnectionUser: Send {
     /// Which connection it uses.
     const SIDE: Side;
 
@@ -47,7 +47,7 @@ pub(super) trait ConnectionUser: Send {
 }
 
 /// Opens connections, one after the other, until the shutdown.
-pub(super) async fn supervise<U: ConnectionUser>(
+pub(crate) async fn supervise<U: ConnectionUser>(
     user: &mut U,
     mut dialer: Dialer,
     shared: &Shared,
@@ -95,34 +95,34 @@ async fn run_connection<U: ConnectionUser>(
 }
 
 /// The addresses of one end, tried in turn.
-pub(super) struct Dialer {
+pub(crate) struct Dialer {
     name: &'static str,
     endpoints: Vec<Endpoint>,
-    amqp: config::AmqpConfig,
+    amqp: tidegate_config::AmqpConfig,
     limit: Duration,
     attempts: usize,
 }
 
 impl Dialer {
     /// `name` shows in `rabbitmqctl list_connections`.
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &'static str,
         endpoints: &[Endpoint],
-        amqp: &config::AmqpConfig,
+        amqp: &tidegate_config::AmqpConfig,
         limit: Duration,
     ) -> Self {
         Dialer { name, endpoints: endpoints.to_vec(), amqp: amqp.clone(), limit, attempts: 0 }
     }
 
     /// The next address.
-    pub(super) fn next(&mut self) -> Result<Endpoint, Fault> {
+    pub(crate) fn next(&mut self) -> Result<Endpoint, Fault> {
         let place = self.attempts % self.endpoints.len().max(1);
         self.attempts += 1;
         self.endpoints.get(place).cloned().ok_or_else(|| Fault::setup("no address is configured"))
     }
 
     /// Opens a connection to it.
-    pub(super) fn open(
+    pub(crate) fn open(
         &self,
         endpoint: &Endpoint,
     ) -> impl Future<Output = Result<Session, Fault>> + Send + use<> {
@@ -136,12 +136,12 @@ impl Dialer {
 }
 
 /// Waits for the shutdown to begin; also ends when its sender is gone.
-pub(super) async fn requested(shutdown: &mut ShutdownSignal) {
+pub(crate) async fn requested(shutdown: &mut ShutdownSignal) {
     let _ = shutdown.wait_for(Option::is_some).await;
 }
 
 /// The work's result, or `None` if the shutdown begins before its end. The work is then dropped.
-pub(super) async fn unless_shutdown<T>(
+pub(crate) async fn unless_shutdown<T>(
     shutdown: &mut ShutdownSignal,
     work: impl Future<Output = T>,
 ) -> Option<T> {
@@ -153,7 +153,7 @@ pub(super) async fn unless_shutdown<T>(
 }
 
 /// Time limit for closing: [`CLOSE_TIMEOUT`], or what the shutdown leaves.
-pub(super) fn time_left(shutdown: &ShutdownSignal) -> Duration {
+pub(crate) fn time_left(shutdown: &ShutdownSignal) -> Duration {
     match *shutdown.borrow() {
         Some(end) => end.saturating_duration_since(Instant::now()).min(CLOSE_TIMEOUT),
         None => CLOSE_TIMEOUT,
@@ -163,7 +163,7 @@ pub(super) fn time_left(shutdown: &ShutdownSignal) -> Duration {
 /// Logs repeated events: the same text at most once a minute for each subject, and at most [`MOST_LINES`]
 /// lines a minute if the text changes.
 #[derive(Debug, Default)]
-pub(super) struct RateLimitedLog(BTreeMap<&'static str, LastLine>);
+pub(crate) struct RateLimitedLog(BTreeMap<&'static str, LastLine>);
 
 #[derive(Debug)]
 struct LastLine {
@@ -200,7 +200,7 @@ fn is_same(a: &str, b: &str) -> bool {
 
 impl RateLimitedLog {
     /// `subject` is one of a closed set.
-    pub(super) fn warn(&mut self, subject: &'static str, detail: &str, message: &str) {
+    pub(crate) fn warn(&mut self, subject: &'static str, detail: &str, message: &str) {
         let now = Instant::now();
         let last = self.0.entry(subject).or_insert_with(|| LastLine {
             text: String::new(),
@@ -216,7 +216,7 @@ impl RateLimitedLog {
 }
 
 /// Note about a connection whose frames are smaller than configured.
-pub(super) fn frame_note(session: &Session, amqp: &config::AmqpConfig) -> Option<Note> {
+pub(crate) fn frame_note(session: &Session, amqp: &tidegate_config::AmqpConfig) -> Option<Note> {
     let (agreed, asked) = (session.frame_max(), amqp.frame_max);
     let text = format!(
         "{} takes frames of {agreed} bytes at most (amqp.frame_max asks for {asked}): requests with more \
@@ -229,10 +229,10 @@ pub(super) fn frame_note(session: &Session, amqp: &config::AmqpConfig) -> Option
 
 /// Logs each note about the broker once; gives the texts of all.
 #[derive(Debug, Default)]
-pub(super) struct NoteLog(BTreeSet<String>);
+pub(crate) struct NoteLog(BTreeSet<String>);
 
 impl NoteLog {
-    pub(super) fn take(&mut self, side: Side, notes: Vec<Note>) -> Vec<String> {
+    pub(crate) fn take(&mut self, side: Side, notes: Vec<Note>) -> Vec<String> {
         for note in &notes {
             if self.0.len() < MAX_NOTES && self.0.insert(note.text.clone()) {
                 if note.risky {

@@ -4,9 +4,9 @@
 //! A suspect that goes alone is published on a separate connection. A batch keeps its id over its attempts,
 //! unless it is split: so what a culprit's application sends alone is suspected too, for a while.
 
-use crate::engine::types::BatchId;
 use std::collections::HashMap;
 use std::time::Duration;
+use tidegate_types::BatchId;
 use tokio::time::Instant;
 
 /// How long a batch without an answer is suspected.
@@ -15,14 +15,14 @@ const SUSPECTED: Duration = Duration::from_secs(600);
 const MAX_SUSPECTS: usize = 8_192;
 
 #[derive(Debug, Default)]
-pub(super) struct Suspects {
+pub(crate) struct Suspects {
     batches: HashMap<[u8; 16], Instant>,
     applications: HashMap<Box<str>, Instant>,
 }
 
 impl Suspects {
     /// These were unconfirmed when the broker ended their connection over one of them.
-    pub(super) fn add(&mut self, ids: impl IntoIterator<Item = BatchId>, now: Instant) {
+    pub(crate) fn add(&mut self, ids: impl IntoIterator<Item = BatchId>, now: Instant) {
         self.forget(now);
         for id in ids {
             if self.batches.len() < MAX_SUSPECTS {
@@ -32,7 +32,7 @@ impl Suspects {
     }
 
     /// The broker has ended the separate connection of this batch.
-    pub(super) fn convict(&mut self, id: BatchId, application: &str, now: Instant) {
+    pub(crate) fn convict(&mut self, id: BatchId, application: &str, now: Instant) {
         self.forget(now);
         self.batches.remove(&id.0);
         if self.applications.len() < MAX_SUSPECTS {
@@ -41,12 +41,12 @@ impl Suspects {
     }
 
     /// The broker has answered this batch.
-    pub(super) fn clear(&mut self, id: BatchId) {
+    pub(crate) fn clear(&mut self, id: BatchId) {
         self.batches.remove(&id.0);
     }
 
     /// Whether the batch should be published on a separate connection.
-    pub(super) fn has(&self, id: BatchId, application: &str, now: Instant) -> bool {
+    pub(crate) fn has(&self, id: BatchId, application: &str, now: Instant) -> bool {
         let holds = |until: Option<&Instant>| until.is_some_and(|until| *until > now);
         // Usually there are no suspects.
         !(self.batches.is_empty() && self.applications.is_empty())

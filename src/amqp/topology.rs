@@ -7,24 +7,24 @@
 use super::blueprint::{self, Argument, Declared, Names, Routing};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use crate::config::{DeadLetters, Topology};
 use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 use std::time::Duration;
+use tidegate_config::{DeadLetters, Topology};
 use tokio::time::timeout;
 
 /// Something an operator should know, though it does not stop the work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
+pub(crate) struct Note {
     /// Requests can be lost because of it.
-    pub(super) risky: bool,
-    pub(super) text: String,
+    pub(crate) risky: bool,
+    pub(crate) text: String,
 }
 
 /// Prepares what the consumer needs: ingest queue, exchange and binding, and the dead exchange that the queue
 /// names.
-pub(super) async fn prepare_ingest(
+pub(crate) async fn prepare_ingest(
     session: &Session,
     mode: Topology,
     names: &Names,
@@ -49,7 +49,7 @@ pub(super) async fn prepare_ingest(
 }
 
 /// Prepares what batches need: the output exchange.
-pub(super) async fn prepare_egress(
+pub(crate) async fn prepare_egress(
     session: &Session,
     mode: Topology,
     exchange: &str,
@@ -81,7 +81,7 @@ pub(super) async fn prepare_egress(
 /// # Errors
 /// The exchange is missing and cannot be created ([`FaultKind::Setup`]), or the connection fails. A queue or
 /// binding that cannot be created is a note: only a returned dead letter proves that it is missing.
-pub(super) async fn prepare_dead(
+pub(crate) async fn prepare_dead(
     session: &Session,
     mode: Topology,
     dead: &DeadLetters,
@@ -106,7 +106,7 @@ pub(super) async fn prepare_dead(
 
 /// Whether the dead-letter queue is known to be exactly as it would be declared. The limits of a queue that
 /// others have made are unknown.
-pub(super) async fn is_own_dead_queue(
+pub(crate) async fn is_own_dead_queue(
     session: &Session,
     mode: Topology,
     dead: &DeadLetters,
@@ -129,7 +129,7 @@ pub(super) async fn is_own_dead_queue(
 }
 
 /// Consumers and ready messages of a queue at present.
-pub(super) async fn count_queue(
+pub(crate) async fn count_queue(
     session: &Session,
     queue: &str,
     limit: Duration,
@@ -141,31 +141,31 @@ pub(super) async fn count_queue(
 }
 
 /// Counts a queue repeatedly on one channel, since lapin's channel numbers are limited (see `connection`).
-pub(super) struct QueueWatch<'a>(Setup<'a>);
+pub(crate) struct QueueWatch<'a>(Setup<'a>);
 
 impl<'a> QueueWatch<'a> {
-    pub(super) fn new(session: &'a Session, limit: Duration) -> Self {
+    pub(crate) fn new(session: &'a Session, limit: Duration) -> Self {
         QueueWatch(Setup::new(session, limit))
     }
 
-    pub(super) async fn count(&mut self, queue: &str) -> Result<QueueCounts, Fault> {
+    pub(crate) async fn count(&mut self, queue: &str) -> Result<QueueCounts, Fault> {
         self.0.check_queue(queue).await
     }
 
-    pub(super) async fn end(self) {
+    pub(crate) async fn end(self) {
         self.0.finish().await;
     }
 }
 
 /// Counts of a queue, as the broker answers a passive declaration.
-pub(super) struct QueueCounts {
-    pub(super) consumers: u32,
-    pub(super) ready: u32,
+pub(crate) struct QueueCounts {
+    pub(crate) consumers: u32,
+    pub(crate) ready: u32,
 }
 
 /// Declares a queue that only this connection may use, and that is deleted with it. A queue of this name that
 /// belongs to another connection is a fault with code 405.
-pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Duration) -> Result<(), Fault> {
+pub(crate) async fn declare_exclusive(session: &Session, name: &str, limit: Duration) -> Result<(), Fault> {
     let mut setup = Setup::new(session, limit);
     setup.declare_exclusive(name).await?;
     setup.finish().await;
@@ -174,7 +174,7 @@ pub(super) async fn declare_exclusive(session: &Session, name: &str, limit: Dura
 
 /// Inspects everything that the ingest side uses without creating anything: a declaration is tried only where
 /// the object exists, so that the broker reports how it differs.
-pub(super) async fn inspect_ingest(
+pub(crate) async fn inspect_ingest(
     session: &Session,
     names: &Names,
     limit: Duration,
@@ -190,7 +190,7 @@ pub(super) async fn inspect_ingest(
 }
 
 /// As [`inspect_ingest`], for the publishing side.
-pub(super) async fn inspect_egress(
+pub(crate) async fn inspect_egress(
     session: &Session,
     names: &Names,
     limit: Duration,

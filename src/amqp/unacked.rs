@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// Delivery tags count from 1 without gaps within a channel; acked ones are forgotten from the front.
 #[derive(Debug, Default)]
-pub(super) struct Unacked {
+pub(crate) struct Unacked {
     /// Tags up to this one are acked.
     base: u64,
     /// Whether the tags after it are.
@@ -17,7 +17,7 @@ pub(super) struct Unacked {
 }
 
 impl Unacked {
-    pub(super) fn delivered(&mut self, tag: u64) {
+    pub(crate) fn delivered(&mut self, tag: u64) {
         while self.base + (self.acked.len() as u64) < tag {
             self.acked.push_back(false);
             self.open += 1;
@@ -30,7 +30,7 @@ impl Unacked {
     ///
     /// The broker closes the channel over a tag that is not unacked, even on a `multiple` ack. So an ack
     /// whose own tag was acked before is sent with the highest unacked tag below it.
-    pub(super) fn ack(&mut self, tag: u64, multiple: bool) -> Option<(u64, u32)> {
+    pub(crate) fn ack(&mut self, tag: u64, multiple: bool) -> Option<(u64, u32)> {
         let index = usize::try_from(tag.checked_sub(self.base + 1)?).ok()?;
         if index >= self.acked.len() {
             return None;
@@ -55,18 +55,18 @@ impl Unacked {
         Some((sent, u32::try_from(count).unwrap_or(u32::MAX)))
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.open
     }
 
     /// Deliveries from now on belong to another consumer.
-    pub(super) fn begin_consumer(&mut self) {
+    pub(crate) fn begin_consumer(&mut self) {
         self.boundary = self.base + self.acked.len() as u64;
         self.of_consumer = 0;
     }
 
     /// Unacked deliveries of the present consumer.
-    pub(super) fn of_consumer(&self) -> usize {
+    pub(crate) fn of_consumer(&self) -> usize {
         self.of_consumer
     }
 }

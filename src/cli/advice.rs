@@ -4,7 +4,7 @@
 //! If an argument and a policy set the same number, the broker applies the lower one; of words it applies the
 //! argument's.
 
-use super::check::{finding, CheckLine, Level};
+use super::findings::{finding, CheckLine, Level};
 use super::output::plain;
 use serde_json::Value;
 use std::fmt::Display;

@@ -1,24 +1,24 @@
 //! The command line, checked as far as text alone allows.
 
 mod commands;
-mod letters;
+mod dead;
 mod store;
 
 pub(super) use commands::{
     ApplicationArgs, CancelArgs, DropArgs, EndArgs, FlushArgs, ListArgs, LookupArgs, ParkedCommand,
     ParkedListArgs, PauseArgs, RateArgs, RescheduleArgs, ResumeArgs,
 };
-pub(super) use letters::{
+pub(super) use dead::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
     LetterRetryArgs, MeantArgs,
 };
 pub(super) use store::{StoreCommand, StoreDirArgs, StoreExportArgs};
 
-use crate::config::rfc3339::{rfc3339_ms, Rounding};
-use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
+use tidegate_config::rfc3339::{rfc3339_ms, Rounding};
+use tidegate_config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 
 const EXIT_CODES: &str = "\
 Exit codes:

@@ -1,12 +1,12 @@
 //! A short-lived connection to the broker, for commands.
 
 use super::output::Failure;
-use crate::amqp::connect;
-use crate::config::{Config, Endpoint};
 use lapin::{Channel, Connection};
 use std::fmt::Display;
 use std::future::Future;
 use std::time::Duration;
+use tidegate_amqp::connect;
+use tidegate_config::{Config, Endpoint};
 
 /// Time limit for an orderly close; a blocked connection never answers one.
 const CLOSE_WITHIN: Duration = Duration::from_secs(2);

@@ -5,47 +5,14 @@
 use super::advice::{major, Managed};
 use super::args::{CheckArgs, Output};
 use super::broker::block_on;
+use super::findings::{finding, CheckLine, Level};
 use super::management::Management;
 use super::output::{plain, Failure, Out};
-use crate::amqp;
-use crate::config::{Config, Listen, LoadedConfig, StoreKind};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-
-/// The severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Level {
-    Ok,
-    /// No change is needed; the finding is information.
-    Note,
-    Warn,
-    Fail,
-}
-
-impl Level {
-    fn as_str(self) -> &'static str {
-        match self {
-            Level::Ok => "ok",
-            Level::Note => "note",
-            Level::Warn => "warn",
-            Level::Fail => "fail",
-        }
-    }
-}
-
-/// One result of the check.
-#[derive(Debug)]
-pub(super) struct CheckLine {
-    pub(super) level: Level,
-    subject: &'static str,
-    pub(super) text: String,
-}
-
-pub(super) fn finding(level: Level, subject: &'static str, text: impl Into<String>) -> CheckLine {
-    CheckLine { level, subject, text: text.into() }
-}
+use tidegate_config::{Config, Listen, LoadedConfig, StoreKind};
 
 /// Runs the command on a loaded configuration, or on the faults (one per line) that prevented loading it.
 ///
@@ -201,12 +168,12 @@ fn broker(config: &Config) -> Result<Vec<CheckLine>, Failure> {
 }
 
 async fn inspect(config: &Config) -> Result<Vec<CheckLine>, Failure> {
-    let found = amqp::inspect(&amqp::Options::new(config, 0, None)).await;
-    let one = |f: amqp::Inspected| {
+    let found = tidegate_amqp::inspect(&tidegate_amqp::Options::new(config, 0, None)).await;
+    let one = |f: tidegate_amqp::Inspected| {
         let level = match f.severity {
-            amqp::Severity::Good => Level::Ok,
-            amqp::Severity::Warning => Level::Warn,
-            amqp::Severity::Fault => Level::Fail,
+            tidegate_amqp::Severity::Good => Level::Ok,
+            tidegate_amqp::Severity::Warning => Level::Warn,
+            tidegate_amqp::Severity::Fault => Level::Fail,
         };
         finding(level, f.side.as_str(), f.text)
     };
@@ -242,7 +209,7 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
     found.extend(judged(&api, "ingest", vhost, name, |queue| {
         Managed::new("ingest", name, queue, major(version)).judge_ingest(&config.dead.exchange)
     }));
-    let lock = amqp::lock_name(name);
+    let lock = tidegate_amqp::lock_name(name);
     found.extend(judged(&api, "ingest", vhost, &lock, |queue| {
         Managed::new("ingest", &lock, queue, major(version)).judge_lock()
     }));

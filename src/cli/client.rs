@@ -2,7 +2,6 @@
 
 use super::output::{plain, Failure};
 use super::unix::SocketConnector;
-use crate::config::{Admin, Listen, UNIX_SCHEME};
 use percent_encoding::{utf8_percent_encode, AsciiSet, NON_ALPHANUMERIC};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
@@ -10,6 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
+use tidegate_config::{Admin, Listen, UNIX_SCHEME};
 use ureq::http::{Method, Request, Response, Uri};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::Body;
@@ -251,8 +251,8 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 pub(super) mod tests {
     use super::*;
     use crate::admin::{parse, serve, AdminOptions, Ask, Readiness, Server};
-    use crate::config::Config;
     use std::sync::Arc;
+    use tidegate_config::Config;
     use tokio::runtime::Runtime;
 
     /// The admin server of a daemon, until it is dropped.

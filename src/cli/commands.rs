@@ -308,9 +308,9 @@ mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::{CommandRequest, CommandResponse, ItemOf, Query, Status};
-    use crate::engine::types::{CustomerOf, Moment, Selection};
     use serde_json::json;
     use std::sync::{Arc, Mutex};
+    use tidegate_types::{CustomerOf, Moment, Selection};
 
     const AT: u64 = 1_800_000_000_000;
 

@@ -8,9 +8,9 @@ use super::status::{self, span};
 use crate::admin::applications::Applications;
 use crate::admin::parse::MAX_PAGE;
 use crate::admin::state::Application;
-use crate::engine::types::ListedStage;
 use serde::Deserialize;
 use serde_json::{json, Value};
+use tidegate_types::ListedStage;
 use ureq::http::Method;
 
 type Pairs = Vec<(&'static str, String)>;

@@ -5,8 +5,8 @@ use super::*;
 use crate::admin::state::tests::example;
 use crate::admin::state::Document;
 use crate::admin::{CommandRequest, CommandResponse, Query, Status};
-use crate::engine::types::{Filter, Key};
 use std::sync::{Arc, Mutex};
+use tidegate_types::{Filter, Key};
 
 fn page(ids: std::ops::Range<u64>, next: Option<&str>) -> Value {
     let items: Vec<_> = ids.map(|id| json!({ "id": id })).collect();

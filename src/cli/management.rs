@@ -1,12 +1,12 @@
 //! Reads from RabbitMQ's management HTTP API what AMQP does not report.
 
 use super::output::{plain, Failure};
-use crate::config::{Endpoint, Login};
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use percent_encoding::{percent_decode_str, utf8_percent_encode, NON_ALPHANUMERIC};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 use std::time::Duration;
+use tidegate_config::{Endpoint, Login};
 use ureq::http::Uri;
 
 /// Time limit for connection and answer together: the API is slow while a node of the cluster is down.
@@ -107,7 +107,7 @@ impl Management {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use tidegate_config::Config;
 
     #[test]
     fn the_login_of_the_url_goes_before_that_of_the_broker() {

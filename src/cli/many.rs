@@ -9,12 +9,6 @@ use super::broker::{block_on, CliSession};
 use super::output::{plain, Failure, Out};
 use super::progress::Progress;
 use super::push::{judge, random_id, PERSISTENT};
-use crate::amqp::wire::{self, Incoming, RequestLimits};
-use crate::amqp::Options;
-use crate::clock;
-use crate::config::terms::{MAX_ID, MAX_NAME};
-use crate::config::{Config, Readings};
-use crate::engine::types::RequestBody;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation, PublisherConfirm};
@@ -24,6 +18,12 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{BufRead, Read};
+use tidegate_amqp::Options;
+use tidegate_common::clock;
+use tidegate_config::terms::{MAX_ID, MAX_NAME};
+use tidegate_config::{Config, Readings};
+use tidegate_types::RequestBody;
+use tidegate_wire::{Incoming, RequestLimits};
 use tokio::sync::mpsc::{channel, Receiver};
 
 /// The content type of an envelope.
@@ -152,7 +152,7 @@ fn entry(
 ) -> Result<(PushLine, bool), String> {
     let known: LineKeys<'_> = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
     let text = |name, value, most| {
-        let text = wire::envelope_text(name, value, most);
+        let text = tidegate_wire::envelope_text(name, value, most);
         text.map_err(|dead| plain(&dead.error).into_owned()).map(|text| text.map(Cow::into_owned))
     };
     let own = text("application", known.application, MAX_NAME)?;
@@ -175,7 +175,7 @@ fn entry(
         body: body.clone(),
         received: clock::wall_ms_up(),
     };
-    match wire::request(incoming, limits, &Readings::default(), 0) {
+    match tidegate_wire::request(incoming, limits, &Readings::default(), 0) {
         RequestBody::Rejected(rejected) => Err(plain(&rejected.dead.error).into_owned()),
         RequestBody::Items(_) | RequestBody::Command(..) => {
             Ok((PushLine { line: 0, application, properties, body }, made_up))

@@ -8,8 +8,9 @@ mod broker;
 mod check;
 mod client;
 mod commands;
+mod dead;
+mod findings;
 mod health;
-mod letters;
 mod list;
 mod management;
 mod many;
@@ -24,7 +25,6 @@ mod top;
 mod topology;
 mod unix;
 
-use crate::config::{self, environment, Config, LoadedConfig};
 use crate::daemon;
 use args::{Cli, CliCommand, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs, TopologyCommand};
 use clap::Parser;
@@ -35,6 +35,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
+use tidegate_config::{environment, Config, LoadedConfig};
 
 /// The file read if neither argument nor environment names one and it exists.
 const DEFAULT_CONFIG: &str = "/etc/tidegate/config.toml";
@@ -85,8 +86,8 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Push(args) => push::run(&quietly(path.as_deref())?, args, output)?,
         CliCommand::Tail(args) => tail::run(&quietly(path.as_deref())?, daemon, &args, output)?,
         // These are texts of files, whatever the output format.
-        CliCommand::Config(ConfigCommand::Sample) => Out::lock().line(config::SAMPLE.trim_end())?,
-        CliCommand::Config(ConfigCommand::Schema) => Out::lock().json(&config::schema())?,
+        CliCommand::Config(ConfigCommand::Sample) => Out::lock().line(tidegate_config::SAMPLE.trim_end())?,
+        CliCommand::Config(ConfigCommand::Schema) => Out::lock().json(&tidegate_config::schema())?,
         CliCommand::Config(ConfigCommand::Show) => Out::lock().line(shown(path.as_deref())?.trim_end())?,
         CliCommand::Completions(args) => paper::completions(args)?,
         CliCommand::Man(args) => paper::man(&args)?,
@@ -109,15 +110,15 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Parked(ParkedCommand::List(args)) => list::parked(&daemon()?, &args, output)?,
         CliCommand::Parked(ParkedCommand::Retry(args)) => commands::retry(&daemon()?, &args, output)?,
         CliCommand::Parked(ParkedCommand::Drop(args)) => commands::drop_parked(&daemon()?, &args, output)?,
-        CliCommand::Dead(command) => letters::run(&daemon()?, &command, output)?,
+        CliCommand::Dead(command) => dead::run(&daemon()?, &command, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Uses the schema of the configured database, or the usual one.
 fn database_schema(config: &Config) -> String {
-    let name = config.store.database.as_ref().map_or(config::USUAL_SCHEMA, |db| &db.schema);
-    crate::store::database_schema(name)
+    let name = config.store.database.as_ref().map_or(tidegate_config::USUAL_SCHEMA, |db| &db.schema);
+    tidegate_store::database_schema(name)
 }
 
 fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure> {
@@ -166,9 +167,9 @@ fn client_of(
     config: Option<&Path>,
 ) -> Result<Client, Failure> {
     let token = match &arguments.token_file {
-        Some(path) => {
-            Some(config::read_secret(path).map_err(|e| Failure::Usage(format!("--token-file: {e}")))?)
-        }
+        Some(path) => Some(
+            tidegate_config::read_secret(path).map_err(|e| Failure::Usage(format!("--token-file: {e}")))?,
+        ),
         None => token.map(SecretString::from),
     };
     if let Some(url) = arguments.url.clone().or(url) {
@@ -176,7 +177,7 @@ fn client_of(
     }
     let admin = Config::load_admin(config, environment(), token.is_none());
     let admin = admin.map_err(|faults| Failure::Config(faults.to_string()))?;
-    Client::new(&config::Admin { token: token.or(admin.token), ..admin })
+    Client::new(&tidegate_config::Admin { token: token.or(admin.token), ..admin })
 }
 
 /// Argument, environment, the usual file, none. An empty variable counts as absent.

@@ -4,13 +4,13 @@ use super::args::{Output, PushArgs};
 use super::broker::{block_on, CliSession};
 use super::millis;
 use super::output::{note, plain, Failure, Out};
-use crate::config::terms::request_header;
-use crate::config::Config;
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Confirmation};
 use serde_json::json;
 use std::io::Read;
+use tidegate_config::terms::request_header;
+use tidegate_config::Config;
 
 /// RabbitMQ's own default limit on one message.
 const MAX_INPUT: u64 = 128 << 20;

@@ -6,10 +6,10 @@ use super::commands::cell;
 use super::health::names;
 use super::output::{plain, Failure, Out};
 use crate::admin::state::{unready, Application, Document};
-use crate::engine::types::Reason;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
+use tidegate_types::Reason;
 use ureq::http::Method;
 
 /// Runs the command.
@@ -218,8 +218,8 @@ mod tests {
     use super::*;
     use crate::admin::state::tests::example;
     use crate::admin::{Latch, Query};
-    use crate::config::Config;
     use std::sync::Arc;
+    use tidegate_config::Config;
 
     fn daemon(token: Option<&str>) -> (Daemon, Config) {
         let ask = Arc::new(|query| match query {

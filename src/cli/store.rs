@@ -5,17 +5,17 @@ use super::client::{path, Client};
 use super::moment;
 use super::output::{plain, Failure, Out};
 use super::progress::Progress;
-use crate::amqp::wire::{identity, item_id};
-use crate::clock;
-use crate::config::{Config, StoreKind};
-use crate::store::compact::{self, CompactError, Compacted};
-use crate::store::export::Exporter;
-use crate::store::import::{self, ImportError, Imported};
-use crate::store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
-use crate::store::OpenError;
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use tidegate_common::clock;
+use tidegate_config::{Config, StoreKind};
+use tidegate_store::compact::{self, CompactError, Compacted};
+use tidegate_store::export::Exporter;
+use tidegate_store::import::{self, ImportError, Imported};
+use tidegate_store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
+use tidegate_store::OpenError;
+use tidegate_wire::{identity, item_id};
 
 /// Most faults that a JSON document names; all are counted.
 const MOST_FAULTS: usize = 100_000;
@@ -205,7 +205,7 @@ const WRITE_BYTES: usize = 256 << 10;
 /// Prints lines, whatever the output format.
 fn export(meant: &Meant) -> Result<(), Failure> {
     let progress = Progress::new();
-    let damaged = |error: crate::store::ReadError| Failure::Failed(format!("store: {error}"));
+    let damaged = |error: tidegate_store::ReadError| Failure::Failed(format!("store: {error}"));
     let exporter = Exporter::open(&meant.path, meant.memory).map_err(not_opened)?;
     let mut export = exporter.begin(item_id).map_err(damaged)?;
     let mut out = BufWriter::with_capacity(WRITE_BYTES, std::io::stdout().lock());

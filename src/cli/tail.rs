@@ -6,8 +6,6 @@ use super::broker::{block_on, CliSession};
 use super::client::{is_unknown, path, Client};
 use super::output::{note, plain, Failure, Out};
 use crate::admin::state::Application;
-use crate::clock;
-use crate::config::Config;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use futures_util::StreamExt;
 use lapin::message::Delivery;
@@ -17,6 +15,8 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::Deserialize as _;
 use serde_json::{json, value::RawValue, Value};
+use tidegate_common::clock;
+use tidegate_config::Config;
 use tokio::time::Instant;
 use ureq::http::Method;
 

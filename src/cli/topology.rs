@@ -2,10 +2,10 @@
 
 use super::args::Output;
 use super::output::{Failure, Out};
-use crate::amqp::blueprint::{self, any_of, Argument, Declared, Names, Rights};
-use crate::config::{Config, Login, Topology};
 use serde_json::{json, Map, Value};
 use std::collections::BTreeSet;
+use tidegate_amqp::blueprint::{self, any_of, Argument, Declared, Names, Rights};
+use tidegate_config::{Config, Login, Topology};
 
 /// The user that RabbitMQ creates at its first start, and accepts from its own machine only.
 const GUEST: &str = "guest";

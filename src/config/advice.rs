@@ -9,7 +9,7 @@ use super::{Endpoint, Login, OwnCertificate, Tls};
 const ENDED: [&str; 4] = ["reset by peer", "onnection aborted", "roken pipe", "unexpected end of file"];
 
 /// The error's own text, followed by advice if there is any.
-pub(crate) fn explained(error: String, endpoint: &Endpoint) -> String {
+pub fn explained(error: String, endpoint: &Endpoint) -> String {
     match advice(&error, endpoint) {
         Some(advice) => format!("{error}: {advice}"),
         None => error,

@@ -5,20 +5,20 @@ use super::reading::{DelayFrom, Reading, Redeliver};
 use super::section::Section;
 use super::terms::BROKER_MAX;
 use super::units::{Flag, RateText, Size, Span, Text, Whole, Words};
-use crate::engine::pace::MAX_RATE;
-use crate::engine::types::{AppSettings, Format, OnFull, Rate, Retry};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_types::rate::MAX_RATE;
+use tidegate_types::{AppSettings, Format, OnFull, Rate, Retry};
 
 /// RabbitMQ 4 refuses larger messages unless configured otherwise (`max_message_size`).
-pub(super) const BROKER_USUAL: u64 = 16 << 20;
+pub(crate) const BROKER_USUAL: u64 = 16 << 20;
 
 /// The settings of one application's table: how the engine treats its items, and how its requests are read.
-pub(super) type ReadSettings = (AppSettings, Reading);
+pub(crate) type ReadSettings = (AppSettings, Reading);
 
 /// Reads `[defaults]` or one `[applications.NAME]` (whose `base` has or has no fault). Returns whether the
 /// table has no fault.
-pub(super) fn application(
+pub(crate) fn application(
     mut s: Section<'_, '_>,
     (base, base_reading): (&AppSettings, &Reading),
     base_sound: Option<bool>,

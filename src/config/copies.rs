@@ -7,9 +7,9 @@
 use super::section::Section;
 use super::terms::{batch_header, request_header, DEAD_PREFIX, NEVER_COPIED};
 use super::units::{Text, Words};
-use crate::engine::types::Format;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidegate_types::Format;
 
 /// Most headers that one application may pass on; each request is searched for each of them.
 const MOST_HEADERS: usize = 32;
@@ -99,7 +99,7 @@ pub fn is_event_member(name: &str) -> bool {
 }
 
 /// Reads `copy_headers` and `copy_properties` of one application. `is_base` is true for `[defaults]`.
-pub(super) fn copies(
+pub(crate) fn copies(
     s: &mut Section<'_, '_>,
     base: &Arc<Copies>,
     format: Format,

@@ -3,8 +3,9 @@
 //! The URI has the form that other clients of PostgreSQL use. Of their parameters, those with a meaning here
 //! are known; every other one is a fault. An error quotes no part of a URI except names of parameters.
 
-use super::login::{secret_of, Password, Surroundings};
+use super::login::{secret_of, Password};
 use super::section::Section;
+use super::surroundings::Surroundings;
 use super::terms::is_loopback_host;
 use super::tls::pem_file;
 use super::units::{Flag, Span, Text};
@@ -37,7 +38,7 @@ struct DatabaseUri {
 }
 
 /// Reads the keys of `[store]` about the database; `None` if it is not used, or faulty.
-pub(super) fn database(
+pub(crate) fn database(
     s: &mut Section<'_, '_>,
     is_wanted: bool,
     around: &Surroundings,

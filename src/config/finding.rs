@@ -56,7 +56,7 @@ impl fmt::Display for Finding {
 
 /// All faults of a configuration: at least one finding, sorted by line. Prints one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Faults(pub(super) Vec<Finding>);
+pub struct Faults(pub(crate) Vec<Finding>);
 
 impl Faults {
     /// The faults, sorted by line.
@@ -80,7 +80,7 @@ impl fmt::Display for Faults {
 impl std::error::Error for Faults {}
 
 /// The candidate that is closest to `word`, if it is close enough.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > 64 {
         return None; // longer than any key, and the distance is quadratic
     }

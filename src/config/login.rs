@@ -5,6 +5,7 @@
 use super::finding::Location;
 use super::secret;
 use super::section::{Findings, Section};
+use super::surroundings::Surroundings;
 use super::terms::is_loopback_host;
 use super::tls::{self, Login, Tls};
 use super::units::{Flag, Size, Span, Text, Words};
@@ -23,17 +24,8 @@ const LONGEST_HEARTBEAT: Duration = Duration::from_secs(600);
 /// client's parser has stack for, if a whole frame were nested headers.
 const FRAME_SIZES: RangeInclusive<u64> = 16 << 10..=128 << 10;
 
-/// What the configuration depends on outside its file.
-#[derive(Default)]
-pub(super) struct Surroundings {
-    /// Users other than the owner may read the file.
-    pub file_exposed: bool,
-    /// The directory of systemd's credentials.
-    pub credentials: Option<PathBuf>,
-}
-
 /// Reads `[amqp]`, without the keys that concern other sections, too.
-pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig {
+pub(crate) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig {
     let d = AmqpConfig::default();
     let addresses = addresses(s);
     let password = secret_of(s, "password_file", "amqp-password", around);
@@ -60,7 +52,7 @@ pub(super) fn amqp(s: &mut Section<'_, '_>, around: &Surroundings) -> AmqpConfig
 }
 
 /// Reads the addresses of the publishing connection, and what is trusted there.
-pub(super) fn egress(
+pub(crate) fn egress(
     s: &mut Section<'_, '_>,
     amqp: &AmqpConfig,
     around: &Surroundings,
@@ -141,7 +133,7 @@ fn endpoints(
 }
 
 /// A secret that is not part of the URI.
-pub(super) enum Password {
+pub(crate) enum Password {
     None,
     /// The secret, and the file that it was read from.
     Given(SecretString, PathBuf),
@@ -150,7 +142,7 @@ pub(super) enum Password {
 }
 
 /// The content of the file that `key` names, or else of systemd's credential of this name.
-pub(super) fn secret_of(
+pub(crate) fn secret_of(
     s: &mut Section<'_, '_>,
     key: &'static str,
     credential: &str,

@@ -4,21 +4,22 @@
 
 use super::application::{application, BROKER_USUAL};
 use super::database::database;
-use super::login::{amqp, egress as egress_ends, secret_of, Password, Surroundings};
+use super::login::{amqp, egress as egress_ends, secret_of, Password};
 use super::reading::{Reading, Readings};
 use super::section::{Findings, Section};
+use super::surroundings::Surroundings;
 use super::terms::{BROKER_MAX, MAX_NAME};
 use super::tree::Table;
 use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
 use super::{
     Admin, Config, DeadQueue, DeadQueueKind, LimitsConfig, Listen, StoreConfig, StoreKind, Timeouts,
 };
-use crate::engine::types::{AppSettings, Format};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_types::{AppSettings, Format};
 
 /// RabbitMQ's default: it closes the channel of a delivery that stays unacked for longer.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -30,7 +31,7 @@ const USUAL_STOP: Duration = Duration::from_secs(50);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Reads the whole tree. A faulty value is replaced by its default; the caller counts the faults.
-pub(super) fn config(tree: &Table<'_>, findings: &Findings, around: &Surroundings) -> Config {
+pub(crate) fn config(tree: &Table<'_>, findings: &Findings, around: &Surroundings) -> Config {
     let d = Config::default();
     let mut root = Section::root(tree, findings);
     let mut amqp_section = root.section("amqp");
@@ -241,7 +242,7 @@ fn bodies_fit_the_broker(config: &Config, root: &Section<'_, '_>, findings: &Fin
 }
 
 /// `[admin]` for a command that queries the daemon: the address, and the token if wanted.
-pub(super) fn admin_of_client(
+pub(crate) fn admin_of_client(
     tree: &Table<'_>,
     findings: &Findings,
     around: &Surroundings,

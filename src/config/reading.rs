@@ -17,7 +17,7 @@ pub enum DelayFrom {
 
 impl DelayFrom {
     /// Both values with their names.
-    pub(super) const ALL: &'static [(&'static str, DelayFrom)] =
+    pub(crate) const ALL: &'static [(&'static str, DelayFrom)] =
         &[("received", DelayFrom::Received), ("timestamp", DelayFrom::Timestamp)];
 }
 

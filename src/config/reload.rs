@@ -114,7 +114,7 @@ fn same_endpoint(a: &Endpoint, b: &Endpoint) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Copies, DelayFrom, Reading, Readings};
+    use crate::{Copies, DelayFrom, Reading, Readings};
     use std::time::Duration;
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         new.egress.endpoints[0].user = "out".into();
         new.store.path = "/elsewhere".into();
         new.limits.memory = 1;
-        new.admin.listen = crate::config::Listen::Off;
+        new.admin.listen = crate::Listen::Off;
         new.admin.token = Some("t".to_owned().into());
         new.admin.read_token = Some("r".to_owned().into());
         new.admin.state_token = Some("s".to_owned().into());

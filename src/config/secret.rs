@@ -15,7 +15,7 @@ const MAX_BYTES: u64 = 16 << 10;
 const MAX_KEY_BYTES: u64 = 64 << 10;
 
 /// A secret, and the doubts about its file.
-pub(super) struct Secret {
+pub(crate) struct Secret {
     pub text: SecretString,
     /// Every user may read or change the file.
     pub exposed: bool,
@@ -38,7 +38,7 @@ fn open(path: &Path) -> Result<File, String> {
 
 /// The text of a file, without one newline at its end. An empty or too long file is a fault, and so is one
 /// that is not UTF-8.
-pub(super) fn read(path: &Path) -> Result<Secret, String> {
+pub(crate) fn read(path: &Path) -> Result<Secret, String> {
     let secret = read_whole(path, MAX_BYTES)?;
     let text = secret.text.expose_secret();
     let text = text.strip_suffix('\n').map_or(text, |t| t.strip_suffix('\r').unwrap_or(t));
@@ -52,7 +52,7 @@ pub(super) fn read(path: &Path) -> Result<Secret, String> {
 }
 
 /// A PEM file with a private key, which is not parsed here.
-pub(super) fn read_key(path: &Path) -> Result<Secret, String> {
+pub(crate) fn read_key(path: &Path) -> Result<Secret, String> {
     let secret = read_whole(path, MAX_KEY_BYTES)?;
     let text = secret.text.expose_secret();
     if text.contains("BEGIN ENCRYPTED PRIVATE KEY") || text.contains("Proc-Type: 4,ENCRYPTED") {
@@ -78,7 +78,7 @@ fn read_whole(path: &Path, most: u64) -> Result<Secret, String> {
 }
 
 /// Warns of doubts about the file that `key` names.
-pub(super) fn warn_of(s: &Section<'_, '_>, key: &'static str, path: &Path, secret: &Secret) {
+pub(crate) fn warn_of(s: &Section<'_, '_>, key: &'static str, path: &Path, secret: &Secret) {
     if secret.exposed {
         s.warn(key, format!("{} may be read by every user: chmod o= it", path.display()));
     }

@@ -15,7 +15,7 @@ use toml::Spanned;
 
 /// All findings so far.
 #[derive(Default)]
-pub(super) struct Findings {
+pub(crate) struct Findings {
     pub faults: RefCell<Vec<Finding>>,
     pub warnings: RefCell<Vec<Finding>>,
     /// Paths of all keys that were read, with the values that each takes.
@@ -23,17 +23,17 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    pub(super) fn fault(&self, place: Location, key: &str, text: impl Into<String>) {
+    pub(crate) fn fault(&self, place: Location, key: &str, text: impl Into<String>) {
         self.faults.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
     }
 
-    pub(super) fn warn(&self, place: Location, key: &str, text: impl Into<String>) {
+    pub(crate) fn warn(&self, place: Location, key: &str, text: impl Into<String>) {
         self.warnings.borrow_mut().push(Finding { place, key: key.to_owned(), text: text.into() });
     }
 }
 
 /// One table of the configuration, present or absent.
-pub(super) struct Section<'t, 'f> {
+pub(crate) struct Section<'t, 'f> {
     findings: &'f Findings,
     path: String,
     place: Location,
@@ -44,20 +44,20 @@ pub(super) struct Section<'t, 'f> {
 
 impl<'t, 'f> Section<'t, 'f> {
     /// The whole document.
-    pub(super) fn root(table: &'t Table<'t>, findings: &'f Findings) -> Self {
+    pub(crate) fn root(table: &'t Table<'t>, findings: &'f Findings) -> Self {
         let (path, place) = (String::new(), Location::Default);
         Section { findings, path, place, table: Some(table), known: Vec::new(), failed: BTreeSet::new() }
     }
 
     /// A table in this one; empty if it is absent.
-    pub(super) fn section(&mut self, key: &'static str) -> Section<'t, 'f> {
+    pub(crate) fn section(&mut self, key: &'static str) -> Section<'t, 'f> {
         self.known.push(key);
         let node = self.table.and_then(|t| t.get(key));
         self.inner(self.path_of(key), node)
     }
 
     /// The tables in this one whose names are free.
-    pub(super) fn named(&self) -> Vec<(&'t str, Section<'t, 'f>)> {
+    pub(crate) fn named(&self) -> Vec<(&'t str, Section<'t, 'f>)> {
         let entries = self.table.into_iter().flatten();
         entries.map(|(name, node)| (name.as_str(), self.inner(self.path_of(name), Some(node)))).collect()
     }
@@ -81,7 +81,7 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// The value of a key, or `default` if it is absent or faulty; a fault is recorded.
-    pub(super) fn get<S>(&mut self, key: &'static str, default: S::Value, seed: S) -> S::Value
+    pub(crate) fn get<S>(&mut self, key: &'static str, default: S::Value, seed: S) -> S::Value
     where
         S: DeserializeSeed<'t> + Shape + Clone,
     {
@@ -107,7 +107,7 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// As [`get`](Self::get), in milliseconds.
-    pub(super) fn get_ms<S>(&mut self, key: &'static str, default: u64, seed: S) -> u64
+    pub(crate) fn get_ms<S>(&mut self, key: &'static str, default: u64, seed: S) -> u64
     where
         S: DeserializeSeed<'t, Value = Duration> + Shape + Clone,
     {
@@ -116,7 +116,7 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// A list of values, each with its place; `None` if it is absent or faulty.
-    pub(super) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Location, S::Value)>>
+    pub(crate) fn list<S>(&mut self, key: &'static str, seed: fn() -> S) -> Option<Vec<(Location, S::Value)>>
     where
         S: DeserializeSeed<'t> + Shape,
     {
@@ -142,38 +142,38 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// Records a fault of a key of this section, at its place.
-    pub(super) fn fault(&mut self, key: &'static str, text: impl Into<String>) {
+    pub(crate) fn fault(&mut self, key: &'static str, text: impl Into<String>) {
         self.failed.insert(key);
         self.findings.fault(self.place(key), &self.path_of(key), text);
     }
 
     /// Records a warning about a key of this section.
-    pub(super) fn warn(&self, key: &'static str, text: impl Into<String>) {
+    pub(crate) fn warn(&self, key: &'static str, text: impl Into<String>) {
         self.findings.warn(self.place(key), &self.path_of(key), text);
     }
 
     /// Records a fault of the section itself.
-    pub(super) fn fault_here(&self, text: impl Into<String>) {
+    pub(crate) fn fault_here(&self, text: impl Into<String>) {
         self.findings.fault(self.place.clone(), &self.path, text);
     }
 
     /// Whether any of these keys has a fault; its value then proves nothing.
-    pub(super) fn failed(&self, keys: &[&'static str]) -> bool {
+    pub(crate) fn failed(&self, keys: &[&'static str]) -> bool {
         keys.iter().any(|k| self.failed.contains(k))
     }
 
     /// Whether the key is written anywhere.
-    pub(super) fn is_set(&self, key: &str) -> bool {
+    pub(crate) fn is_set(&self, key: &str) -> bool {
         self.table.is_some_and(|t| t.contains_key(key))
     }
 
     /// The place of a key.
-    pub(super) fn place(&self, key: &str) -> Location {
+    pub(crate) fn place(&self, key: &str) -> Location {
         self.table.and_then(|t| t.get(key)).map_or(Location::Default, |n| n.place.clone())
     }
 
     /// The place of a key in one of the section's tables.
-    pub(super) fn place_of(&self, section: &str, key: &str) -> Location {
+    pub(crate) fn place_of(&self, section: &str, key: &str) -> Location {
         match self.table.and_then(|t| t.get(section)).map(|node| &node.value) {
             Some(Value::Table(table)) => table.get(key).map_or(Location::Default, |n| n.place.clone()),
             Some(Value::List(_) | Value::Leaf(_)) | None => Location::Default,
@@ -181,12 +181,12 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// The list of findings.
-    pub(super) fn findings(&self) -> &'f Findings {
+    pub(crate) fn findings(&self) -> &'f Findings {
         self.findings
     }
 
     /// Path of a key, with its name quoted if TOML requires that.
-    pub(super) fn path_of(&self, key: &str) -> String {
+    pub(crate) fn path_of(&self, key: &str) -> String {
         let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
         let key = match !key.is_empty() && key.bytes().all(bare) {
             true => key.to_owned(),
@@ -206,7 +206,7 @@ impl<'t, 'f> Section<'t, 'f> {
     }
 
     /// Records every key that was not read as a fault.
-    pub(super) fn end(self) {
+    pub(crate) fn end(self) {
         for (key, node) in self.table.into_iter().flatten().filter(|(k, _)| !self.known.contains(&k.as_str()))
         {
             let kind = if matches!(node.value, Value::Table(_)) { "section" } else { "key" };

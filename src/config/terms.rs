@@ -14,18 +14,26 @@ pub const MAX_ID: usize = 255;
 pub const BROKER_MAX: u64 = 512 << 20;
 
 /// Headers of a request that tidegate reads.
-pub(crate) mod request_header {
-    pub(crate) const APPLICATION: &str = "x-application";
-    pub(crate) const CUSTOMER: &str = "x-customer";
-    pub(crate) const DELIVER_AT: &str = "x-deliver-at";
-    pub(crate) const DELAY: &str = "x-delay";
-    pub(crate) const OPT_DELIVERY_TIME: &str = "x-opt-delivery-time";
-    pub(crate) const OPT_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
-    pub(crate) const DELIVER_BEFORE: &str = "x-deliver-before";
-    pub(crate) const ON_DUPLICATE: &str = "x-on-duplicate";
+pub mod request_header {
+    /// The header `x-application`.
+    pub const APPLICATION: &str = "x-application";
+    /// The header `x-customer`.
+    pub const CUSTOMER: &str = "x-customer";
+    /// The header `x-deliver-at`.
+    pub const DELIVER_AT: &str = "x-deliver-at";
+    /// The header `x-delay`.
+    pub const DELAY: &str = "x-delay";
+    /// The header `x-opt-delivery-time`.
+    pub const OPT_DELIVERY_TIME: &str = "x-opt-delivery-time";
+    /// The header `x-opt-delivery-delay`.
+    pub const OPT_DELIVERY_DELAY: &str = "x-opt-delivery-delay";
+    /// The header `x-deliver-before`.
+    pub const DELIVER_BEFORE: &str = "x-deliver-before";
+    /// The header `x-on-duplicate`.
+    pub const ON_DUPLICATE: &str = "x-on-duplicate";
 
     /// All of these names.
-    pub(crate) const ALL: [&str; 8] = [
+    pub const ALL: [&str; 8] = [
         APPLICATION,
         CUSTOMER,
         DELIVER_AT,
@@ -38,20 +46,26 @@ pub(crate) mod request_header {
 }
 
 /// Headers that tidegate sets on a batch.
-pub(crate) mod batch_header {
-    pub(crate) const DUE: &str = "x-due";
-    pub(crate) const ATTEMPT: &str = "x-attempt";
-    pub(crate) const BATCH: &str = "x-batch";
-    pub(crate) const COUNT: &str = "x-count";
-    pub(crate) const CLOSED_BY: &str = "x-closed-by";
-    pub(crate) const RETRY: &str = "x-retry";
+pub mod batch_header {
+    /// The header `x-due`.
+    pub const DUE: &str = "x-due";
+    /// The header `x-attempt`.
+    pub const ATTEMPT: &str = "x-attempt";
+    /// The header `x-batch`.
+    pub const BATCH: &str = "x-batch";
+    /// The header `x-count`.
+    pub const COUNT: &str = "x-count";
+    /// The header `x-closed-by`.
+    pub const CLOSED_BY: &str = "x-closed-by";
+    /// The header `x-retry`.
+    pub const RETRY: &str = "x-retry";
 
     /// All of these names.
-    pub(crate) const ALL: [&str; 6] = [DUE, ATTEMPT, BATCH, COUNT, CLOSED_BY, RETRY];
+    pub const ALL: [&str; 6] = [DUE, ATTEMPT, BATCH, COUNT, CLOSED_BY, RETRY];
 }
 
 /// Prefix of the headers that tidegate sets on a dead letter.
-pub(crate) const DEAD_PREFIX: &str = "x-tidegate-";
+pub const DEAD_PREFIX: &str = "x-tidegate-";
 
 /// Headers that no output carries: they re-route (`CC`, `BCC`), or belong to the broker.
 pub const NEVER_COPIED: [&str; 4] = ["CC", "BCC", "x-delivery-count", "x-acquired-count"];

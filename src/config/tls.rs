@@ -1,8 +1,8 @@
 //! Trust settings of a connection to a broker: trusted authorities, and tidegate's own certificate.
 
-use super::login::Surroundings;
 use super::secret;
 use super::section::Section;
+use super::surroundings::Surroundings;
 use super::units::{Flag, Text, Words};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub enum Login {
 }
 
 /// Reads a section's keys for TLS. A key that is absent has the value of `d`.
-pub(super) fn tls(s: &mut Section<'_, '_>, d: &Tls, credential: &str, around: &Surroundings) -> Tls {
+pub(crate) fn tls(s: &mut Section<'_, '_>, d: &Tls, credential: &str, around: &Surroundings) -> Tls {
     let ca_file = pem_file(s, "ca_file");
     let system_cas = s.get("system_cas", ca_file.is_none() && d.system_cas, Flag);
     if system_cas && s.is_set("system_cas") && ca_file.is_none() && d.ca_file.is_none() {
@@ -67,13 +67,13 @@ pub(super) fn tls(s: &mut Section<'_, '_>, d: &Tls, credential: &str, around: &S
 }
 
 /// The key `login` of a section.
-pub(super) fn login(s: &mut Section<'_, '_>) -> Login {
+pub(crate) fn login(s: &mut Section<'_, '_>) -> Login {
     s.get("login", Login::Password, Words(&[("password", Login::Password), ("external", Login::External)]))
 }
 
 /// Certificates are public: links are followed, and the mode does not matter. Their content is checked at the
 /// connect.
-pub(super) fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
+pub(crate) fn pem_file(s: &mut Section<'_, '_>, key: &'static str) -> Option<PathBuf> {
     let path = s.get(key, String::new(), Text);
     if path.is_empty() {
         return None;

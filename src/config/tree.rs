@@ -10,13 +10,13 @@ use std::sync::Arc;
 use toml::de::{DeTable, DeValue};
 
 /// Prefix of the environment variables that override keys.
-pub(super) const PREFIX: &str = "TIDEGATE__";
+pub(crate) const PREFIX: &str = "TIDEGATE__";
 
 /// Keys with their values.
-pub(super) type Table<'t> = BTreeMap<String, Node<'t>>;
+pub(crate) type Table<'t> = BTreeMap<String, Node<'t>>;
 
 /// A value, and the place of its key.
-pub(super) struct Node<'t> {
+pub(crate) struct Node<'t> {
     pub place: Location,
     /// The text of the variable, if the value comes from one.
     pub text: Option<&'t str>,
@@ -24,7 +24,7 @@ pub(super) struct Node<'t> {
 }
 
 /// The shape of a value.
-pub(super) enum Value<'t> {
+pub(crate) enum Value<'t> {
     Table(Table<'t>),
     List(Vec<Node<'t>>),
     /// Text, number, boolean or date.
@@ -33,7 +33,7 @@ pub(super) enum Value<'t> {
 
 /// Reads TOML text. A syntax fault (a repeated key is one) leaves nothing that can be trusted, so syntax
 /// faults are reported alone, all of them.
-pub(super) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Vec<Finding>> {
+pub(crate) fn parse<'t>(text: &'t str, path: &Arc<Path>) -> Result<Table<'t>, Vec<Finding>> {
     let lines: Vec<usize> = text.bytes().enumerate().filter(|&(_, b)| b == b'\n').map(|(n, _)| n).collect();
     let place = |offset: usize| Location::File {
         line: 1 + lines.partition_point(|&end| end < offset),
@@ -86,7 +86,7 @@ fn value<'t>(source: DeValue<'t>, place: &impl Fn(usize) -> Location) -> Value<'
 }
 
 /// Applies one environment variable to the tree. Its text is read as a TOML value if possible, else as text.
-pub(super) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) -> Result<(), Finding> {
+pub(crate) fn overlay<'t>(root: &mut Table<'t>, name: &'t str, text: &'t str) -> Result<(), Finding> {
     let place = Location::Variable(name.to_owned());
     let fault = |text: &str| Finding { place: place.clone(), key: String::new(), text: text.to_owned() };
     let path = path_of(name).map_err(fault)?;

@@ -3,18 +3,18 @@
 //! Each error is a sentence with the correct form. Errors about text never quote it, as it may be a secret.
 
 use super::finding::nearest;
-use crate::engine::types::Rate;
 use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
 use serde_json::{json, Value};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
+use tidegate_types::Rate;
 
 /// The longest duration of any key: 100 years. The sum of a few of them is far below 64 bits of ms.
-pub(super) const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3_600);
+pub(crate) const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3_600);
 
 /// A value as JSON Schema describes it.
-pub(super) trait Shape {
+pub(crate) trait Shape {
     /// The keywords that apply to every value that this seed accepts, and to few others.
     fn shape(&self) -> Value;
 }
@@ -33,7 +33,7 @@ macro_rules! seed {
 
 /// A whole number within bounds.
 #[derive(Clone)]
-pub(super) struct Whole(pub RangeInclusive<u64>);
+pub(crate) struct Whole(pub RangeInclusive<u64>);
 
 seed!(Whole, u64);
 
@@ -77,11 +77,11 @@ impl<'de, V: Visitor<'de>> fmt::Display for WantedValue<'_, V> {
 
 /// A duration of whole milliseconds within bounds.
 #[derive(Clone)]
-pub(super) struct Span(pub RangeInclusive<Duration>);
+pub(crate) struct Span(pub RangeInclusive<Duration>);
 
 impl Span {
     /// Durations of at least `ms` milliseconds.
-    pub(super) fn from_ms(ms: u64) -> Span {
+    pub(crate) fn from_ms(ms: u64) -> Span {
         Span(Duration::from_millis(ms)..=LONGEST)
     }
 }
@@ -138,7 +138,7 @@ impl Shape for Span {
 
 /// A number of bytes within bounds.
 #[derive(Clone)]
-pub(super) struct Size(pub RangeInclusive<u64>);
+pub(crate) struct Size(pub RangeInclusive<u64>);
 
 seed!(Size, u64);
 
@@ -199,7 +199,7 @@ impl Shape for Size {
 }
 
 /// A number of bytes as text, in the largest unit that divides it.
-pub(super) fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     let binary = UNITS[6..].iter().rev().chain(&UNITS[..1]);
     match binary.into_iter().find(|(_, f)| bytes > 0 && bytes.is_multiple_of(*f)) {
         Some((unit, f)) => format!("{}{unit}", bytes / f),
@@ -209,7 +209,7 @@ pub(super) fn size(bytes: u64) -> String {
 
 /// A value `true` or `false`.
 #[derive(Clone)]
-pub(super) struct Flag;
+pub(crate) struct Flag;
 
 seed!(Flag, bool);
 
@@ -233,7 +233,7 @@ impl Shape for Flag {
 
 /// One of several words, each of which stands for a value.
 #[derive(Clone)]
-pub(super) struct Words<T: 'static>(pub &'static [(&'static str, T)]);
+pub(crate) struct Words<T: 'static>(pub &'static [(&'static str, T)]);
 
 impl<'de, T: Copy> DeserializeSeed<'de> for Words<T> {
     type Value = T;
@@ -274,7 +274,7 @@ impl<T> Shape for Words<T> {
 
 /// A rate of items, such as `100/s`; `off`: no limit.
 #[derive(Clone)]
-pub(super) struct RateText;
+pub(crate) struct RateText;
 
 seed!(RateText, Option<Rate>);
 
@@ -301,7 +301,7 @@ impl Shape for RateText {
 
 /// Any text. A value of another type is not quoted.
 #[derive(Clone)]
-pub(super) struct Text;
+pub(crate) struct Text;
 
 seed!(Text, String);
 

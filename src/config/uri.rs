@@ -9,7 +9,7 @@ use secrecy::SecretString;
 use std::net::Ipv6Addr;
 
 /// The parts of one URI.
-pub(super) struct Uri {
+pub(crate) struct Uri {
     pub tls: bool,
     pub host: String,
     pub port: u16,
@@ -45,7 +45,7 @@ const PARAMETERS: [&str; 16] = [
 ];
 
 /// Reads a URI: `amqp[s]://[user[:password]@]host[:port][/vhost]`.
-pub(super) fn parse(text: &str) -> Result<Uri, String> {
+pub(crate) fn parse(text: &str) -> Result<Uri, String> {
     if text.is_empty() {
         return Err("is empty: write amqp://user@host/vhost".into());
     }
@@ -71,7 +71,7 @@ pub(super) fn parse(text: &str) -> Result<Uri, String> {
 }
 
 /// Host and port of an address; `usual` is the default port.
-pub(super) fn address_of(text: &str, usual: u16) -> Result<(String, u16), String> {
+pub(crate) fn address_of(text: &str, usual: u16) -> Result<(String, u16), String> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, port) =
             rest.split_once(']').ok_or("opens a bracket before the host and does not close it")?;
@@ -136,7 +136,7 @@ fn vhost_of(tail: &str) -> Result<(String, bool), String> {
 }
 
 /// User and password, if present.
-pub(super) fn login_of(login: &str) -> Result<(Option<String>, Option<SecretString>), String> {
+pub(crate) fn login_of(login: &str) -> Result<(Option<String>, Option<SecretString>), String> {
     let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
     if login.contains(['@', '[', ']']) {
         return Err(format!("has a user name or password that is not percent-encoded: {ENCODE}"));
@@ -153,7 +153,7 @@ pub(super) fn login_of(login: &str) -> Result<(Option<String>, Option<SecretStri
 }
 
 /// Percent-decodes strictly, unlike browsers.
-pub(super) fn decode(text: &str, what: &str) -> Result<String, String> {
+pub(crate) fn decode(text: &str, what: &str) -> Result<String, String> {
     for (at, _) in text.match_indices('%') {
         if !text.as_bytes().get(at + 1..at + 3).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)) {
             return Err(format!("has a % in its {what} without two hex digits after it: {ENCODE}"));

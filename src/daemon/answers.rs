@@ -2,14 +2,14 @@
 
 use crate::admin::parse::cursor_text;
 use crate::admin::{CommandResponse, Status};
-use crate::amqp::wire::item_id;
-use crate::engine::event::FOR_EVER;
-use crate::engine::types::{
+use serde_json::{json, Map, Value};
+use std::sync::Arc;
+use tidegate_types::event::FOR_EVER;
+use tidegate_types::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
     Timeline,
 };
-use serde_json::{json, Map, Value};
-use std::sync::Arc;
+use tidegate_wire::item_id;
 
 /// What a look-up reports of an item; `None` is null in JSON.
 struct Reported<'a> {

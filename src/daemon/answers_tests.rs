@@ -1,9 +1,7 @@
 //! Tests of answers: their JSON, their status, and who receives them.
 
 use super::*;
-use crate::engine::types::{
-    BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage, TimelineQuery,
-};
+use tidegate_types::{BatchId, Content, Dead, Delivery, Filter, Identity, Key, ListedStage, TimelineQuery};
 
 const STORE: u64 = 0x1234;
 

@@ -5,11 +5,11 @@
 
 use super::answers;
 use crate::admin::{CommandRequest, CommandResponse, Status};
-use crate::amqp::wire::target;
-use crate::amqp::OutgoingReply;
-use crate::engine::types::{Asker, Command, Reply};
 use serde_json::json;
 use std::collections::BTreeMap;
+use tidegate_amqp::OutgoingReply;
+use tidegate_types::{Asker, Command, Reply};
+use tidegate_wire::target;
 use tokio::sync::oneshot;
 
 /// Most commands of the admin port without an answer of the engine; more are refused. The port's own bound on
@@ -109,7 +109,7 @@ fn command(request: CommandRequest, store_identity: u64) -> Command {
 mod tests {
     use super::*;
     use crate::admin::ItemOf;
-    use crate::engine::types::{Answer, AssignedId, CustomerOf, Delivery, ReplyTo};
+    use tidegate_types::{Answer, AssignedId, CustomerOf, Delivery, ReplyTo};
 
     const STORE: u64 = 0xabc;
 

@@ -4,12 +4,12 @@
 //! Only one export runs at a time: each keeps the data of its snapshot on the disk until it ends.
 
 use crate::admin::{ExportFeed, ExportRefusal};
-use crate::amqp::wire::item_id;
-use crate::config::StoreKind;
-use crate::store::export::{Export, Exporter};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_config::StoreKind;
+use tidegate_store::export::{Export, Exporter};
+use tidegate_wire::item_id;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::{channel, Sender};
 use tokio::sync::{oneshot, watch, OwnedSemaphorePermit, Semaphore};

@@ -2,12 +2,12 @@
 //! does not complete.
 
 use super::EXIT_FORCED;
-use crate::progress::{DaemonPart, ProgressMarks};
 use signal_hook::low_level;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+use tidegate_common::progress::{DaemonPart, ProgressMarks};
 
 /// Interval between two checks of the parts.
 const LOOK: Duration = Duration::from_secs(1);

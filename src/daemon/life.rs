@@ -12,26 +12,29 @@
 
 use super::exports::Exports;
 use super::guard::GRACE;
-use super::housekeeping::LookOut;
-use super::mailbox::{LoopEvent, Mailbox};
+use super::housekeeping::Housekeeping;
+use super::mailbox::{ControlEvent, LoopEvent, Mailbox};
 use super::process::Process;
 use super::shard::Shard;
 use super::starts::Starts;
+use super::status::{self, describe};
 use super::{recovery, OnAmqp, RunError};
-use crate::admin::{self, CommandRequest, CommandResponse, Latch, Status};
-use crate::amqp::{self, Amqp};
-use crate::clock;
-use crate::engine::event::{Input, Intake, Opened};
-use crate::engine::types::{Asker, Command, Reason, Request, Settled};
-use crate::engine::Engine;
-use crate::lease::Lease;
-use crate::progress::DaemonPart;
+use crate::admin::{CommandRequest, CommandResponse, Latch, Status};
 use crate::signals::Signal;
-use crate::store::{self, thread::StoreEvent, Loss, StoreFailure};
+use crate::telemetry::SpanExporter;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_amqp::{Amqp, BrokerEvent, LinkStatus, OnSpan, Side};
+use tidegate_common::clock;
+use tidegate_common::lease::Lease;
+use tidegate_common::progress::DaemonPart;
+use tidegate_config::{Faults, LoadedConfig, StoreKind};
+use tidegate_engine::Engine;
+use tidegate_store::{thread::StoreEvent, Loss, StoreFailure};
+use tidegate_types::event::{Input, Intake, Opened};
+use tidegate_types::{Asker, Command, Request, Settled};
 use tokio::sync::oneshot;
 
 /// Longest sleep, so that a step of the wall clock or a suspend is noticed in time.
@@ -75,36 +78,23 @@ pub(super) struct FoundItems {
 pub(super) struct OpenLife {
     pub(super) found: FoundItems,
     engine: Engine,
-    store: store::thread::StoreHandle,
+    store: tidegate_store::thread::StoreHandle,
     lease: Option<Arc<Lease>>,
     store_identity: u64,
-    exporter: Option<store::export::Exporter>,
+    exporter: Option<tidegate_store::export::Exporter>,
     mailbox: Arc<Mailbox>,
 }
 
-/// The state of a running life.
+/// A running life.
 pub(super) struct Life<'p> {
-    pub(super) process: &'p mut Process,
-    pub(super) shard: Shard,
-    pub(super) starts: &'p mut Starts,
+    process: &'p mut Process,
+    shard: Shard,
+    starts: &'p mut Starts,
     exports: Exports,
     mailbox: Arc<Mailbox>,
-    /// When the watchdog was last notified, monotonic ms.
-    pub(super) watchdog_fed_at_ms: u64,
-    pub(super) housekept_at_ms: u64,
-    /// Free space is below the low-water mark.
-    pub(super) disk_low: bool,
-    /// Number of items dropped at a limit, as last logged.
-    pub(super) logged_full: u64,
-    /// The log already names a try that was dropped as a duplicate.
-    pub(super) logged_tries: bool,
-    /// The last check of the publishing side.
-    pub(super) outlook: LookOut,
-    /// When a connection for publishing was last up, or the last attempt to leave the store to another
-    /// daemon, monotonic ms.
-    pub(super) cut_off_at_ms: u64,
+    housekeeping: Housekeeping,
     /// Monotonic end of the drain, once a stop was requested.
-    pub(super) stop_at_ms: Option<u64>,
+    stop_at_ms: Option<u64>,
     failure: Option<StoreFailure>,
 }
 
@@ -118,7 +108,10 @@ struct Turn {
 
 impl Life<'_> {
     /// Opens the store, and creates an engine for what it holds.
-    pub(super) fn open(process: &mut Process, opener: &mut store::Opener) -> Result<OpenLife, RunError> {
+    pub(super) fn open(
+        process: &mut Process,
+        opener: &mut tidegate_store::Opener,
+    ) -> Result<OpenLife, RunError> {
         let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
             opener.open(clock::wall_ms())
         })?;
@@ -126,11 +119,11 @@ impl Life<'_> {
         let config = &process.config;
         let on_store = Arc::clone(&mailbox);
         let (exporter, lease) = (opened.store.exporter(), opened.store.lease());
-        let handle = store::thread::spawn(
+        let handle = tidegate_store::thread::spawn(
             opened.store,
-            store::thread::ThreadLimits::of(config.limits.memory),
+            tidegate_store::thread::ThreadLimits::of(config.limits.memory),
             Arc::clone(&process.tally.commits),
-            Arc::new(move |event| on_store.post(LoopEvent::Store(event))),
+            Arc::new(move |event| on_store.post(ControlEvent::Store(event))),
         )?;
         let seed = getrandom::u64().unwrap_or(opened.identity);
         let mut engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
@@ -167,32 +160,26 @@ impl OpenLife {
         starts: &'p mut Starts,
     ) -> Life<'p> {
         let on_amqp = Arc::clone(&self.mailbox);
-        let on_amqp: OnAmqp = Arc::new(move |event| on_amqp.post(LoopEvent::Amqp(event)));
-        let options = amqp::Options::new(&process.config, self.store_identity, quarantine);
-        let (spans, progress) = (process.spans.clone(), Arc::clone(&process.progress));
+        let on_amqp: OnAmqp = Arc::new(move |event: tidegate_amqp::Event| on_amqp.post(event));
+        let options = tidegate_amqp::Options::new(&process.config, self.store_identity, quarantine);
+        let export =
+            |exporter: Arc<SpanExporter>| -> OnSpan { OnSpan(Arc::new(move |span| exporter.export(span))) };
+        let (spans, progress) = (process.spans.clone().map(export), Arc::clone(&process.progress));
         let (lease, figures) = (self.lease.clone(), Arc::clone(&process.tally.figures));
-        let options = amqp::Options { spans, progress, figures, lease, ..options };
+        let options = tidegate_amqp::Options { spans, progress, figures, lease, ..options };
         process.progress.begin();
         process.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
         // The engine decides when to begin.
         amqp.intake(Intake::Pause);
         process.notify.ready();
-        let now = clock::now();
-        let totals = self.engine.counters();
-        let (logged_full, logged_tries) = (totals.dead[Reason::Full as usize], totals.tries_dropped > 0);
+        let housekeeping = Housekeeping::new(clock::now(), self.engine.counters());
         Life {
             shard: Shard::new(self.engine, amqp, self.store, self.lease, self.store_identity),
             starts,
             exports: Exports::new(self.exporter, process.config.store.kind, process.runtime.handle().clone()),
             mailbox: self.mailbox,
-            watchdog_fed_at_ms: now.mono,
-            housekept_at_ms: 0,
-            disk_low: false,
-            logged_full,
-            logged_tries,
-            outlook: LookOut::default(),
-            cut_off_at_ms: now.mono,
+            housekeeping,
             stop_at_ms: None,
             failure: None,
             process,
@@ -220,7 +207,7 @@ impl Life<'_> {
             }
             // The turn counts before the housekeeping checks for progress.
             self.process.progress.moved(DaemonPart::Loop);
-            self.housekeeping();
+            self.keep_house();
             let took_us = clock::mono_us().saturating_sub(begun);
             let longest_us = &mut self.process.tally.longest_turn_us;
             *longest_us = took_us.max(*longest_us);
@@ -250,24 +237,16 @@ impl Life<'_> {
     /// One turn. Neighbouring events of one kind reach the engine as one input. When its time is over, the
     /// turn leaves the remaining events to the next one, after the clock, the watchdog and the housekeeping.
     fn turn(&mut self, events: &mut VecDeque<LoopEvent>) {
-        failpoint!("turn");
+        tidegate_common::failpoint!("turn");
         let end = clock::mono_us() + TURN_US;
         let mut turn = Turn::default();
         while let Some(event) = events.pop_front() {
             match event {
-                LoopEvent::Amqp(amqp::Event::Requests(chunk)) if turn.requests.is_empty() => {
-                    turn.requests = chunk
-                }
-                LoopEvent::Amqp(amqp::Event::Requests(chunk)) => turn.requests.extend(chunk),
-                LoopEvent::Amqp(amqp::Event::Settled(chunk)) => turn.settled.extend(chunk),
-                LoopEvent::Query(admin::Query::Command(request, sender)) => {
-                    turn.commands.extend(self.admit(request, sender));
-                }
-                event @ (LoopEvent::Amqp(_)
-                | LoopEvent::Store(_)
-                | LoopEvent::Signal(_)
-                | LoopEvent::Reread(_)
-                | LoopEvent::Query(_)) => {
+                LoopEvent::Requests(chunk) if turn.requests.is_empty() => turn.requests = chunk,
+                LoopEvent::Requests(chunk) => turn.requests.extend(chunk),
+                LoopEvent::Settled(chunk) => turn.settled.extend(chunk),
+                LoopEvent::Command(request, sender) => turn.commands.extend(self.admit(request, sender)),
+                LoopEvent::Control(event) => {
                     self.dispatch(&mut turn);
                     self.handle(event);
                     if clock::mono_us() > end {
@@ -297,34 +276,63 @@ impl Life<'_> {
         }
     }
 
-    fn handle(&mut self, event: LoopEvent) {
+    fn handle(&mut self, event: ControlEvent) {
         match event {
-            LoopEvent::Amqp(event) => self.broker(event),
-            LoopEvent::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
-            LoopEvent::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
-            LoopEvent::Store(StoreEvent::Failed(failure)) => self.store_failed(failure),
-            LoopEvent::Signal(Signal::Terminate) => self.begin_stop(),
-            LoopEvent::Signal(Signal::Reload) => self.reload(clock::now().mono),
-            LoopEvent::Reread(read) => self.reread(read, clock::now().mono),
-            LoopEvent::Query(admin::Query::State(reply)) => {
+            ControlEvent::Broker(event) => self.broker(event),
+            ControlEvent::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
+            ControlEvent::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
+            ControlEvent::Store(StoreEvent::Failed(failure)) => self.store_failed(failure),
+            ControlEvent::Signal(Signal::Terminate) => self.begin_stop(),
+            ControlEvent::Signal(Signal::Reload) => {
+                let Process { reload, notify, .. } = &mut *self.process;
+                reload.request(notify, clock::now().mono);
+            }
+            ControlEvent::Reread(read) => self.reread(*read),
+            ControlEvent::State(reply) => {
                 // The client may have disconnected.
-                let _ = reply.send(self.state());
+                let _ = reply.send(status::state(&self.shard, self.process, self.stop_at_ms.is_some()));
             }
-            LoopEvent::Query(admin::Query::Export(reply)) => self.exports.begin(reply),
-            // Dead-letter actions run beside the loop; the dropped sender reports an error.
-            LoopEvent::Query(admin::Query::Letters(_, reply)) => drop(reply),
-            LoopEvent::Query(admin::Query::Command(request, sender)) => {
-                if let Some(command) = self.admit(request, sender) {
-                    self.shard.feed(Input::Commands(vec![command]));
+            ControlEvent::Export(reply) => self.exports.begin(reply),
+        }
+    }
+
+    /// Once a second.
+    fn keep_house(&mut self) {
+        let is_stopping = self.stop_at_ms.is_some();
+        if self.housekeeping.run(&mut self.shard, self.process, is_stopping) {
+            self.starts.look(clock::now().mono);
+        }
+    }
+
+    /// The result of a reload: the new configuration takes effect, or the old one stays in force.
+    fn reread(&mut self, read: Result<LoadedConfig, Faults>) {
+        let Some(again) = self.process.reload.returned() else { return };
+        match read {
+            Ok(loaded) => {
+                self.process.adopt(loaded);
+                let config = &self.process.config;
+                self.process.progress.configure(config.timeouts.stuck_after);
+                self.shard.feed(Input::Configure(Box::new(config.engine_settings())));
+                self.shard.amqp.reconfigure(config);
+                tracing::info!("configuration reloaded");
+            }
+            Err(faults) => {
+                for fault in faults.iter() {
+                    tracing::error!("{fault}");
                 }
+                tracing::error!("configuration not reloaded: the old one stays in force");
             }
+        }
+        let Process { reload, notify, .. } = &mut *self.process;
+        notify.ready();
+        if again {
+            reload.begin(notify, clock::now().mono);
         }
     }
 
     fn store_failed(&mut self, failure: StoreFailure) {
-        if failure.loss().is_some() {
-            tracing::warn!("{failure}");
-        } else {
+        // A store that is only lost is logged when the next life opens it.
+        if failure.loss().is_none() {
             tracing::error!(error = %failure, "the store has failed");
         }
         self.shard.give_up();
@@ -352,28 +360,64 @@ impl Life<'_> {
         self.shard.queries.admit(request, sender, self.shard.store_identity)
     }
 
-    fn broker(&mut self, event: amqp::Event) {
+    fn broker(&mut self, event: BrokerEvent) {
         match event {
-            amqp::Event::IngestReady { generation } => {
+            BrokerEvent::IngestReady { generation } => {
                 self.shard.consumes = true;
                 self.set_consumer();
                 self.shard.feed(Input::IngestReady { generation });
             }
-            amqp::Event::IngestLost => {
+            BrokerEvent::IngestLost => {
                 self.shard.consumes = false;
                 self.set_consumer();
                 self.shard.feed(Input::IngestLost);
             }
-            amqp::Event::Prefetch(prefetch) => self.shard.feed(Input::Prefetch(prefetch)),
-            amqp::Event::EgressReady => self.shard.feed(Input::EgressReady),
-            amqp::Event::EgressLost => self.shard.feed(Input::EgressLost),
-            amqp::Event::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),
-            amqp::Event::Link { side, link } => self.link(side, link),
-            amqp::Event::Quarantine { width } => self.starts.quarantine(width),
-            amqp::Event::Requests(requests) => self.shard.feed(Input::Requests(requests)),
-            amqp::Event::Settled(settled) => self.shard.feed(Input::Settled(settled)),
-            amqp::Event::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
+            BrokerEvent::Prefetch(prefetch) => self.shard.feed(Input::Prefetch(prefetch)),
+            BrokerEvent::EgressReady => self.shard.feed(Input::EgressReady),
+            BrokerEvent::EgressLost => self.shard.feed(Input::EgressLost),
+            BrokerEvent::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),
+            BrokerEvent::Link { side, link } => self.link(side, link),
+            BrokerEvent::Quarantine { width } => self.starts.quarantine(width),
+            BrokerEvent::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
         }
+    }
+
+    /// Records a connection's new state.
+    fn link(&mut self, side: Side, link: LinkStatus) {
+        let (state, detail) = describe(&link);
+        match &link {
+            LinkStatus::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
+            // The connection's own supervisor logs these, at a limited rate.
+            LinkStatus::Down { .. }
+            | LinkStatus::Up { .. }
+            | LinkStatus::Connecting { .. }
+            | LinkStatus::Paused { .. }
+            | LinkStatus::Standby { .. }
+            | LinkStatus::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
+        }
+        let (latch, index) = match side {
+            Side::Ingest => (Latch::Ingest, 0),
+            Side::Egress => (Latch::Egress, 1),
+        };
+        self.process.readiness.set(latch, link.is_up());
+        self.shard.links[index] = Some(link);
+        // A link is up once its topology stands.
+        let both = self.shard.links.iter().all(|link| link.as_ref().is_some_and(LinkStatus::is_up));
+        self.process.readiness.set(Latch::Topology, both);
+        self.set_consumer();
+    }
+
+    /// Keeps the latch closed while this daemon takes requests, or while another one does whose requests
+    /// would come to this one: with the memory store, all of them.
+    fn set_consumer(&self) {
+        self.process.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
+    }
+
+    /// Whether another daemon serves the queue; with the memory store, its requests come to this daemon when
+    /// it ends.
+    fn is_spare(&self) -> bool {
+        self.process.config.store.kind == StoreKind::Memory
+            && matches!(self.shard.links[0], Some(LinkStatus::Standby { .. }))
     }
 
     fn begin_stop(&mut self) {
@@ -462,8 +506,8 @@ impl Life<'_> {
 mod tests {
     use super::super::RunOptions;
     use super::*;
-    use crate::config::Config;
     use crate::logging::LogFormat;
+    use tidegate_config::Config;
 
     /// There is no broker: the connections keep trying while the life runs.
     #[test]
@@ -477,7 +521,7 @@ mod tests {
         let mut process = Process::new(options).unwrap();
         let (mut starts, _) = Starts::note(None);
         let store = &process.config.store;
-        let mut opener = store::Opener::new(store, 32 << 20, false).unwrap();
+        let mut opener = tidegate_store::Opener::new(store, 32 << 20, false).unwrap();
         let mut identities = Vec::new();
         process.tally.totals.received = 7;
         for _ in 0..2 {
@@ -486,7 +530,7 @@ mod tests {
             assert_eq!(process.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
             identities.push(life.store_identity);
             assert_eq!(life.engine.counters().received, 7, "what is counted goes on");
-            life.mailbox.post(LoopEvent::Signal(Signal::Terminate));
+            life.mailbox.post(ControlEvent::Signal(Signal::Terminate));
             let ending = life.begin(&mut process, None, &mut starts).run();
             assert!(matches!(ending, Ending::Stopped), "{ending:?}");
         }

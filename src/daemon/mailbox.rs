@@ -8,41 +8,95 @@
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
-use super::reload::ReadConfig;
-use crate::admin::Query;
-use crate::engine::types::Request;
+use crate::admin::{CommandRequest, CommandResponse, ExportFeed, ExportRefusal, StateInput};
 use crate::signals::Signal;
-use crate::{amqp, store};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tidegate_amqp::BrokerEvent;
+use tidegate_config::{Faults, LoadedConfig};
+use tidegate_store::thread::StoreEvent;
+use tidegate_types::{Request, Settled};
+use tokio::sync::oneshot::Sender;
 
 /// Upper bound on the items handled in one turn, some milliseconds of work. The last chunk may exceed it: a
 /// chunk is as large as the consumer's bounds, or one envelope.
 const TURN_ITEMS: usize = 4_096;
 
-/// All events of the loop.
+/// The configuration, or its faults.
+pub(super) type ReadConfig = Box<Result<LoadedConfig, Faults>>;
+
+/// All events of the loop. Those that the engine takes many at a time are variants here.
 #[derive(Debug)]
 pub(super) enum LoopEvent {
-    Amqp(amqp::Event),
-    Store(store::thread::StoreEvent),
+    Requests(Vec<Request>),
+    Settled(Vec<Settled>),
+    Command(CommandRequest, Sender<CommandResponse>),
+    Control(ControlEvent),
+}
+
+/// Events that the loop handles one by one.
+#[derive(Debug)]
+pub(super) enum ControlEvent {
+    Broker(BrokerEvent),
+    Store(StoreEvent),
     Signal(Signal),
     /// A reload has read the configuration.
     Reread(ReadConfig),
-    Query(Query),
+    /// A client asks for the state.
+    State(Sender<StateInput>),
+    /// A client asks for the whole store.
+    Export(Sender<Result<ExportFeed, ExportRefusal>>),
 }
 
 impl LoopEvent {
     /// Whether the event concerns the process, whichever life handles it.
     pub(super) fn is_for_the_process(&self) -> bool {
-        matches!(self, LoopEvent::Signal(_) | LoopEvent::Reread(_) | LoopEvent::Query(_))
+        match self {
+            LoopEvent::Command(..) => true,
+            LoopEvent::Requests(_) | LoopEvent::Settled(_) => false,
+            LoopEvent::Control(event) => match event {
+                ControlEvent::Signal(_)
+                | ControlEvent::Reread(_)
+                | ControlEvent::State(_)
+                | ControlEvent::Export(_) => true,
+                ControlEvent::Broker(_) | ControlEvent::Store(_) => false,
+            },
+        }
+    }
+
+    /// Whether the event keeps its place among the requests.
+    fn is_of_ingest(&self) -> bool {
+        let ingest =
+            |event: &BrokerEvent| matches!(event, BrokerEvent::IngestReady { .. } | BrokerEvent::IngestLost);
+        match self {
+            LoopEvent::Requests(_) => true,
+            LoopEvent::Control(ControlEvent::Broker(event)) => ingest(event),
+            LoopEvent::Control(_) | LoopEvent::Settled(_) | LoopEvent::Command(..) => false,
+        }
+    }
+}
+
+impl From<ControlEvent> for LoopEvent {
+    fn from(event: ControlEvent) -> Self {
+        LoopEvent::Control(event)
+    }
+}
+
+impl From<tidegate_amqp::Event> for LoopEvent {
+    fn from(event: tidegate_amqp::Event) -> Self {
+        match event {
+            tidegate_amqp::Event::Requests(requests) => LoopEvent::Requests(requests),
+            tidegate_amqp::Event::Settled(settled) => LoopEvent::Settled(settled),
+            tidegate_amqp::Event::Broker(event) => ControlEvent::Broker(event).into(),
+        }
     }
 }
 
 #[derive(Debug, Default)]
 struct MailboxQueues {
     control: VecDeque<LoopEvent>,
-    ingest: VecDeque<amqp::Event>,
+    ingest: VecDeque<LoopEvent>,
 }
 
 #[derive(Debug, Default)]
@@ -53,20 +107,13 @@ pub(super) struct Mailbox {
 
 impl Mailbox {
     /// Adds an event, from any thread; never blocks for long.
-    pub(super) fn post(&self, event: LoopEvent) {
+    pub(super) fn post(&self, event: impl Into<LoopEvent>) {
+        let event = event.into();
         let mut queues = self.lock();
-        match event {
-            LoopEvent::Amqp(
-                event
-                @ (amqp::Event::Requests(_) | amqp::Event::IngestReady { .. } | amqp::Event::IngestLost),
-            ) => queues.ingest.push_back(event),
-            event @ (LoopEvent::Amqp(_)
-            | LoopEvent::Store(_)
-            | LoopEvent::Signal(_)
-            | LoopEvent::Reread(_)
-            | LoopEvent::Query(_)) => {
-                queues.control.push_back(event);
-            }
+        if event.is_of_ingest() {
+            queues.ingest.push_back(event);
+        } else {
+            queues.control.push_back(event);
         }
         drop(queues);
         self.filled.notify_one();
@@ -85,10 +132,10 @@ impl Mailbox {
         let mut items = 0;
         while items < TURN_ITEMS {
             let Some(event) = queues.ingest.pop_front() else { break };
-            if let amqp::Event::Requests(chunk) = &event {
+            if let LoopEvent::Requests(chunk) = &event {
                 items += chunk.iter().map(Request::item_count).sum::<usize>();
             }
-            out.push_back(LoopEvent::Amqp(event));
+            out.push_back(event);
         }
     }
 
@@ -97,26 +144,80 @@ impl Mailbox {
     }
 }
 
+/// Passes signals and queries to the current life.
+#[derive(Debug)]
+pub(super) struct Inlet {
+    /// `None`: no further life follows.
+    present: Mutex<Option<Arc<Mailbox>>>,
+}
+
+impl Default for Inlet {
+    fn default() -> Self {
+        Inlet { present: Mutex::new(Some(Arc::default())) }
+    }
+}
+
+impl Inlet {
+    pub(super) fn post(&self, event: impl Into<LoopEvent>) {
+        // The lock is held during the post: an event for a mailbox that is being replaced would be lost.
+        if let Some(present) = &*self.lock() {
+            present.post(event);
+        }
+    }
+
+    /// Waits for events between two lives, `timeout` at most.
+    pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
+        let present = self.lock().clone();
+        if let Some(present) = present {
+            present.take(timeout, out);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Mailbox>>> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends open queries without an answer, and all later ones.
+    pub(super) fn close(&self) {
+        if let Some(last) = self.lock().take() {
+            last.take(Duration::ZERO, &mut VecDeque::new());
+        }
+    }
+
+    /// A new mailbox for the next life. Events that the connections and the store of the last life still send
+    /// stay in the old one. Signals and queries that came between the two lives are moved.
+    pub(super) fn renew(&self) -> Arc<Mailbox> {
+        let new = Arc::new(Mailbox::default());
+        let mut present = self.lock();
+        let mut left = VecDeque::new();
+        if let Some(present) = &*present {
+            present.take(Duration::ZERO, &mut left);
+        }
+        left.into_iter().filter(LoopEvent::is_for_the_process).for_each(|event| new.post(event));
+        *present = Some(Arc::clone(&new));
+        new
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[test]
     fn control_comes_first_and_ingest_keeps_its_order() {
         let mailbox = Mailbox::default();
-        mailbox.post(LoopEvent::Amqp(amqp::Event::IngestReady { generation: 1 }));
-        mailbox.post(LoopEvent::Amqp(amqp::Event::IngestLost));
-        mailbox.post(LoopEvent::Signal(Signal::Reload));
+        mailbox.post(ControlEvent::Broker(BrokerEvent::IngestReady { generation: 1 }));
+        mailbox.post(ControlEvent::Broker(BrokerEvent::IngestLost));
+        mailbox.post(ControlEvent::Signal(Signal::Reload));
         let mut out = VecDeque::new();
         mailbox.take(Duration::ZERO, &mut out);
         assert!(
             matches!(
                 out.make_contiguous(),
                 [
-                    LoopEvent::Signal(Signal::Reload),
-                    LoopEvent::Amqp(amqp::Event::IngestReady { generation: 1 }),
-                    LoopEvent::Amqp(amqp::Event::IngestLost)
+                    LoopEvent::Control(ControlEvent::Signal(Signal::Reload)),
+                    LoopEvent::Control(ControlEvent::Broker(BrokerEvent::IngestReady { generation: 1 })),
+                    LoopEvent::Control(ControlEvent::Broker(BrokerEvent::IngestLost))
                 ]
             ),
             "{out:?}"
@@ -127,7 +228,7 @@ mod tests {
     fn a_post_ends_the_wait() {
         let mailbox = Arc::new(Mailbox::default());
         let poster = Arc::clone(&mailbox);
-        let thread = std::thread::spawn(move || poster.post(LoopEvent::Signal(Signal::Terminate)));
+        let thread = std::thread::spawn(move || poster.post(ControlEvent::Signal(Signal::Terminate)));
         let mut out = VecDeque::new();
         mailbox.take(Duration::from_secs(30), &mut out);
         assert_eq!(out.len(), 1);

@@ -2,8 +2,8 @@
 //! engine's inputs and carries out the engine's effects in their order.
 //!
 //! Three layers, each of which outlives the one below it:
-//! - [`process`]: start-up in order, signals, the service manager, the admin port, the configuration, and the
-//!   counters of the process ([`tally`]);
+//! - [`process`]: the service manager, the admin port, the configuration, and the counters of the process
+//!   ([`tally`]); [`lives`] starts it in order and runs one life after the other;
 //! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
 //!   begin within the process, with [`standby`] in between;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
@@ -15,6 +15,7 @@ mod exports;
 mod guard;
 mod housekeeping;
 mod life;
+mod lives;
 mod mailbox;
 mod process;
 mod recovery;
@@ -25,12 +26,12 @@ mod starts;
 mod status;
 mod tally;
 
-use crate::config::Config;
+use crate::admin;
 use crate::logging::{self, LogFormat};
-use crate::store::{self, OpenError};
-use crate::{admin, amqp};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use tidegate_config::Config;
+use tidegate_store::OpenError;
 
 /// Exit code: another process has the store.
 const EXIT_LOCKED: u8 = 75;
@@ -63,7 +64,7 @@ pub fn run(options: RunOptions) -> ExitCode {
         // Another subscriber is set up and receives the messages.
         tracing::debug!(%error, "logging was already set up");
     }
-    match process::run(options) {
+    match lives::run(options) {
         Ok(()) => {
             tracing::info!("stopped");
             ExitCode::SUCCESS
@@ -81,9 +82,9 @@ enum RunError {
     #[error("store: {0}")]
     Open(#[from] OpenError),
     #[error("store: {0}")]
-    Store(#[from] store::StoreFailure),
+    Store(#[from] tidegate_store::StoreFailure),
     #[error("store: {0}")]
-    Spawn(#[from] store::SpawnError),
+    Spawn(#[from] tidegate_store::SpawnError),
     #[error("the runtime cannot be started: {0}")]
     Runtime(std::io::Error),
     #[error("signal handlers cannot be installed: {0}")]
@@ -110,4 +111,4 @@ impl RunError {
 }
 
 /// The callback that puts events of the connections into the mailbox.
-type OnAmqp = std::sync::Arc<dyn Fn(amqp::Event) + Send + Sync>;
+type OnAmqp = std::sync::Arc<dyn Fn(tidegate_amqp::Event) + Send + Sync>;

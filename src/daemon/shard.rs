@@ -4,15 +4,15 @@
 //! Nothing here waits.
 
 use super::commands::PendingQueries;
-use crate::amqp::{self, Amqp};
-use crate::clock;
-use crate::engine::event::{Effects, Input};
-use crate::engine::types::Reply;
-use crate::engine::Engine;
-use crate::lease::Lease;
-use crate::store::{self, CommitGroup};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_amqp::Amqp;
+use tidegate_common::clock;
+use tidegate_common::lease::Lease;
+use tidegate_engine::Engine;
+use tidegate_store::CommitGroup;
+use tidegate_types::event::{Effects, Input};
+use tidegate_types::Reply;
 
 /// Least time between two renewals of the lease, ms: the first may be in progress.
 const RENEWAL_PAUSE_MS: u64 = 300;
@@ -21,7 +21,7 @@ const RENEWAL_PAUSE_MS: u64 = 300;
 pub(super) struct Shard {
     pub(super) engine: Engine,
     pub(super) amqp: Amqp,
-    pub(super) store: store::thread::StoreHandle,
+    pub(super) store: tidegate_store::thread::StoreHandle,
     /// How long the store belongs to this daemon; `None`: no other daemon can take it.
     pub(super) lease: Option<Arc<Lease>>,
     /// Random, created once with the store. Together with the arrival number it forms assigned ids.
@@ -29,7 +29,7 @@ pub(super) struct Shard {
     /// Unanswered commands of the admin port.
     pub(super) queries: PendingQueries,
     /// Last state of the ingest and the egress connection.
-    pub(super) links: [Option<amqp::LinkStatus>; 2],
+    pub(super) links: [Option<tidegate_amqp::LinkStatus>; 2],
     /// A consumer is running.
     pub(super) consumes: bool,
     /// The engine had an input in this turn, and with it the time.
@@ -46,7 +46,7 @@ impl Shard {
     pub(super) fn new(
         engine: Engine,
         amqp: Amqp,
-        store: store::thread::StoreHandle,
+        store: tidegate_store::thread::StoreHandle,
         lease: Option<Arc<Lease>>,
         store_identity: u64,
     ) -> Self {

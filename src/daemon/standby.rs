@@ -2,15 +2,16 @@
 //!
 //! It takes no requests and sends nothing, since it has no engine and no connection to a broker.
 
-use super::mailbox::LoopEvent;
+use super::mailbox::{ControlEvent, LoopEvent};
 use super::process::Process;
-use crate::admin::{CommandResponse, ExportRefusal, LinkState, Query, StateInput, Status};
-use crate::config::Config;
+use crate::admin::{CommandResponse, ExportRefusal, LinkState, StateInput, Status};
 use crate::signals::Signal;
-use crate::store::{Loss, OpenError};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+use tidegate_config::Config;
+use tidegate_store::{Loss, OpenError};
+use tokio::sync::oneshot::Sender;
 
 /// Longest time between two attempts to open the store, and so the gap after a stop of its owner.
 const LONGEST_TRY: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ pub(super) struct StandbyWaits {
     /// Number of short lives in a row.
     short: u32,
     /// Events for the next life.
-    kept: VecDeque<LoopEvent>,
+    kept: VecDeque<ControlEvent>,
 }
 
 impl StandbyWaits {
@@ -76,73 +77,76 @@ impl StandbyWaits {
     }
 
     /// Takes the events kept for the next life.
-    pub(super) fn take_kept(&mut self) -> VecDeque<LoopEvent> {
+    pub(super) fn take_kept(&mut self) -> VecDeque<ControlEvent> {
         std::mem::take(&mut self.kept)
     }
 }
 
-impl Process {
-    /// Waits until the next attempt is due, and answers queries. False: a stop was requested.
-    pub(super) fn wait(&mut self, waits: &mut StandbyWaits) -> bool {
-        let Some(until) = waits.until else { return true };
-        let mut events = VecDeque::new();
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            self.inlet.take(left.min(LONGEST_TRY), &mut events);
-            while let Some(event) = events.pop_front() {
-                match event {
-                    LoopEvent::Signal(Signal::Terminate) => {
-                        self.notify.stopping();
-                        tracing::info!("stopping: there is nothing to finish");
-                        return false;
-                    }
-                    event @ (LoopEvent::Signal(Signal::Reload) | LoopEvent::Reread(_)) => {
-                        waits.kept.push_back(event);
-                    }
-                    LoopEvent::Query(query) => self.answer_without_store(query, waits),
-                    // Events of the life that has ended.
-                    LoopEvent::Amqp(_) | LoopEvent::Store(_) => {}
-                }
-            }
-            let state = if waits.is_spare { "standing by" } else { "waiting for the store" };
-            self.notify.status(&format!("{state}: {}", waits.reason));
-            if self.watchdog.is_some() {
-                self.notify.watchdog();
-            }
-            if Instant::now() >= until {
-                return true;
+/// Waits until the next attempt is due, and answers queries. False: a stop was requested.
+pub(super) fn wait(process: &Process, waits: &mut StandbyWaits) -> bool {
+    let Some(until) = waits.until else { return true };
+    let mut events = VecDeque::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        process.inlet.take(left.min(LONGEST_TRY), &mut events);
+        while let Some(event) = events.pop_front() {
+            if !handle(process, waits, event) {
+                return false;
             }
         }
-    }
-
-    fn answer_without_store(&self, query: Query, waits: &StandbyWaits) {
-        // The client may have disconnected.
-        match query {
-            Query::State(reply) => drop(reply.send(self.state_without_store(waits))),
-            Query::Command(_, sender) => {
-                let error = if waits.is_spare {
-                    format!("this daemon stands by: {}; ask that one", waits.reason)
-                } else {
-                    format!("there is no store at present, ask again: {}", waits.reason)
-                };
-                let document = json!({ "error": error });
-                drop(sender.send(CommandResponse { status: Status::Unavailable, document }));
-            }
-            Query::Export(reply) => {
-                drop(reply.send(Err(ExportRefusal::NotOnDisk("there is no store open at present"))));
-            }
-            // Dead-letter actions run beside the loop; the dropped sender reports an error.
-            Query::Letters(_, reply) => drop(reply),
+        let state = if waits.is_spare { "standing by" } else { "waiting for the store" };
+        process.notify.status(&format!("{state}: {}", waits.reason));
+        if process.watchdog.is_some() {
+            process.notify.watchdog();
+        }
+        if Instant::now() >= until {
+            return true;
         }
     }
+}
 
-    fn state_without_store(&self, waits: &StandbyWaits) -> StateInput {
-        let [_, _, _, standby, _, waiting, _, _] = LinkState::STATES;
-        let link = |side: &str| LinkState {
-            side: side.to_owned(),
-            state: if waits.is_spare { standby } else { waiting }.to_owned(),
-            detail: waits.reason.clone(),
-        };
-        StateInput { links: vec![link("ingest"), link("egress")], ..self.state() }
+/// False: a stop was requested.
+fn handle(process: &Process, waits: &mut StandbyWaits, event: LoopEvent) -> bool {
+    match event {
+        LoopEvent::Control(ControlEvent::Signal(Signal::Terminate)) => {
+            process.notify.stopping();
+            tracing::info!("stopping: there is nothing to finish");
+            return false;
+        }
+        LoopEvent::Control(event @ (ControlEvent::Signal(Signal::Reload) | ControlEvent::Reread(_))) => {
+            waits.kept.push_back(event);
+        }
+        // Clients may have disconnected.
+        LoopEvent::Control(ControlEvent::State(reply)) => drop(reply.send(state(process, waits))),
+        LoopEvent::Control(ControlEvent::Export(reply)) => {
+            drop(reply.send(Err(ExportRefusal::NotOnDisk("there is no store open at present"))));
+        }
+        LoopEvent::Command(_, reply) => refuse(waits, reply),
+        // Events of the life that has ended.
+        LoopEvent::Control(ControlEvent::Broker(_) | ControlEvent::Store(_))
+        | LoopEvent::Requests(_)
+        | LoopEvent::Settled(_) => {}
     }
+    true
+}
+
+fn refuse(waits: &StandbyWaits, reply: Sender<CommandResponse>) {
+    let error = if waits.is_spare {
+        format!("this daemon stands by: {}; ask that one", waits.reason)
+    } else {
+        format!("there is no store at present, ask again: {}", waits.reason)
+    };
+    let document = json!({ "error": error });
+    // The client may have disconnected.
+    drop(reply.send(CommandResponse { status: Status::Unavailable, document }));
+}
+
+fn state(process: &Process, waits: &StandbyWaits) -> StateInput {
+    let [_, _, _, standby, _, waiting, _, _] = LinkState::STATES;
+    let link = |side: &str| LinkState {
+        side: side.to_owned(),
+        state: if waits.is_spare { standby } else { waiting }.to_owned(),
+        detail: waits.reason.clone(),
+    };
+    StateInput { links: vec![link("ingest"), link("egress")], ..process.state() }
 }

@@ -1,13 +1,13 @@
 //! Counts, in the state directory, the starts that were not followed by a minute of uptime. A message that
 //! kills the process comes back at once and would kill it again. So after several quick deaths the consumer
 //! begins with one delivery at a time, and the queue's delivery limit removes the culprit
-//! ([`crate::amqp::quarantine`]). The file also contains how many deliveries at a time a process in that
+//! ([`tidegate_amqp::quarantine`]). The file also contains how many deliveries at a time a process in that
 //! state takes, so that the next one knows over how many it died.
 
-use crate::amqp::quarantine::most_after;
-use crate::clock;
 use std::fs;
 use std::path::{Path, PathBuf};
+use tidegate_amqp::quarantine::most_after;
+use tidegate_common::clock;
 
 /// Minimum uptime after which the first messages do not count as the cause of an end, ms.
 const LONG_LIFE_MS: u64 = 60_000;

@@ -2,15 +2,16 @@
 //! store. Counters that restarted with each restart of the database would hide in their rates what was lost
 //! with it.
 
-use super::process::Process;
 use crate::admin::{LatenessState, StateInput, StoreState, Traffic};
-use crate::amqp::Figures;
-use crate::clock;
-use crate::engine::snapshot::{Counters, Snapshot};
-use crate::store::thread::CommitFigures;
-use crate::store::{Loss, Takeover};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidegate_amqp::Figures;
+use tidegate_common::clock;
+use tidegate_config::StoreKind;
+use tidegate_store::thread::CommitFigures;
+use tidegate_store::{Loss, Takeover};
+use tidegate_types::snapshot::{Counters, Snapshot};
+use tidegate_types::Now;
 
 /// The counters of one process.
 #[derive(Debug, Default)]
@@ -44,14 +45,11 @@ impl ProcessTally {
     pub(super) fn lost(&mut self, loss: Loss) {
         self.losses[loss as usize] += 1;
     }
-}
 
-impl Process {
     /// The state without the parts that only a life has.
-    pub(super) fn state(&self) -> StateInput {
+    pub(super) fn state(&self, kind: StoreKind, started: Now) -> StateInput {
         let now = clock::now();
-        let ProcessTally { totals, figures, commits, longest_turn_us, lives, takeovers, losses } =
-            &self.tally;
+        let ProcessTally { totals, figures, commits, longest_turn_us, lives, takeovers, losses } = self;
         let (ends, commits) = (figures.stats(), commits.stats());
         let named = |words: &[&str], counts: &[u64]| -> BTreeMap<String, u64> {
             words.iter().map(|word| (*word).to_owned()).zip(counts.iter().copied()).collect()
@@ -64,7 +62,7 @@ impl Process {
             },
             links: Vec::new(),
             store: StoreState {
-                kind: super::status::kind(&self.config).to_owned(),
+                kind: kind.as_str().to_owned(),
                 commits: commits.commits,
                 last_commit_ms: commits.last_ms,
                 max_commit_ms: commits.times.max / 1_000,
@@ -95,9 +93,9 @@ impl Process {
             },
             draining: false,
             version: env!("CARGO_PKG_VERSION"),
-            started_at: self.started.wall,
+            started_at: started.wall,
             at: now.wall,
-            uptime_ms: now.mono.saturating_sub(self.started.mono),
+            uptime_ms: now.mono.saturating_sub(started.mono),
         }
     }
 }

@@ -8,13 +8,15 @@ use super::ids::{ItemId, QueueId};
 use super::live::{LiveItems, Timing};
 use super::mutant::{mutated, Mutant};
 use super::queue::Condition;
-use super::types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
-use std::collections::BTreeSet;
-use std::ops::Bound;
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ops::Bound;
+use tidegate_types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
 
 /// The decision of the limits on a new item.
 #[derive(Debug)]
-pub(super) enum LimitVerdict {
+pub(crate) enum LimitVerdict {
     Admit,
     /// Not now: it waits, and later requests wait behind it.
     Wait,
@@ -23,7 +25,7 @@ pub(super) enum LimitVerdict {
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// Queues over their limit whose first items are being dead-lettered, and queues whose windows are being
     /// closed.
     trimming: BTreeSet<QueueId>,
@@ -38,18 +40,18 @@ pub(super) struct Limits {
 
 impl Limits {
     /// Sets whether the disk is nearly full.
-    pub(super) fn set_store_full(&mut self, full: bool) {
+    pub(crate) fn set_store_full(&mut self, full: bool) {
         self.store_full = full;
     }
 
     /// Whether nothing is taken in, because the disk is nearly full.
-    pub(super) fn is_store_full(&self) -> bool {
+    pub(crate) fn is_store_full(&self) -> bool {
         self.store_full && !mutated(Mutant::StoreFullIgnored)
     }
 
     /// Whether this item may be admitted. `replaces`: it replaces another item of its application, so that
     /// the number of items does not grow.
-    pub(super) fn judge(
+    pub(crate) fn judge(
         &mut self,
         live: &LiveItems,
         settings: &Settings,
@@ -120,7 +122,7 @@ impl Limits {
     }
 
     /// Closes windows of queues at their limit. Whether there is more to do.
-    pub(super) fn flush(&mut self, live: &mut LiveItems, now: Now) -> bool {
+    pub(crate) fn flush(&mut self, live: &mut LiveItems, now: Now) -> bool {
         let (mut windows, mut rows) = (0, 0);
         let most = (live.thresholds().flushed_windows, live.thresholds().flushed);
         while let Some(queue) = self.flushing.first().copied() {
@@ -143,7 +145,7 @@ impl Limits {
     /// The next items to be dead-lettered at the heads of queues over their limit, with the error sentence of
     /// each. Items that are not in memory are requested from the loader. Each turn handles some queues, in
     /// rotation.
-    pub(super) fn trim(&mut self, live: &mut LiveItems) -> Vec<(ItemId, String)> {
+    pub(crate) fn trim(&mut self, live: &mut LiveItems) -> Vec<(ItemId, String)> {
         for queue in live.queues.take_to_trim() {
             if self.lacking.remove(&queue) {
                 self.trimming.insert(queue);
@@ -164,7 +166,7 @@ impl Limits {
     }
 
     /// Whether more items in memory must be dead-lettered than one turn does.
-    pub(super) fn is_trimming(&self, live: &LiveItems) -> bool {
+    pub(crate) fn is_trimming(&self, live: &LiveItems) -> bool {
         self.trimming.len() > live.thresholds().trimmed_queues
             || self.trimming.iter().any(|queue| {
                 live.queues.get(*queue).is_some_and(|known| {
@@ -181,7 +183,7 @@ impl Limits {
         let Some((max, name)) = live
             .queues
             .get(queue)
-            .map(|known| (live.queues.settings_of(queue).max_waiting, std::sync::Arc::clone(known.name())))
+            .map(|known| (live.queues.settings_of(queue).max_waiting, alloc::sync::Arc::clone(known.name())))
         else {
             self.trimming.remove(&queue);
             return;
@@ -220,9 +222,9 @@ impl Limits {
     }
 
     /// Drops this state after a reload, as limits may have changed: the next items find out again.
-    pub(super) fn configure(&mut self, live: &mut LiveItems) {
-        let lacking = std::mem::take(&mut self.lacking);
-        for queue in std::mem::take(&mut self.trimming).into_iter().chain(lacking) {
+    pub(crate) fn configure(&mut self, live: &mut LiveItems) {
+        let lacking = core::mem::take(&mut self.lacking);
+        for queue in core::mem::take(&mut self.trimming).into_iter().chain(lacking) {
             if live.queues.get(queue).is_some() {
                 live.queues.at(queue).at_work().set(Condition::Trimming, false);
                 live.queues.at(queue).mark_for_loader();
@@ -234,7 +236,7 @@ impl Limits {
 }
 
 /// Amounts that count towards limits: requests that wait for room are judged again once one of these falls.
-pub(super) fn occupied(live: &LiveItems) -> [u64; 3] {
+pub(crate) fn occupied(live: &LiveItems) -> [u64; 3] {
     [live.customers().open_windows(), live.queues.total(), live.queues.occupied()]
 }
 
@@ -274,7 +276,7 @@ fn lacks_window(
 
 /// Closes a window if an admitted item lacks room for its own. Called after the item that it replaces is
 /// gone, since that may have been a member of the window that closes.
-pub(super) fn make_room(
+pub(crate) fn make_room(
     live: &mut LiveItems,
     settings: &Settings,
     asked: (&NewItem, QueueId, Timing),

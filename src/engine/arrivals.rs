@@ -14,16 +14,17 @@
 
 mod line;
 
-use super::core::Core;
-use super::event::{Found, Load, Wanted};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::reads::{Asked, ReadLine, Watch, Worth};
-use super::types::{Asker, Command, Ended, Identity, Now};
 use super::waits::{Waiter, Waits};
-pub(super) use line::{Arrival, LineName};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use crate::core::Core;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+pub(crate) use line::{Arrival, LineName};
+use tidegate_types::event::{Found, Load, Wanted};
+use tidegate_types::{Asker, Command, Ended, Identity, Now};
 
 /// What the store has reported about an arrival's identities.
 #[derive(Debug)]
@@ -38,9 +39,9 @@ enum Knowledge {
 
 /// An arrival, and its number in the order of all arrivals, which it keeps.
 #[derive(Debug)]
-pub(super) struct Placed {
-    pub(super) place: u64,
-    pub(super) arrival: Arrival,
+pub(crate) struct Placed {
+    pub(crate) place: u64,
+    pub(crate) arrival: Arrival,
 }
 
 #[derive(Debug)]
@@ -61,12 +62,12 @@ struct Line {
 
 /// The next arrival to be judged.
 #[derive(Debug)]
-pub(super) struct Next {
-    pub(super) placed: Placed,
+pub(crate) struct Next {
+    pub(crate) placed: Placed,
     /// The store's answer for each identity that was asked for.
-    pub(super) found: Vec<(Identity, Found)>,
+    pub(crate) found: Vec<(Identity, Found)>,
     /// It is decided now, even if an item of its id is in flight.
-    pub(super) at_once: bool,
+    pub(crate) at_once: bool,
 }
 
 /// An entry that the store has been asked about.
@@ -89,7 +90,7 @@ struct Waiting {
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals {
+pub(crate) struct Arrivals {
     returned: Line,
     requests: Line,
     local: Line,
@@ -112,7 +113,7 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Arrivals::default()
     }
 
@@ -124,7 +125,7 @@ impl Arrivals {
         }
     }
 
-    pub(super) fn push(&mut self, arrival: Arrival) {
+    pub(crate) fn push(&mut self, arrival: Arrival) {
         let name = if arrival.is_local() { LineName::Local } else { LineName::Requests };
         let placed = Placed { place: self.next, arrival };
         self.next += 1;
@@ -132,12 +133,12 @@ impl Arrivals {
     }
 
     /// No arrival from the broker waits to be judged.
-    pub(super) fn is_clear(&self) -> bool {
+    pub(crate) fn is_clear(&self) -> bool {
         self.returned.entries.is_empty() && self.requests.entries.is_empty()
     }
 
     /// The next arrival of a line, which stays there.
-    pub(super) fn peek(&self, name: LineName) -> Option<&Arrival> {
+    pub(crate) fn peek(&self, name: LineName) -> Option<&Arrival> {
         let line = match name {
             LineName::Returned => &self.returned,
             LineName::Requests => &self.requests,
@@ -147,13 +148,13 @@ impl Arrivals {
     }
 
     /// Whether arrivals that waited for an outcome, or local ones, are to be judged.
-    pub(super) fn has_returned(&self) -> bool {
+    pub(crate) fn has_returned(&self) -> bool {
         [LineName::Returned, LineName::Local].into_iter().any(|name| self.peek(name).is_some())
     }
 
     /// Takes the next arrival off a line, if all facts that it needs are known. `questions`: what would have
     /// to be asked now; if an answer has become stale, the arrival is asked for again.
-    pub(super) fn next(
+    pub(crate) fn next(
         &mut self,
         name: LineName,
         core: &mut Core,
@@ -161,7 +162,7 @@ impl Arrivals {
     ) -> Option<Next> {
         let line = self.line(name);
         let entry = line.entries.front_mut()?;
-        let found = match std::mem::replace(&mut entry.knowledge, Knowledge::Unasked) {
+        let found = match core::mem::replace(&mut entry.knowledge, Knowledge::Unasked) {
             Knowledge::Asked(asked) => {
                 entry.knowledge = Knowledge::Asked(asked);
                 return None;
@@ -190,13 +191,13 @@ impl Arrivals {
     }
 
     /// Returns an arrival to its line.
-    pub(super) fn put_back(&mut self, name: LineName, placed: Placed, at_once: bool) {
+    pub(crate) fn put_back(&mut self, name: LineName, placed: Placed, at_once: bool) {
         self.line(name).insert(LineEntry { at_once, ..LineEntry::new(placed) });
     }
 
     /// Whether no entry of the message at the head of a line waits for an answer of the store or, if the
     /// message has several entries, has to be asked for first.
-    pub(super) fn is_message_known(
+    pub(crate) fn is_message_known(
         &mut self,
         name: LineName,
         core: &mut Core,
@@ -236,7 +237,7 @@ impl Arrivals {
 
     /// Asks the store for identities of arrivals in the lines, in order. `held`: requests wait for room, and
     /// would be asked for repeatedly.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         &mut self,
         core: &mut Core,
         held: bool,
@@ -284,7 +285,7 @@ impl Arrivals {
     }
 
     /// The store has answered the oldest question.
-    pub(super) fn found(&mut self, found: Vec<Found>) {
+    pub(crate) fn found(&mut self, found: Vec<Found>) {
         let Some(asked) = self.asked.pop_front() else {
             debug_assert!(false, "an answer has a question");
             return;
@@ -294,7 +295,7 @@ impl Arrivals {
             let answers: Vec<Found> = found.by_ref().take(count).collect();
             let Some(entry) = self.line(line).at(place) else { continue };
             let Knowledge::Asked(asked) = &mut entry.knowledge else { continue };
-            entry.knowledge = Knowledge::Known(std::mem::take(asked), answers);
+            entry.knowledge = Knowledge::Known(core::mem::take(asked), answers);
         }
     }
 
@@ -302,7 +303,7 @@ impl Arrivals {
 
     /// The arrival depends on an item in flight, or came after a command that does, and waits until that
     /// attempt has ended; a command waits until `until` at most.
-    pub(super) fn await_outcome(&mut self, identity: Identity, placed: Placed) {
+    pub(crate) fn await_outcome(&mut self, identity: Identity, placed: Placed) {
         let arrival = &placed.arrival;
         if let Arrival::Command { until: Some(until), .. } = arrival {
             self.until.insert((*until, identity));
@@ -318,12 +319,12 @@ impl Arrivals {
     }
 
     /// Whether one more command of this caller may wait for an outcome.
-    pub(super) fn may_wait(&self, command: &Command, asker: &Asker) -> bool {
+    pub(crate) fn may_wait(&self, command: &Command, asker: &Asker) -> bool {
         self.waits.may_wait(Waiter::of(command, asker))
     }
 
     /// Sets the prefetch. If more arrivals wait than now may, all are decided.
-    pub(super) fn set_prefetch(&mut self, prefetch: u16) {
+    pub(crate) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {
             self.released.extend(self.waiting.keys());
         }
@@ -331,7 +332,7 @@ impl Arrivals {
 
     /// Releases requests that wait for an outcome and that this later command cancels, as far as
     /// `may_be_decided` allows. Whether there are any.
-    pub(super) fn release_for(
+    pub(crate) fn release_for(
         &mut self,
         command: &Command,
         may_be_decided: impl Fn(Identity) -> bool,
@@ -348,12 +349,12 @@ impl Arrivals {
     /// Ends the waits of released identities: their arrivals are judged next, in order. Returns the remote
     /// commands before the first request among them, to be answered now. Arrivals that cannot be decided now
     /// wait on. `None`: nothing was released.
-    pub(super) fn release(
+    pub(crate) fn release(
         &mut self,
         may_be_decided: impl Fn(Identity) -> bool,
     ) -> Option<Vec<(Command, Asker)>> {
         let (mut any, mut commands) = (false, Vec::new());
-        for identity in std::mem::take(&mut self.released) {
+        for identity in core::mem::take(&mut self.released) {
             if !self.waiting.contains_key(&identity) {
                 continue;
             }
@@ -389,7 +390,7 @@ impl Arrivals {
 
     /// The scan that the arrival has to wait for because an earlier request with its id does: requests of one
     /// id are judged in order, whatever their customers are. Local commands have no order among requests.
-    pub(super) fn scan_before_its_id(&self, arrival: &Arrival) -> Option<u64> {
+    pub(crate) fn scan_before_its_id(&self, arrival: &Arrival) -> Option<u64> {
         let overtakes = mutated(Mutant::IdOvertakesItsFirst);
         if self.ids_behind_scans.is_empty() || arrival.is_local() || overtakes {
             return None;
@@ -401,13 +402,13 @@ impl Arrivals {
 
     /// Whether an arrival by message waits for the outcome of this identity: a later request is judged after
     /// it, since the item may be cancelled or replaced before.
-    pub(super) fn is_awaited(&self, identity: Identity) -> bool {
+    pub(crate) fn is_awaited(&self, identity: Identity) -> bool {
         self.waiting.get(&identity).is_some_and(|waiting| waiting.remote > 0)
     }
 
     /// The arrival came after a cancel of its customer, or an arrival of its id did: it waits until that scan
     /// has covered all items.
-    pub(super) fn await_scan(&mut self, number: u64, placed: Placed) {
+    pub(crate) fn await_scan(&mut self, number: u64, placed: Placed) {
         if let Arrival::Item(item, _) = &placed.arrival {
             if let Some(identity) = item.identity {
                 let (last, count) = self.ids_behind_scans.get_or_insert_with(identity, || (number, 0));
@@ -420,7 +421,7 @@ impl Arrivals {
 
     /// Ends the waits for scans that have finished, by `is_through`: their arrivals are judged next, in
     /// order. Whether there were any.
-    pub(super) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) -> bool {
+    pub(crate) fn scans_ended(&mut self, is_through: impl Fn(u64) -> bool) -> bool {
         let through: Vec<u64> =
             self.behind_scans.keys().copied().filter(|number| is_through(*number)).collect();
         let any = !through.is_empty();
@@ -446,13 +447,13 @@ impl Arrivals {
     }
 
     /// Whether any arrival waits for an outcome.
-    pub(super) fn awaits_any(&self) -> bool {
+    pub(crate) fn awaits_any(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     /// An attempt has ended: arrivals that waited for it are judged next, in order. `ended`: how its item
     /// ended, if it did.
-    pub(super) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
+    pub(crate) fn outcome_known(&mut self, identity: Identity, ended: Option<&Ended>, watch: &mut Watch) {
         let waiting = self.take_waiting(identity);
         let entries = waiting.into_iter().map(|placed| {
             let subject = placed.arrival.subject().map(|(_, identities)| identities).unwrap_or_default();
@@ -485,7 +486,7 @@ impl Arrivals {
     }
 
     /// Takes the commands whose time limit has passed. Arrivals after them are judged next, in order.
-    pub(super) fn end_waits(&mut self, now: Now) -> Vec<(Command, Asker)> {
+    pub(crate) fn end_waits(&mut self, now: Now) -> Vec<(Command, Asker)> {
         let mut over = Vec::new();
         while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
             self.until.pop_first();
@@ -508,16 +509,16 @@ impl Arrivals {
         over
     }
 
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         self.until.first().map(|(until, _)| *until)
     }
 
     /// Forgets what the broker redelivers. Local commands stay. The cost is proportional to the length of the
     /// lines.
-    pub(super) fn forget_deliveries(&mut self, watch: &mut Watch) {
+    pub(crate) fn forget_deliveries(&mut self, watch: &mut Watch) {
         for name in [LineName::Returned, LineName::Requests] {
             let line = self.line(name);
-            let gone = std::mem::take(&mut line.entries);
+            let gone = core::mem::take(&mut line.entries);
             line.ahead = 0;
             for entry in gone {
                 if let Knowledge::Asked(asked) | Knowledge::Known(asked, _) = &entry.knowledge {
@@ -531,8 +532,8 @@ impl Arrivals {
             waiting.retain(|placed| placed.arrival.is_local() || mutated(Mutant::BehindScanKept));
         }
         self.ids_behind_scans = Lookup::new();
-        let kept: BTreeSet<(u64, Identity)> = std::mem::take(&mut self.until);
-        let mut waiting = std::mem::take(&mut self.waiting);
+        let kept: BTreeSet<(u64, Identity)> = core::mem::take(&mut self.until);
+        let mut waiting = core::mem::take(&mut self.waiting);
         self.waits.forget();
         self.released.clear();
         for (_, identity) in kept {
@@ -546,7 +547,7 @@ impl Arrivals {
 
     /// The state of the lines, for messages of tests.
     #[cfg(test)]
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         format!(
             "{} returned, {} requests, {} local, {} waiting, behind scans {:?}; first {:?}; first local {:?}",
             self.returned.entries.len(),
@@ -561,7 +562,7 @@ impl Arrivals {
 
     /// The application of each arrival by message that waits for an outcome.
     #[cfg(test)]
-    pub(super) fn awaiting_by_message(&self) -> Vec<String> {
+    pub(crate) fn awaiting_by_message(&self) -> Vec<String> {
         let all = self.waiting.values().flat_map(|waiting| &waiting.line);
         let remote = all.map(|placed| &placed.arrival).filter(|arrival| !arrival.is_local());
         let remote = remote.filter_map(Arrival::subject);
@@ -570,7 +571,7 @@ impl Arrivals {
 
     /// Number of arrivals that wait for the outcome of this identity, for messages of tests.
     #[cfg(test)]
-    pub(super) fn awaiting(&self, identity: Identity) -> usize {
+    pub(crate) fn awaiting(&self, identity: Identity) -> usize {
         self.waiting.get(&identity).map_or(0, |waiting| waiting.line.len())
     }
 }

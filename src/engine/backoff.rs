@@ -1,11 +1,11 @@
 //! Back-off: how long an application stays parked before the next probe.
 
-use super::types::Retry;
+use tidegate_types::Retry;
 
 /// The pause before the next try after `failures` failures in a row (from 1): `min` doubled each time, at
 /// most `max`, less a random part of up to a quarter so that applications parked together do not come back
 /// together (equal jitter, after M. Brooker, "Exponential backoff and jitter", 2015).
-pub(super) fn pause(retry: &Retry, failures: u32, random: u64) -> u64 {
+pub(crate) fn pause(retry: &Retry, failures: u32, random: u64) -> u64 {
     let doubled = retry.min.saturating_mul(1 << failures.saturating_sub(1).min(40));
     let full = doubled.min(retry.max).max(1);
     full - random % (full / 4 + 1)
@@ -13,10 +13,10 @@ pub(super) fn pause(retry: &Retry, failures: u32, random: u64) -> u64 {
 
 /// SplitMix64 (Steele, Lea, Flood 2014): jitter needs no secrecy, and a replay must repeat it exactly.
 #[derive(Clone, Debug)]
-pub(super) struct Random(pub(super) u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub(super) fn draw(&mut self) -> u64 {
+    pub(crate) fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

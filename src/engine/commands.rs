@@ -4,21 +4,24 @@
 //! An answer leaves only once all changes before it are durable: a crash cannot make it untrue. Commands
 //! about an item in flight wait for its outcome, within a time limit.
 
-use super::core::{listed, Core, ItemLocation, LiveItem};
-use super::event::{Found, Slowed, FOR_EVER};
 use super::health::HealthState;
 use super::ids::QueueId;
 use super::judge;
 use super::mutant::{mutated, Mutant};
 use super::scans::{end_of_cancel, Scans};
-use super::types::{
+use crate::core::{listed, Core, ItemLocation, LiveItem};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use tidegate_types::event::{Found, Slowed, FOR_EVER};
+use tidegate_types::{
     Answer, Asker, AssignedId, ClosedBy, Command, CustomerOf, End, Ended, Identity, Moment, Now, Rate,
     Settings, Target,
 };
 
 /// The result of executing a command.
 #[derive(Debug)]
-pub(super) enum Executed {
+pub(crate) enum Executed {
     Answer(Answer),
     /// The command depends on the item of this identity, whose outcome is not known yet.
     Await(Identity),
@@ -27,7 +30,7 @@ pub(super) enum Executed {
 }
 
 /// Executes a command, in its turn.
-pub(super) fn execute(
+pub(crate) fn execute(
     core: &mut Core,
     scans: &mut Scans,
     settings: &Settings,

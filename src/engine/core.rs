@@ -3,35 +3,37 @@
 //!
 //! Guarantee: an item is sent only by a confirm without a return. Decided in [`outcome`] and nowhere else.
 
-pub(super) mod listed;
+pub(crate) mod listed;
 mod outcome;
 
 use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
-use super::event::{Found, Stored};
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, ItemFlag};
 use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, EndOf};
 use super::recent::Recent;
-use super::types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason, Settled};
-use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::event::{Found, Stored};
+use tidegate_types::{Batch, Dead, DuplicateRule, End, Ended, Identity, Now, Reason, Settled};
 
 /// Maximum number of pauses ended in one call: many may end at one moment.
 const PAUSES_ENDED: usize = 1_000;
 
 /// An item that has not ended: in memory, or in the store only.
 #[derive(Debug)]
-pub(super) enum LiveItem {
+pub(crate) enum LiveItem {
     Resident(ItemId),
     Far(Box<Stored>),
 }
 
 /// Where an identity is, or how it ended, as far as that is remembered.
 #[derive(Debug)]
-pub(super) enum ItemLocation {
+pub(crate) enum ItemLocation {
     Live(LiveItem),
     Ended(Box<Ended>),
     Nowhere,
@@ -39,10 +41,10 @@ pub(super) enum ItemLocation {
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Core {
-    pub(super) live: LiveItems,
-    pub(super) dispatch: Dispatch,
-    pub(super) recent: Recent,
+pub(crate) struct Core {
+    pub(crate) live: LiveItems,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) recent: Recent,
     random: Random,
     /// Attempts that have ended and have not been processed.
     settled: VecDeque<Settled>,
@@ -55,7 +57,7 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(live: LiveItems, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
+    pub(crate) fn new(live: LiveItems, dispatch: Dispatch, recent: Recent, seed: u64) -> Self {
         Core {
             live,
             dispatch,
@@ -72,12 +74,12 @@ impl Core {
 
     /// Whether the ends of attempts are reported. Callers that start to wait for one set it; it is computed
     /// anew once per call.
-    pub(super) fn want_outcomes(&mut self, wanted: bool) {
+    pub(crate) fn want_outcomes(&mut self, wanted: bool) {
         self.outcomes_wanted = wanted;
     }
 
-    pub(super) fn take_outcomes(&mut self) -> Vec<(Identity, Option<Ended>)> {
-        std::mem::take(&mut self.outcomes)
+    pub(crate) fn take_outcomes(&mut self) -> Vec<(Identity, Option<Ended>)> {
+        core::mem::take(&mut self.outcomes)
     }
 
     fn report(&mut self, identity: Identity, ended: Option<&Ended>) {
@@ -111,7 +113,7 @@ impl Core {
     /// Remembers the id of a request that was dead from the start. This is remembered with the commit that
     /// makes its dead letter safe, and never sooner: else the redelivered request would be dropped as a
     /// repeat.
-    pub(super) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
+    pub(crate) fn remember_dead(&mut self, queue: QueueId, identity: Identity, letter: u64, ended: Ended) {
         let resident = self.live.items().by_seq(letter);
         match resident.filter(|id| !self.live.items()[*id].is_stored() && !mutated(Mutant::DeadTooSoon)) {
             Some(id) => self.live.shared.set_former(id, identity, ended.fingerprint),
@@ -120,7 +122,7 @@ impl Core {
     }
 
     /// Dead-letters an item, which must be on no list.
-    pub(super) fn dead_letter(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
+    pub(crate) fn dead_letter(&mut self, id: ItemId, reason: Reason, error: &str, now: Now) {
         if self.live.items()[id].is_orphaned() {
             return self.forget(id);
         }
@@ -141,7 +143,7 @@ impl Core {
     }
 
     /// Cancels an item that is in memory and not in flight.
-    pub(super) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
+    pub(crate) fn cancel(&mut self, id: ItemId, end: End, now: Now) {
         let (queue, identity) = (self.live.items()[id].queue(), self.live.items()[id].identity());
         let ended = self.ended(id, end, now);
         self.remember(queue, identity, ended);
@@ -150,7 +152,7 @@ impl Core {
     }
 
     /// Cancels an item that is in the store only.
-    pub(super) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
+    pub(crate) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
         let Some(queue) = self.live.queues.find(stored.queue()) else { return };
         let ended = Ended {
             end,
@@ -166,19 +168,19 @@ impl Core {
     }
 
     /// Sets the due of an item that is in memory and not in flight.
-    pub(super) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
+    pub(crate) fn reschedule(&mut self, id: ItemId, due: u64, now: Now) {
         self.unlist(id);
         self.live.reschedule(id, due, now);
     }
 
     /// An item ends without having been sent: it leaves every list and the store, and its request is acked.
-    pub(super) fn end_unsent(&mut self, id: ItemId) {
+    pub(crate) fn end_unsent(&mut self, id: ItemId) {
         self.unlist(id);
         self.live.finish(&[id]);
     }
 
     /// A request of the same id replaces an item that is in flight, without a wait for its outcome.
-    pub(super) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
+    pub(crate) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
         let identity = self.live.items()[id].identity();
         // Nothing needs to wait for the outcome of this id any more.
         self.report(identity, None);
@@ -188,26 +190,26 @@ impl Core {
     /// Whether a request that waits for this identity can be decided now, without the outcome. Payloads that
     /// the store is reading must stay; and without a store, a redelivered request is recognised only by its
     /// item in flight.
-    pub(super) fn may_be_superseded(&self, identity: Identity) -> bool {
+    pub(crate) fn may_be_superseded(&self, identity: Identity) -> bool {
         let item = self.live.items().by_identity(identity).map(|id| &self.live.items()[id]);
         self.will_be_told(identity) && item.is_none_or(|item| !self.dispatch.flights.is_fetching(item))
     }
 
     /// Whether it can be decided so now, or once the payloads under way have been read.
-    pub(super) fn will_be_told(&self, identity: Identity) -> bool {
+    pub(crate) fn will_be_told(&self, identity: Identity) -> bool {
         let item = self.live.items().by_identity(identity).map(|id| &self.live.items()[id]);
         item.is_none_or(|item| !item.is_orphaned() || self.live.shared.journal.is_durable())
     }
 
     /// Removes an item from the list it is on.
-    pub(super) fn unlist(&mut self, id: ItemId) {
+    pub(crate) fn unlist(&mut self, id: ItemId) {
         self.dispatch.leave(&mut self.live, id);
         self.live.home_of(id).unlist(id);
     }
 
     /// The ingest connection is lost: items that only the broker keeps are forgotten; those in flight once
     /// their attempts have ended.
-    pub(super) fn orphan_pending(&mut self) {
+    pub(crate) fn orphan_pending(&mut self) {
         for id in self.live.shared.orphan_pending() {
             if !self.is_in_flight(id) {
                 self.unlist(id);
@@ -226,7 +228,7 @@ impl Core {
 
     /// Sends batches while there are slots and queues with due items, until `rows` items have been sent.
     /// Whether there may be more.
-    pub(super) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
+    pub(crate) fn pump(&mut self, rows: usize, now: Now, out: &mut Vec<Batch>) -> bool {
         for queue in self.dispatch.late_probes(&self.live, now) {
             self.live.queues.at(queue).at_work().set(Condition::SlowProbe, true);
             self.live.begin_evicting(queue, now);
@@ -241,7 +243,7 @@ impl Core {
         while gone < rows {
             let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else { return false };
             gone += candidate.rows.len();
-            candidate.rows = self.revalidate(std::mem::take(&mut candidate.rows), now);
+            candidate.rows = self.revalidate(core::mem::take(&mut candidate.rows), now);
             if self.is_held(candidate.has_been_out(), &candidate.rows) {
                 self.keep_back(candidate, now);
             } else {
@@ -259,7 +261,7 @@ impl Core {
 
     /// Returns the members to wait with the others of their customer.
     fn keep_back(&mut self, mut candidate: Candidate, now: Now) {
-        let rows = std::mem::take(&mut candidate.rows);
+        let rows = core::mem::take(&mut candidate.rows);
         self.dispatch.drop_candidate(&mut self.live, &candidate);
         rows.into_iter().for_each(|id| self.return_to_queue(id, false, "", now));
     }
@@ -273,7 +275,7 @@ impl Core {
     }
 
     /// Takes loaded payloads: [`Core::pump`] launches the flights that waited for them.
-    pub(super) fn contents_loaded(&mut self, contents: Vec<(u64, Arc<super::types::Content>)>) {
+    pub(crate) fn contents_loaded(&mut self, contents: Vec<(u64, Arc<tidegate_types::Content>)>) {
         self.fetched.append(&mut self.dispatch.content_loaded(&mut self.live, contents));
     }
 
@@ -365,7 +367,7 @@ impl Core {
     }
 
     /// Ends back-offs, and pauses whose time has passed, up to [`PAUSES_ENDED`]. Whether that was all.
-    pub(super) fn end_pauses(&mut self, now: Now) -> bool {
+    pub(crate) fn end_pauses(&mut self, now: Now) -> bool {
         self.dispatch.end_backoffs(&mut self.live, now);
         self.fetched.extend(self.dispatch.paced.end(&mut self.live, now));
         for _ in 0..PAUSES_ENDED {
@@ -386,7 +388,7 @@ impl Core {
     }
 
     /// Settings have changed: flights that wait for a rate are checked again.
-    pub(super) fn look_at_fetched(&mut self) {
+    pub(crate) fn look_at_fetched(&mut self) {
         let queues = &self.live.queues;
         let fetches =
             |id: &QueueId| queues[*id].active().is_some_and(|live| live.flights().first_fetching().is_some());
@@ -394,37 +396,37 @@ impl Core {
     }
 
     /// Drains a queue again after a pause or hold.
-    pub(super) fn resume(&mut self, queue: QueueId) {
+    pub(crate) fn resume(&mut self, queue: QueueId) {
         self.live.queues.at(queue).end_hold();
         self.live.at(queue).unstall();
         self.live.queues.at(queue).requeue();
     }
 
     /// Nothing is in flight or waits for a slot or the store.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.live.shared.journal.is_idle() && self.dispatch.is_idle(&self.live)
     }
 
     // ---- where an identity is -----------------------------------------------------------------------------
 
-    pub(super) fn is_in_flight(&self, id: ItemId) -> bool {
+    pub(crate) fn is_in_flight(&self, id: ItemId) -> bool {
         self.dispatch.flights.is_in_flight(&self.live.items()[id])
     }
 
     /// An item of this identity and queue is in flight.
-    pub(super) fn is_out(&self, identity: Identity, queue: QueueId) -> bool {
+    pub(crate) fn is_out(&self, identity: Identity, queue: QueueId) -> bool {
         let its = |id: &ItemId| self.live.items()[*id].queue() == queue && self.is_in_flight(*id);
         self.live.items().by_identity(identity).filter(its).is_some()
     }
 
     /// In flight or perhaps delivered: its end is not known yet.
-    pub(super) fn is_undecided(&self, id: ItemId) -> bool {
+    pub(crate) fn is_undecided(&self, id: ItemId) -> bool {
         self.is_in_flight(id) || self.live.items()[id].tries().outcome_unknown
     }
 
     /// Where an identity of this queue is, or how it ended. `found`: the answer of the store, if it was
     /// asked.
-    pub(super) fn location(
+    pub(crate) fn location(
         &mut self,
         identity: Identity,
         queue: QueueId,

@@ -6,22 +6,25 @@
 //!
 //! This module decides when windows close and what is written of them. [`super::live`] handles their members.
 
-use super::event::{Op, WindowRow};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{Item, Items};
 use super::mutant::{mutated, Mutant};
-use super::pace::{Bound, Pace, Waited};
+use super::pace::{Pace, Waited};
 use super::queue::{ActiveQueue, Entry, Queues};
 use super::ready::ReadyItems;
 use super::schedule::{Schedule, Taken};
-use super::size::{self, Overhead};
 use super::slab::{Handle, Slab};
-use super::thresholds::Thresholds;
-use super::types::{ClosedBy, Key, Now};
 use super::window::{Member, Plan, Window};
-use std::collections::BTreeSet;
-use std::ops::{Index, IndexMut};
-use std::sync::Arc;
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::{Index, IndexMut};
+use tidegate_types::event::{Op, WindowRow};
+use tidegate_types::rate::Bound;
+use tidegate_types::size::{self, Overhead};
+use tidegate_types::Thresholds;
+use tidegate_types::{ClosedBy, Key, Now};
 
 /// Interval, ms, at which the pace of a customer is checked while nothing waits for it and a formed batch has
 /// not left.
@@ -29,7 +32,7 @@ const PACE_LOOK_MS: u64 = 1_000;
 
 /// The list that a customer with due items is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CustomerTurn {
+pub(crate) enum CustomerTurn {
     /// On none: it has no due items.
     None,
     /// In its queue's ready queue.
@@ -46,7 +49,7 @@ pub(super) enum CustomerTurn {
 
 impl CustomerTurn {
     /// Whether it is on a list other than the ready queue and the stalled ones.
-    pub(super) fn is_aside(self) -> bool {
+    pub(crate) fn is_aside(self) -> bool {
         match self {
             CustomerTurn::None | CustomerTurn::InLine | CustomerTurn::Stalled => false,
             CustomerTurn::Leaving | CustomerTurn::Paced | CustomerTurn::Behind => true,
@@ -56,17 +59,17 @@ impl CustomerTurn {
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Customer {
-    pub(super) queue: QueueId,
-    pub(super) name: Arc<str>,
-    pub(super) overhead: Overhead,
-    pub(super) window: Option<Window>,
-    pub(super) ready: ReadyItems,
-    pub(super) turn: CustomerTurn,
+pub(crate) struct Customer {
+    pub(crate) queue: QueueId,
+    pub(crate) name: Arc<str>,
+    pub(crate) overhead: Overhead,
+    pub(crate) window: Option<Window>,
+    pub(crate) ready: ReadyItems,
+    pub(crate) turn: CustomerTurn,
     /// Number of items that are due and in no batch.
-    pub(super) due: u32,
+    pub(crate) due: u32,
     /// It is in the list of customers with items to be evicted.
-    pub(super) is_leaving: bool,
+    pub(crate) is_leaving: bool,
     /// Its pace, if its rate is bounded and something has left lately.
     pace: Option<Box<Pace>>,
     /// Next check of the pace, monotonic ms.
@@ -80,14 +83,14 @@ pub(super) struct Customer {
 
 impl Customer {
     /// Until when its rate holds back its due items, monotonic ms.
-    pub(super) fn paced_until(&self) -> Option<u64> {
+    pub(crate) fn paced_until(&self) -> Option<u64> {
         self.pace.as_ref()?.waits_until().filter(|_| self.turn == CustomerTurn::Paced)
     }
 }
 
 /// Customers of all queues.
 #[derive(Debug)]
-pub(super) struct Customers {
+pub(crate) struct Customers {
     table: Slab<CustomerId, Customer>,
     /// Checks of windows, by the place of their customer; monotonic clock.
     timers: Schedule,
@@ -101,7 +104,7 @@ pub(super) struct Customers {
 }
 
 impl Customers {
-    pub(super) fn new(now: Now) -> Self {
+    pub(crate) fn new(now: Now) -> Self {
         Customers {
             table: Slab::new(),
             timers: Schedule::new(now.mono),
@@ -113,7 +116,7 @@ impl Customers {
     }
 
     /// The customer of this name; adds it if it is unknown.
-    pub(super) fn id(&mut self, active: &mut ActiveQueue, name: &str) -> CustomerId {
+    pub(crate) fn id(&mut self, active: &mut ActiveQueue, name: &str) -> CustomerId {
         if let Some(id) = active.customer(name) {
             return id;
         }
@@ -138,42 +141,42 @@ impl Customers {
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    pub(super) fn get(&self, id: CustomerId) -> Option<&Customer> {
+    pub(crate) fn get(&self, id: CustomerId) -> Option<&Customer> {
         self.table.get(id)
     }
 
     /// The open window of a customer.
-    pub(super) fn window(&self, id: CustomerId) -> Option<&Window> {
+    pub(crate) fn window(&self, id: CustomerId) -> Option<&Window> {
         self.table.get(id)?.window.as_ref()
     }
 
     /// The key of an item with an own time. If it is due when its customer's window ends, its key lies among
     /// the members of that window, since these leave in order of arrival. `span`: maximum distance of the
     /// members' numbers.
-    pub(super) fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64, span: u64) -> Key {
+    pub(crate) fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64, span: u64) -> Key {
         let window = customer.and_then(|id| self.window(id));
         let near = |place: &Key| place.due == due && seq - place.window <= span;
         window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
     }
 
     /// Keeps a customer during an operation that may remove its last item.
-    pub(super) fn pin(&mut self, customer: Option<CustomerId>) {
+    pub(crate) fn pin(&mut self, customer: Option<CustomerId>) {
         customer.into_iter().for_each(|id| self.table[id].pins += 1);
     }
 
     /// Adds an item that has come into memory.
-    pub(super) fn add_row(&mut self, id: CustomerId, item: ItemId, items: &mut Items) {
+    pub(crate) fn add_row(&mut self, id: CustomerId, item: ItemId, items: &mut Items) {
         let customer = &mut self.table[id];
         items.link(item, customer.first.replace(item));
         customer.rows += 1;
     }
 
     /// Removes items that are about to leave memory from their customers' lists.
-    pub(super) fn unlink(&mut self, leaving: &[ItemId], items: &mut Items) {
+    pub(crate) fn unlink(&mut self, leaving: &[ItemId], items: &mut Items) {
         for item in leaving {
             let Some(id) = items.get(*item).and_then(Item::customer) else { continue };
             if let Some(first) = items.unlink(*item) {
@@ -183,19 +186,19 @@ impl Customers {
     }
 
     /// Mutable access to a customer; `active` is the part of its queue.
-    pub(super) fn at<'c>(&'c mut self, id: CustomerId, active: &'c mut ActiveQueue) -> CustomerMut<'c> {
+    pub(crate) fn at<'c>(&'c mut self, id: CustomerId, active: &'c mut ActiveQueue) -> CustomerMut<'c> {
         debug_assert_eq!(self.table[id].queue, active.id(), "a customer is of one queue");
         CustomerMut { id, customers: self, active }
     }
 
     /// Items of the customer in memory, the newest first.
-    pub(super) fn items<'a>(&self, id: CustomerId, items: &'a Items) -> impl Iterator<Item = ItemId> + 'a {
-        std::iter::successors(self.table[id].first, |item| items.sibling(*item))
+    pub(crate) fn items<'a>(&self, id: CustomerId, items: &'a Items) -> impl Iterator<Item = ItemId> + 'a {
+        core::iter::successors(self.table[id].first, |item| items.sibling(*item))
     }
 
     /// Recomputes overheads for a changed format, and applies a shorter quiet time to open windows. The cost
     /// is proportional to the number of customers.
-    pub(super) fn configure(&mut self, queues: &Queues, now: Now) {
+    pub(crate) fn configure(&mut self, queues: &Queues, now: Now) {
         for id in self.table.handles().collect::<Vec<_>>() {
             let customer = &mut self.table[id];
             let Some(active) = queues[customer.queue].active() else { continue };
@@ -208,19 +211,19 @@ impl Customers {
     // ---- rates --------------------------------------------------------------------------------------------
 
     /// Number of customers that wait for their rate, or for passed-over items.
-    pub(super) fn waiting(&self) -> u64 {
+    pub(crate) fn waiting(&self) -> u64 {
         self.waiting
     }
 
     /// Adjusts that number after a change of a customer's list.
-    pub(super) fn count_waiting(&mut self, before: CustomerTurn, now: CustomerTurn) {
+    pub(crate) fn count_waiting(&mut self, before: CustomerTurn, now: CustomerTurn) {
         let waits = |turn| u64::from(matches!(turn, CustomerTurn::Paced | CustomerTurn::Behind));
         self.waiting = self.waiting + waits(now) - waits(before);
     }
 
     /// Takes the next customer whose pace check is due. Its batch may leave now; or its pace is at rest and
     /// is dropped, or is checked again later.
-    pub(super) fn take_paced(&mut self, now: Now) -> Option<CustomerId> {
+    pub(crate) fn take_paced(&mut self, now: Now) -> Option<CustomerId> {
         let (at, id) = self.paced.first().copied().filter(|(at, _)| *at <= now.mono)?;
         self.paced.remove(&(at, id));
         let pace = &mut self.table[id].pace;
@@ -244,7 +247,7 @@ impl Customers {
     }
 
     fn look_at_pace_at(&mut self, id: CustomerId, at: u64) {
-        let before = std::mem::replace(&mut self.table[id].looked_at, at);
+        let before = core::mem::replace(&mut self.table[id].looked_at, at);
         self.paced.remove(&(before, id));
         self.paced.insert((at, id));
     }
@@ -264,7 +267,7 @@ impl Customers {
     }
 
     /// Until when a batch of this many items has to wait, monotonic ms; `None`: it may leave.
-    pub(super) fn waits_until(
+    pub(crate) fn waits_until(
         &mut self,
         id: CustomerId,
         bound: Option<Bound>,
@@ -279,7 +282,7 @@ impl Customers {
     }
 
     /// A batch of this many items is formed. Returns for how long its rate held them back, if it did.
-    pub(super) fn form(
+    pub(crate) fn form(
         &mut self,
         id: CustomerId,
         bound: Option<Bound>,
@@ -295,13 +298,13 @@ impl Customers {
     }
 
     /// This many formed items leave now.
-    pub(super) fn leave(&mut self, id: Option<CustomerId>, items: u64, mono: u64) {
+    pub(crate) fn leave(&mut self, id: Option<CustomerId>, items: u64, mono: u64) {
         let pace = id.and_then(|id| self.table.get_mut(id)?.pace.as_mut());
         pace.into_iter().for_each(|pace| pace.leave(items, mono));
     }
 
     /// This many formed items do not leave: waiting ones may leave sooner.
-    pub(super) fn refund(&mut self, id: Option<CustomerId>, items: u64) {
+    pub(crate) fn refund(&mut self, id: Option<CustomerId>, items: u64) {
         let Some(id) = id.filter(|_| items > 0) else { return };
         let Some(pace) = self.table.get_mut(id).and_then(|customer| customer.pace.as_mut()) else { return };
         pace.refund(items);
@@ -313,23 +316,23 @@ impl Customers {
     // ---- windows ------------------------------------------------------------------------------------------
 
     /// Number of open windows.
-    pub(super) fn open_windows(&self) -> u64 {
+    pub(crate) fn open_windows(&self) -> u64 {
         self.open_windows
     }
 
     /// When the next window may have to close, or a rate may allow a batch, monotonic ms.
-    pub(super) fn next_look(&self) -> Option<u64> {
+    pub(crate) fn next_look(&self) -> Option<u64> {
         let paced = self.paced.first().map(|(at, _)| *at);
         self.timers.next().into_iter().chain(paced).min()
     }
 
     /// The customer whose window closes next.
-    pub(super) fn first_to_close(&self) -> Option<CustomerId> {
+    pub(crate) fn first_to_close(&self) -> Option<CustomerId> {
         self.table.at(self.timers.first()?)
     }
 
     /// Windows that must close now, in order of time, up to the limits of a turn; and whether these are all.
-    pub(super) fn take_due(
+    pub(crate) fn take_due(
         &mut self,
         queues: &Queues,
         turn: Thresholds,
@@ -362,8 +365,8 @@ impl Customers {
     }
 
     /// Adds the changed rows of long windows to `ops`.
-    pub(super) fn flush(&mut self, queues: &Queues, ops: &mut Vec<Op>) {
-        for id in std::mem::take(&mut self.dirty) {
+    pub(crate) fn flush(&mut self, queues: &Queues, ops: &mut Vec<Op>) {
+        for id in core::mem::take(&mut self.dirty) {
             let Some(Customer { queue, name, window, .. }) = self.table.get_mut(id) else { continue };
             let row = window.as_mut().and_then(|window| window.take_dirty_row(queues[*queue].name(), name));
             ops.extend(row.map(Op::PutWindow));
@@ -372,7 +375,7 @@ impl Customers {
 
     /// After a step of the wall clock, expiries fall on other monotonic times. The cost is proportional to
     /// the number of windows of this queue.
-    pub(super) fn recheck(&mut self, active: &ActiveQueue, now: Now) {
+    pub(crate) fn recheck(&mut self, active: &ActiveQueue, now: Now) {
         for id in active.windows() {
             self.plan_check(*id, active.settings().quiet, now);
         }
@@ -399,7 +402,7 @@ impl Customers {
 
 /// Mutable access to a customer, together with its queue and the timers of all windows.
 #[derive(Debug)]
-pub(super) struct CustomerMut<'c> {
+pub(crate) struct CustomerMut<'c> {
     id: CustomerId,
     customers: &'c mut Customers,
     active: &'c mut ActiveQueue,
@@ -411,19 +414,19 @@ impl CustomerMut<'_> {
     }
 
     /// Reverts one [`Customers::pin`].
-    pub(super) fn unpin(&mut self) {
+    pub(crate) fn unpin(&mut self) {
         self.this().pins -= 1;
         self.release();
     }
 
     /// Counts an item that has left memory.
-    pub(super) fn remove_row(&mut self) {
+    pub(crate) fn remove_row(&mut self) {
         self.this().rows -= 1;
         self.release();
     }
 
     /// Removes the customer if nothing needs it any more.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         let customer = &self.customers.table[self.id];
         let unused =
             customer.rows == 0 && customer.pins == 0 && customer.window.is_none() && customer.pace.is_none();
@@ -434,7 +437,7 @@ impl CustomerMut<'_> {
     }
 
     /// Adds a due item. Returns the entry to add to the ready queue, if the customer is on no list.
-    pub(super) fn push_ready(&mut self, place: Key, item: ItemId) -> Option<Entry> {
+    pub(crate) fn push_ready(&mut self, place: Key, item: ItemId) -> Option<Entry> {
         let id = self.id;
         let customer = self.this();
         customer.ready.push(place, item);
@@ -447,17 +450,17 @@ impl CustomerMut<'_> {
 
     // ---- its window ---------------------------------------------------------------------------------------
 
-    pub(super) fn has_window(&self) -> bool {
+    pub(crate) fn has_window(&self) -> bool {
         self.customers.table[self.id].window.is_some()
     }
 
     /// Whether an item with this key in the store is a member of its window.
-    pub(super) fn holds(&self, key: Key) -> bool {
+    pub(crate) fn holds(&self, key: Key) -> bool {
         self.customers.table[self.id].window.as_ref().is_some_and(|window| window.holds(key))
     }
 
     /// Opens its window; it must have none. `number`: arrival number of the first member.
-    pub(super) fn open(&mut self, plan: Plan, number: u64, now: Now) {
+    pub(crate) fn open(&mut self, plan: Plan, number: u64, now: Now) {
         let customer = &mut self.customers.table[self.id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
         let window = customer.window.insert(Window::new(plan, number, now));
@@ -467,7 +470,7 @@ impl CustomerMut<'_> {
     }
 
     /// Opens a window as a former life left it.
-    pub(super) fn reopen(&mut self, row: &WindowRow, now: Now) {
+    pub(crate) fn reopen(&mut self, row: &WindowRow, now: Now) {
         let longest = self.active.settings().window;
         let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
         let length = row.end.saturating_sub(now.wall).min(bound);
@@ -481,7 +484,7 @@ impl CustomerMut<'_> {
 
     /// The limit that the window would exceed with a new member of this weight and number; the window closes
     /// first then. `span`: maximum distance of its members' numbers.
-    pub(super) fn would_overflow(&self, (weight, seq): (u32, u64), span: u64) -> Option<ClosedBy> {
+    pub(crate) fn would_overflow(&self, (weight, seq): (u32, u64), span: u64) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
         let window = customer.window.as_ref()?;
         if window.would_overflow(weight, customer.overhead, self.active.settings().max_bytes) {
@@ -491,7 +494,7 @@ impl CustomerMut<'_> {
     }
 
     /// Counts a new item into the open window. Returns the place of its members in the store.
-    pub(super) fn join(&mut self, member: Member, now: Now) -> Key {
+    pub(crate) fn join(&mut self, member: Member, now: Now) -> Key {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else { return Key::own(now.wall, member.seq) };
         window.join(member, customer.overhead.item, now);
@@ -502,7 +505,7 @@ impl CustomerMut<'_> {
     }
 
     /// A stored item of a former life was loaded: it is counted now, unless the window's row included it.
-    pub(super) fn rejoin(&mut self, member: Member, now: Now) {
+    pub(crate) fn rejoin(&mut self, member: Member, now: Now) {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else { return };
         window.rejoin(member, customer.overhead.item);
@@ -511,7 +514,7 @@ impl CustomerMut<'_> {
 
     /// A member is in the store only. If its key is beyond `horizon`, a restart would not read it in time, so
     /// the window gets a row.
-    pub(super) fn add_far(&mut self, horizon: u64) {
+    pub(crate) fn add_far(&mut self, horizon: u64) {
         let Some(window) = self.this().window.as_mut() else { return };
         if window.add_far(horizon) {
             self.customers.mark(self.id);
@@ -519,7 +522,7 @@ impl CustomerMut<'_> {
     }
 
     /// A member ended while its window was open. The window ends with its last member.
-    pub(super) fn leave(&mut self, weight: u32, was_far: bool, ops: &mut Vec<Op>) {
+    pub(crate) fn leave(&mut self, weight: u32, was_far: bool, ops: &mut Vec<Op>) {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else { return };
         if window.leave(weight, customer.overhead.item, was_far) {
@@ -530,13 +533,13 @@ impl CustomerMut<'_> {
     }
 
     /// The limit that the window has reached with its newest member.
-    pub(super) fn is_full(&self) -> Option<ClosedBy> {
+    pub(crate) fn is_full(&self) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
         customer.window.as_ref()?.is_full(self.active.settings(), customer.overhead)
     }
 
     /// Ends the window and returns it.
-    pub(super) fn end(&mut self, ops: &mut Vec<Op>) -> Option<Window> {
+    pub(crate) fn end(&mut self, ops: &mut Vec<Op>) -> Option<Window> {
         let customer = &mut self.customers.table[self.id];
         let window = customer.window.take()?;
         self.customers.timers.remove(self.id.place(), window.check());

@@ -7,7 +7,7 @@
 //! channel that the broker closed.
 //!
 //! Guarantee: a batch whose outcome is unknown is sent again with the same members, hence under the same
-//! batch id; receivers drop the repeat by item id. [`super::core`] decides what an outcome means.
+//! batch id; receivers drop the repeat by item id. [`crate::core`] decides what an outcome means.
 
 mod channels;
 mod egress;
@@ -16,21 +16,22 @@ mod given_up;
 mod paced;
 mod pauses;
 
-use super::event::Load;
 use super::ids::{ItemId, QueueId};
 use super::items::{ItemFlag, Stage};
 use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::pace::Waited;
 use super::queue::{Condition, QueueFlights};
-use super::types::{Batch, BatchItem, Content, Now, Settings};
-use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::event::Load;
+use tidegate_types::{Batch, BatchItem, Content, Now, Settings};
 
 use channels::SoloChannels;
-pub(super) use egress::Egress;
+pub(crate) use egress::Egress;
 use flight::FlightState;
-pub(super) use flight::{Candidate, Flight, Flights};
+pub(crate) use flight::{Candidate, Flight, Flights};
 use paced::PacedQueues;
 
 /// A formed batch gives its slot back if its rate would hold it back for longer than this, ms.
@@ -42,22 +43,22 @@ const LATE_PROBE_MS: u64 = 500;
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Dispatch {
-    pub(super) egress: Egress,
-    pub(super) flights: Flights,
+pub(crate) struct Dispatch {
+    pub(crate) egress: Egress,
+    pub(crate) flights: Flights,
     /// Flights to be sent alone, in order.
     suspects: VecDeque<u64>,
     channels: SoloChannels,
     /// Queues in back-off, by its end, monotonic ms.
     backoffs: BTreeSet<(u64, QueueId)>,
     /// Batches that wait for their rates.
-    pub(super) paced: PacedQueues,
+    pub(crate) paced: PacedQueues,
     /// Arrival numbers of items whose payloads must be read from the store.
     lacking: Vec<u64>,
 }
 
 impl Dispatch {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(crate) fn new(settings: &Settings) -> Self {
         let mut dispatch = Dispatch {
             egress: Egress::default(),
             flights: Flights::new(),
@@ -71,12 +72,12 @@ impl Dispatch {
         dispatch
     }
 
-    pub(super) fn configure(&mut self, settings: &Settings) {
+    pub(crate) fn configure(&mut self, settings: &Settings) {
         self.egress.configure(settings);
         self.channels.configure(settings.max_in_flight);
     }
 
-    pub(super) fn set_blocked(&mut self, blocked: bool, now: Now) {
+    pub(crate) fn set_blocked(&mut self, blocked: bool, now: Now) {
         self.egress.set_blocked(blocked);
         if !blocked {
             self.channels.unblocked(now);
@@ -84,7 +85,7 @@ impl Dispatch {
     }
 
     /// Whether an item of this queue that is due at once will probably be sent and confirmed at once.
-    pub(super) fn is_free_for(&self, live: &LiveItems, queue: QueueId) -> bool {
+    pub(crate) fn is_free_for(&self, live: &LiveItems, queue: QueueId) -> bool {
         let queue = &live.queues[queue];
         let Some(active) = queue.active() else { return false };
         self.egress.is_open()
@@ -99,7 +100,7 @@ impl Dispatch {
     /// Whether no reported cause holds back a batch of this queue: the queue is not held back by a pause or
     /// its rate, nothing of it is at the broker, and there is a slot and, if needed, a channel. Whether
     /// egress is open does not count.
-    pub(super) fn could_send(&self, live: &LiveItems, id: QueueId) -> bool {
+    pub(crate) fn could_send(&self, live: &LiveItems, id: QueueId) -> bool {
         let queue = &live.queues[id];
         if queue.is_held_back() || queue.paced_until().is_some() || !self.egress.has_room() {
             return false;
@@ -122,7 +123,7 @@ impl Dispatch {
 
     /// The next batch that may be sent: a suspect, a repeat, or a new one. `None`: no slot, or nothing to
     /// send.
-    pub(super) fn next(&mut self, live: &mut LiveItems, now: Now) -> Option<Candidate> {
+    pub(crate) fn next(&mut self, live: &mut LiveItems, now: Now) -> Option<Candidate> {
         if !self.egress.has_slot() {
             return None;
         }
@@ -210,7 +211,7 @@ impl Dispatch {
         Some(Candidate {
             number: Some(number),
             queue: flight.queue,
-            rows: std::mem::take(&mut flight.rows),
+            rows: core::mem::take(&mut flight.rows),
             alone,
             before: Some((flight.format, flight.publishes)),
             suspect: false,
@@ -234,7 +235,7 @@ impl Dispatch {
     }
 
     /// Drops a candidate of which nothing may be sent.
-    pub(super) fn drop_candidate(&mut self, live: &mut LiveItems, candidate: &Candidate) {
+    pub(crate) fn drop_candidate(&mut self, live: &mut LiveItems, candidate: &Candidate) {
         candidate.number.into_iter().for_each(|number| {
             self.flights.end(number);
         });
@@ -246,7 +247,7 @@ impl Dispatch {
 
     /// Gives a candidate a slot, and publishes it, or first fetches the payloads that it lacks. Later batches
     /// of the same queue wait behind one that fetches, to keep their order.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         live: &mut LiveItems,
         candidate: Candidate,
@@ -308,17 +309,17 @@ impl Dispatch {
     }
 
     /// The read for the payloads that flights wait for.
-    pub(super) fn take_lacking(&mut self, live: &LiveItems) -> Option<Load> {
+    pub(crate) fn take_lacking(&mut self, live: &LiveItems) -> Option<Load> {
         if self.lacking.is_empty() {
             return None;
         }
-        let lacking = std::mem::take(&mut self.lacking);
+        let lacking = core::mem::take(&mut self.lacking);
         let place = |seq: u64| Some((seq, live.row(&live.items()[live.items().by_seq(seq)?]).place()));
         Some(Load::Contents(lacking.into_iter().filter_map(place).collect()))
     }
 
     /// Takes loaded payloads. Returns the queues whose flights may be complete now.
-    pub(super) fn content_loaded(
+    pub(crate) fn content_loaded(
         &mut self,
         live: &mut LiveItems,
         contents: Vec<(u64, Arc<Content>)>,
@@ -341,7 +342,7 @@ impl Dispatch {
 
     /// The first flight of the queue, if its payloads are complete: its number and members. The caller checks
     /// the members again, since time has passed, and launches or withdraws the flight.
-    pub(super) fn next_fetched(
+    pub(crate) fn next_fetched(
         &mut self,
         live: &mut LiveItems,
         queue: QueueId,
@@ -360,7 +361,7 @@ impl Dispatch {
             // Its rate was lowered since it was formed: others need its slot.
             flight.recalled = true;
             live.queues.at(queue).at_work().flights_mut().fetched(false);
-            return Some((number, std::mem::take(&mut flight.rows)));
+            return Some((number, core::mem::take(&mut flight.rows)));
         }
         if leaves_at > now.mono && !alone && !flight.recalled {
             // Batches before it left late, since they waited for their payloads too.
@@ -368,12 +369,12 @@ impl Dispatch {
             return None;
         }
         live.queues.at(queue).at_work().flights_mut().fetched(flight.recalled);
-        Some((number, std::mem::take(&mut flight.rows)))
+        Some((number, core::mem::take(&mut flight.rows)))
     }
 
     /// Launches the flight with the members that are left after that check, or sets it back if egress has
     /// closed since.
-    pub(super) fn launch_fetched(
+    pub(crate) fn launch_fetched(
         &mut self,
         live: &mut LiveItems,
         number: u64,
@@ -408,7 +409,7 @@ impl Dispatch {
     }
 
     /// Ends a flight whose payloads were fetched; the caller returns its members to the queue.
-    pub(super) fn withdraw(&mut self, live: &mut LiveItems, number: u64, rows: u64) {
+    pub(crate) fn withdraw(&mut self, live: &mut LiveItems, number: u64, rows: u64) {
         self.flights.refund(live, number, rows);
         self.free_slot(live, number, rows);
         self.flights.end(number);
@@ -468,7 +469,7 @@ impl Dispatch {
 
     /// The publish of a flight has ended: frees its slot. Returns whether it was alone; `None`: it was not
     /// published.
-    pub(super) fn landed(&mut self, live: &mut LiveItems, number: u64) -> Option<bool> {
+    pub(crate) fn landed(&mut self, live: &mut LiveItems, number: u64) -> Option<bool> {
         let flight = self.flights.get(number)?;
         let FlightState::Out { alone } = flight.state else { return None };
         let (queue, count) = (flight.queue, flight.rows.len() as u64);
@@ -491,7 +492,7 @@ impl Dispatch {
 
     /// Sends a flight again unchanged. It is sent alone if it was alone and its queue is sound, or if other
     /// suspects of its queue wait: the order among them stays.
-    pub(super) fn try_again(&mut self, live: &mut LiveItems, number: u64, alone: bool) {
+    pub(crate) fn try_again(&mut self, live: &mut LiveItems, number: u64, alone: bool) {
         let Some(queue) = self.flights.get(number).map(|flight| flight.queue) else { return };
         let active = live.queues.at(queue).at_work();
         let first = alone && !active.health().needs_probe();
@@ -512,7 +513,7 @@ impl Dispatch {
     }
 
     /// Adds a flight to the suspects, which are sent alone.
-    pub(super) fn suspect(&mut self, live: &mut LiveItems, number: u64, first: bool) {
+    pub(crate) fn suspect(&mut self, live: &mut LiveItems, number: u64, first: bool) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         flight.state = FlightState::Suspect;
         live.queues.at(flight.queue).at_work().flights_mut().add_suspect();
@@ -526,7 +527,7 @@ impl Dispatch {
 
     /// The broker refuses one of its members: splits the flight and sends both halves alone. False: it has
     /// only one member.
-    pub(super) fn split(&mut self, live: &mut LiveItems, number: u64) -> bool {
+    pub(crate) fn split(&mut self, live: &mut LiveItems, number: u64) -> bool {
         let Some(flight) = self.flights.get_mut(number).filter(|flight| flight.rows.len() > 1) else {
             return false;
         };
@@ -544,7 +545,7 @@ impl Dispatch {
 
     /// Removes an item that ends from its flight, which waits for its next try. The flight ends with its last
     /// item.
-    pub(super) fn leave(&mut self, live: &mut LiveItems, id: ItemId) {
+    pub(crate) fn leave(&mut self, live: &mut LiveItems, id: ItemId) {
         let Stage::Flying(number) = live.items()[id].stage() else { return };
         let Some(flight) = self.flights.get_mut(number) else { return };
         debug_assert!(!flight.state.holds_slot(), "what is in flight has no end yet");
@@ -568,7 +569,7 @@ impl Dispatch {
 
     /// Nothing is in flight or waits for a slot. Items of a paused application do not count: they leave only
     /// after a resume.
-    pub(super) fn is_idle(&self, live: &LiveItems) -> bool {
+    pub(crate) fn is_idle(&self, live: &LiveItems) -> bool {
         // A broker that takes nothing more still confirms what it has taken.
         let waits = || live.queues.is_anything_running() || self.waiting_suspects(live).next().is_some();
         self.egress.slots() == 0 && !(self.egress.is_open() && waits())

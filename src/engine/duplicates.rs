@@ -1,11 +1,11 @@
 //! The fate of a request whose id is known: the contract's table, as a pure function.
 
 use super::mutant::{mutated, Mutant};
-use super::types::{BatchId, DuplicateRule, End, Ended};
+use tidegate_types::{BatchId, DuplicateRule, End, Ended};
 
 /// The known facts about the id.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Known<'a> {
+pub(crate) enum Known<'a> {
     /// An item of this id waits or is parked: its due, and the due of the new one if accepted (UTC ms).
     Waiting { due: u64, new_due: u64 },
     /// An item of this id is in flight, or the broker will redeliver its only copy.
@@ -20,7 +20,7 @@ pub(super) enum Known<'a> {
 
 /// The decision, in the order of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// The new one is dropped.
     Drop,
     /// The new one replaces the old one.
@@ -36,7 +36,7 @@ pub(super) enum Verdict {
 /// `redelivered`: the broker's flag, which says only that the message was delivered before. `fingerprint`: of
 /// the new request; `old`: of the known item, if it waits. `tried`: the batch in which, by the new request,
 /// its consumer received the item.
-pub(super) fn judge(
+pub(crate) fn judge(
     rule: DuplicateRule,
     known: Known<'_>,
     redelivered: bool,
@@ -93,9 +93,9 @@ pub(super) fn judge(
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::{BatchId, Dead, Reason};
     use super::*;
-    use std::sync::Arc;
+    use alloc::sync::Arc;
+    use tidegate_types::{BatchId, Dead, Reason};
 
     fn ended(end: End) -> Ended {
         Ended { end, at: 0, due: 0, attempts: 0, fingerprint: 7, customer: None }

@@ -5,8 +5,8 @@
 
 use super::backoff::{self, Random};
 use super::mutant::{mutated, Mutant};
-use super::types::Retry;
-use std::sync::Arc;
+use alloc::sync::Arc;
+use tidegate_types::Retry;
 
 /// How long a confirm proves that a queue can be delivered to, ms. After a longer rest the next batch is sent
 /// alone: a queue that was removed since costs one returned batch, not many.
@@ -16,7 +16,7 @@ const PROOF_MS: u64 = 5_000;
 /// publishes (`quorum_commands_soft_limit`) that wait for a quorum queue without majority, and then the whole
 /// connection, which carries the batches of all applications. Half of that, since two applications may be
 /// bound to one queue.
-pub(super) const UNANSWERED: usize = 16;
+pub(crate) const UNANSWERED: usize = 16;
 /// A queue is silent when no confirm has come for this many times its usual confirm time.
 const SILENCE_FACTOR: u64 = 4;
 /// Bounds of that time, ms: the lower one, because a turn of either loop may take as long; the upper one,
@@ -29,7 +29,7 @@ const USUAL_OVER: u64 = 8;
 
 /// State of the circuit breaker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum HealthState {
+pub(crate) enum HealthState {
     /// No batch was confirmed lately: a probe must be sent.
     Unproven,
     /// A batch was confirmed lately, at this monotonic moment.
@@ -40,7 +40,7 @@ pub(super) enum HealthState {
 
 /// See the module's page.
 #[derive(Clone, Debug)]
-pub(super) struct Health {
+pub(crate) struct Health {
     state: HealthState,
     /// Failed probes in a row, and the error text of the last.
     failures: u32,
@@ -52,34 +52,34 @@ pub(super) struct Health {
 }
 
 impl Health {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Health { state: HealthState::Unproven, failures: 0, last_error: None, allowance: 1, usual: 0 }
     }
 
-    pub(super) fn state(&self) -> &HealthState {
+    pub(crate) fn state(&self) -> &HealthState {
         &self.state
     }
 
-    pub(super) fn failures(&self) -> u32 {
+    pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    pub(super) fn last_error(&self) -> Option<&Arc<str>> {
+    pub(crate) fn last_error(&self) -> Option<&Arc<str>> {
         self.last_error.as_ref()
     }
 
     /// The last try failed, and none has succeeded since.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.failures > 0
     }
 
     /// Batches are sent one at a time, each alone on its channel.
-    pub(super) fn needs_probe(&self) -> bool {
+    pub(crate) fn needs_probe(&self) -> bool {
         self.state == HealthState::Unproven
     }
 
     /// Whether one more batch may be sent. `under_way`: batches in flight; `share`: maximum for one queue.
-    pub(super) fn may_send(&self, under_way: usize, share: usize, now_mono: u64) -> bool {
+    pub(crate) fn may_send(&self, under_way: usize, share: usize, now_mono: u64) -> bool {
         match self.state {
             HealthState::Unproven => under_way == 0,
             HealthState::Proven { at } => {
@@ -94,7 +94,7 @@ impl Health {
 
     /// A batch that took its slot at `since` was confirmed. While parked, a late confirm of an older batch
     /// proves nothing: the probe decides.
-    pub(super) fn confirmed(&mut self, since: u64, now_mono: u64, share: usize) {
+    pub(crate) fn confirmed(&mut self, since: u64, now_mono: u64, share: usize) {
         match self.state {
             HealthState::Parked { .. } if !mutated(Mutant::StragglerProves) => return,
             HealthState::Parked { .. } => self.allowance = 2,
@@ -109,7 +109,7 @@ impl Health {
     }
 
     /// A batch failed. Returns the end of the back-off, if it begins now.
-    pub(super) fn failed(
+    pub(crate) fn failed(
         &mut self,
         error: &str,
         retry: &Retry,
@@ -130,7 +130,7 @@ impl Health {
     }
 
     /// The channel was lost, so that the state is unknown.
-    pub(super) fn doubt(&mut self) {
+    pub(crate) fn doubt(&mut self) {
         if matches!(self.state, HealthState::Proven { .. }) {
             self.state = HealthState::Unproven;
             self.allowance = 1;
@@ -139,7 +139,7 @@ impl Health {
 
     /// Called with nothing in flight: an old proof expires. The next batch is sent alone then, and its
     /// confirm restores the former allowance.
-    pub(super) fn rest(&mut self, now_mono: u64) {
+    pub(crate) fn rest(&mut self, now_mono: u64) {
         let over = matches!(self.state, HealthState::Proven { at } if now_mono > at + PROOF_MS);
         if over && !mutated(Mutant::ProofForEver) {
             self.state = HealthState::Unproven;
@@ -147,7 +147,7 @@ impl Health {
     }
 
     /// The back-off has ended, by time or by a command. False: there is no back-off with this end.
-    pub(super) fn end_pause(&mut self, until: u64) -> bool {
+    pub(crate) fn end_pause(&mut self, until: u64) -> bool {
         let ends = self.state == HealthState::Parked { until };
         if ends {
             self.state = HealthState::Unproven;

@@ -1,5 +1,5 @@
-//! The items in memory, and what they cost there. Persistent facts come from [`super::event::Stored`]; all
-//! else here is volatile and rebuilt after a restart.
+//! The items in memory, and what they cost there. Persistent facts come from
+//! [`tidegate_types::event::Stored`]; all else here is volatile and rebuilt after a restart.
 //!
 //! Deliberately absent: the position of an item in its queue. Queues, windows and flights hold handles.
 
@@ -9,19 +9,19 @@ mod packed;
 use super::ids::ItemId;
 use super::lookup::Lookup;
 use super::slab::{Handle, Slab};
-use super::types::{Content, Identity};
-use std::hash::{BuildHasherDefault, Hasher};
-use std::num::NonZeroU32;
-use std::ops::{Index, IndexMut};
-use std::sync::Arc;
+use alloc::sync::Arc;
+use core::hash::{BuildHasherDefault, Hasher};
+use core::num::NonZeroU32;
+use core::ops::{Index, IndexMut};
+use tidegate_types::{Content, Identity};
 
-pub(super) use item::{Address, Item, ItemFlag, LetterFacts, Placement, Residence, Stage, Tries};
+pub(crate) use item::{Address, Item, ItemFlag, LetterFacts, Placement, Residence, Stage, Tries};
 
 /// Hashes arrival numbers. They are consecutive: no producer can choose them, but a producer can choose which
 /// of them stay, every 1,024th, say. So the high bits of the product must reach the low ones, which select
 /// the slot in the table. Sixteen consecutive numbers share neighbouring slots, since they arrive together.
 #[derive(Default)]
-pub(super) struct SeqHasher(u64);
+pub(crate) struct SeqHasher(u64);
 
 impl Hasher for SeqHasher {
     fn finish(&self) -> u64 {
@@ -40,7 +40,7 @@ impl Hasher for SeqHasher {
 }
 
 /// A table by arrival number or identity.
-pub(super) type NumberMap<K, V> = Lookup<K, V, BuildHasherDefault<SeqHasher>>;
+pub(crate) type NumberMap<K, V> = Lookup<K, V, BuildHasherDefault<SeqHasher>>;
 
 // Two cache lines: items are accessed in any order, and each line costs a fetch.
 const _: () = assert!(Slab::<ItemId, Item, Siblings>::SLOT <= 128);
@@ -92,7 +92,7 @@ struct Siblings {
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Items {
+pub(crate) struct Items {
     rows: Slab<ItemId, Item, Siblings>,
     by_seq: BySeq,
     /// Items that have not ended and whose producers gave an id.
@@ -101,11 +101,11 @@ pub(super) struct Items {
 }
 
 impl Items {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Items { rows: Slab::new(), by_seq: BySeq::new(), by_identity: Lookup::new(), content_bytes: 0 }
     }
 
-    pub(super) fn insert(&mut self, item: Item) -> ItemId {
+    pub(crate) fn insert(&mut self, item: Item) -> ItemId {
         self.content_bytes += item.content().map_or(0, |content| content.size());
         let (seq, identity, dead) = (item.key().seq, item.identity(), item.letter().is_some());
         let id = self.rows.insert(item);
@@ -118,7 +118,7 @@ impl Items {
     }
 
     /// Removes the index entries of items that are about to be removed.
-    pub(super) fn unindex(&mut self, leaving: &[ItemId]) {
+    pub(crate) fn unindex(&mut self, leaving: &[ItemId]) {
         for id in leaving {
             if let Some(item) = self.rows.get(*id) {
                 self.by_seq.remove(item.key().seq);
@@ -132,28 +132,28 @@ impl Items {
     }
 
     /// Removes an item that has been unindexed.
-    pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
+    pub(crate) fn remove(&mut self, id: ItemId) -> Option<Item> {
         let item = self.rows.remove(id)?;
         debug_assert!(self.by_seq.get(item.key().seq).is_none(), "nothing leads to it any more");
         self.content_bytes -= item.content().map_or(0, |content| content.size());
         Some(item)
     }
 
-    pub(super) fn get(&self, id: ItemId) -> Option<&Item> {
+    pub(crate) fn get(&self, id: ItemId) -> Option<&Item> {
         self.rows.get(id)
     }
 
     /// The item in this place of the table.
-    pub(super) fn at(&self, place: u32) -> Option<ItemId> {
+    pub(crate) fn at(&self, place: u32) -> Option<ItemId> {
         self.rows.at(place)
     }
 
-    pub(super) fn by_seq(&self, seq: u64) -> Option<ItemId> {
+    pub(crate) fn by_seq(&self, seq: u64) -> Option<ItemId> {
         self.by_seq.get(seq).and_then(|place| self.rows.at(place))
     }
 
     /// The item of this identity that has not ended.
-    pub(super) fn by_identity(&self, identity: Identity) -> Option<ItemId> {
+    pub(crate) fn by_identity(&self, identity: Identity) -> Option<ItemId> {
         match identity.assigned_seq() {
             None => self.by_identity.get(&identity).copied(),
             Some(seq) => self.by_seq(seq).filter(|id| {
@@ -165,13 +165,13 @@ impl Items {
 
     /// Replaces the identity of a dead item by its arrival number, since its id may be used again. Returns
     /// the former identity.
-    pub(super) fn lose_identity(&mut self, id: ItemId) -> Identity {
+    pub(crate) fn lose_identity(&mut self, id: ItemId) -> Identity {
         let identity = self.rows[id].lose_identity();
         self.by_identity.remove_if(&identity, |other| *other == id);
         identity
     }
 
-    pub(super) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
+    pub(crate) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
         let item = &mut self.rows[id];
         if item.content().is_none() {
             self.content_bytes += content.size();
@@ -179,18 +179,18 @@ impl Items {
         }
     }
 
-    pub(super) fn take_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
+    pub(crate) fn take_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
         let content = self.rows[id].content.take()?;
         self.content_bytes -= content.size();
         Some(content)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 
     /// Inserts an item before `first`, the present head of its customer's list.
-    pub(super) fn link(&mut self, id: ItemId, first: Option<ItemId>) {
+    pub(crate) fn link(&mut self, id: ItemId, first: Option<ItemId>) {
         let after = first.and_then(|first| NonZeroU32::new(first.place() + 1));
         *self.rows.aside_mut(id.place()) = Siblings { before: None, after };
         if let Some(first) = first {
@@ -199,7 +199,7 @@ impl Items {
     }
 
     /// Removes an item from that list. Returns `Some` if the item was the head: the new head, if any.
-    pub(super) fn unlink(&mut self, id: ItemId) -> Option<Option<ItemId>> {
+    pub(crate) fn unlink(&mut self, id: ItemId) -> Option<Option<ItemId>> {
         let Siblings { before, after } = self.rows.aside(id.place());
         if let Some(after) = after {
             self.rows.aside_mut(after.get() - 1).before = before;
@@ -214,18 +214,18 @@ impl Items {
     }
 
     /// The next item in that list.
-    pub(super) fn sibling(&self, id: ItemId) -> Option<ItemId> {
+    pub(crate) fn sibling(&self, id: ItemId) -> Option<ItemId> {
         let Siblings { after, .. } = self.rows.aside(id.place());
         after.and_then(|after| self.rows.at(after.get() - 1))
     }
 
     /// Payload bytes in memory.
-    pub(super) fn content_bytes(&self) -> u64 {
+    pub(crate) fn content_bytes(&self) -> u64 {
         self.content_bytes
     }
 
     /// All items, in order of place. For rare uses only: the cost is proportional to the number of items.
-    pub(super) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.rows.handles()
     }
 }
@@ -245,6 +245,6 @@ impl IndexMut<ItemId> for Items {
 }
 
 /// The place of a handle, for the schedule.
-pub(super) fn place_of(id: ItemId) -> u32 {
+pub(crate) fn place_of(id: ItemId) -> u32 {
     id.place()
 }

@@ -4,13 +4,15 @@
 //! Only this module knows whether items are stored. If they are not, only the ends of ids are written, and
 //! nothing waits for commits.
 
-use super::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
 use super::ids::ItemId;
 use super::ledger::Ledger;
 use super::mutant::{mutated, Mutant};
-use super::types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
-use std::collections::VecDeque;
-use std::num::NonZeroU64;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::num::NonZeroU64;
+use tidegate_types::event::{IndexRows, Marks, Op, Place, QueueRow, Stored, Token};
+use tidegate_types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 
 /// Operations for which no ack waits (closings, index rows) may wait this long for another commit, ms. This
 /// is short enough that a closed window stays closed after a crash.
@@ -47,15 +49,15 @@ impl Numbers {
 
 /// One commit, to be handed to the store.
 #[derive(Debug)]
-pub(super) struct Commit {
-    pub(super) ops: Vec<Op>,
-    pub(super) token: Token,
-    pub(super) marks: Marks,
+pub(crate) struct Commit {
+    pub(crate) ops: Vec<Op>,
+    pub(crate) token: Token,
+    pub(crate) marks: Marks,
 }
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(crate) struct Journal {
     durable: bool,
     thresholds: Thresholds,
     /// The latest wall clock time of this life. The first commit moves items of a former life that are ahead
@@ -92,7 +94,7 @@ pub(super) struct Journal {
 
 impl Journal {
     /// `marks`: those of the store at its opening.
-    pub(super) fn new(durable: bool, marks: Marks, thresholds: Thresholds, now: Now) -> Self {
+    pub(crate) fn new(durable: bool, marks: Marks, thresholds: Thresholds, now: Now) -> Self {
         let next = marks.next_seq.max(1);
         let asked = next.saturating_add(thresholds.lease);
         Journal {
@@ -127,14 +129,14 @@ impl Journal {
     }
 
     /// Whether items are written to a store; else the broker's unacked message is the only copy.
-    pub(super) fn is_durable(&self) -> bool {
+    pub(crate) fn is_durable(&self) -> bool {
         self.durable
     }
 
     // ---- numbers ------------------------------------------------------------------------------------------
 
     /// An arrival number that was never given out before. Only while [`Journal::has_numbers`].
-    pub(super) fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         let number = self.numbers.next;
         debug_assert!(
             number < self.numbers.leased || mutated(Mutant::LeaseForgotten),
@@ -145,12 +147,12 @@ impl Journal {
     }
 
     /// The number that the next item will get.
-    pub(super) fn next_number(&self) -> u64 {
+    pub(crate) fn next_number(&self) -> u64 {
         self.numbers.next
     }
 
     /// Whether enough numbers are left for one turn.
-    pub(super) fn has_numbers(&self) -> bool {
+    pub(crate) fn has_numbers(&self) -> bool {
         let numbers = &self.numbers;
         numbers.next + numbers.of_one_call() <= numbers.leased || mutated(Mutant::LeaseForgotten)
     }
@@ -170,7 +172,7 @@ impl Journal {
     // ---- operations ---------------------------------------------------------------------------------------
 
     /// Writes an item. Returns its commit.
-    pub(super) fn put(&mut self, item: Stored, indexed: bool) -> Token {
+    pub(crate) fn put(&mut self, item: Stored, indexed: bool) -> Token {
         debug_assert!(self.durable, "without a store nothing is written");
         self.bytes += item.content.as_ref().map_or(0, |content| content.size());
         self.push(Op::Put { item: Box::new(item), indexed });
@@ -178,39 +180,39 @@ impl Journal {
     }
 
     /// Adds an operation that does not wait.
-    pub(super) fn push(&mut self, op: Op) {
+    pub(crate) fn push(&mut self, op: Op) {
         self.urgent = true;
         self.push_lazy(op);
     }
 
     /// Requests a commit at once, also if only queue rows have changed.
-    pub(super) fn hurry(&mut self) {
+    pub(crate) fn hurry(&mut self) {
         self.urgent = true;
         self.rows_changed = true;
     }
 
     /// Adds an operation that may wait for [`LAZY_MS`].
-    pub(super) fn push_lazy(&mut self, op: Op) {
+    pub(crate) fn push_lazy(&mut self, op: Op) {
         if self.durable {
             self.ops.push(op);
         }
     }
 
     /// Removes an item; may wait for [`REMOVALS_MS`].
-    pub(super) fn delete(&mut self, place: Place, rows: IndexRows) {
+    pub(crate) fn delete(&mut self, place: Place, rows: IndexRows) {
         if self.durable {
             self.remember(Op::Delete { place, rows });
         }
     }
 
     /// Adds an operation also if items are not stored; may wait for [`REMOVALS_MS`].
-    pub(super) fn remember(&mut self, op: Op) {
+    pub(crate) fn remember(&mut self, op: Op) {
         self.ops.push(op);
         self.removals += 1;
     }
 
     /// The list for callers that add several operations; these may wait for [`LAZY_MS`].
-    pub(super) fn ops(&mut self) -> &mut Vec<Op> {
+    pub(crate) fn ops(&mut self) -> &mut Vec<Op> {
         if self.durable {
             &mut self.ops
         } else {
@@ -229,27 +231,27 @@ impl Journal {
     }
 
     /// The commit that will contain operations added now.
-    pub(super) fn next_token(&self) -> Token {
+    pub(crate) fn next_token(&self) -> Token {
         self.token + 1
     }
 
-    pub(super) fn is_committed(&self, token: Token) -> bool {
+    pub(crate) fn is_committed(&self, token: Token) -> bool {
         token <= self.committed
     }
 
     /// Number of commits handed over and not yet durable.
-    pub(super) fn uncommitted(&self) -> u64 {
+    pub(crate) fn uncommitted(&self) -> u64 {
         self.token - self.committed
     }
 
     /// Whether the store is so far behind that nothing more should be taken in.
-    pub(super) fn is_under_pressure(&self) -> bool {
+    pub(crate) fn is_under_pressure(&self) -> bool {
         let (ops, bytes) = self.uncommitted;
         ops > self.thresholds.uncommitted_ops || bytes > self.thresholds.uncommitted_bytes
     }
 
     /// Nothing waits to be written or committed, and no ack waits for others.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.ops.is_empty()
             && self.committed == self.token
             && self.replies.is_empty()
@@ -260,32 +262,32 @@ impl Journal {
     // ---- what waits ---------------------------------------------------------------------------------------
 
     /// A delivery of this generation has come in, with `parts` parts.
-    pub(super) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
+    pub(crate) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
         self.numbers.largest = self.numbers.largest.max(u64::from(parts));
         self.ledger.open(delivery, parts);
     }
 
-    pub(super) fn is_current(&self, delivery: Delivery) -> bool {
+    pub(crate) fn is_current(&self, delivery: Delivery) -> bool {
         self.ledger.is_current(delivery)
     }
 
     /// The handle of a delivery of the present generation.
-    pub(super) fn delivery(&self, tag: NonZeroU64) -> Delivery {
+    pub(crate) fn delivery(&self, tag: NonZeroU64) -> Delivery {
         self.ledger.delivery(tag)
     }
 
     /// A part of a delivery is safe.
-    pub(super) fn safe(&mut self, delivery: Delivery) {
+    pub(crate) fn safe(&mut self, delivery: Delivery) {
         self.ledger.safe(delivery);
     }
 
     /// The item with this tag is safe once this commit is durable.
-    pub(super) fn safe_with(&mut self, token: Token, tag: NonZeroU64) {
+    pub(crate) fn safe_with(&mut self, token: Token, tag: NonZeroU64) {
         self.safe_after(token, self.ledger.delivery(tag));
     }
 
     /// A part of a delivery is safe once everything decided so far is durable.
-    pub(super) fn safe_once_durable(&mut self, delivery: Delivery) {
+    pub(crate) fn safe_once_durable(&mut self, delivery: Delivery) {
         self.safe_after(self.present_token(), delivery);
     }
 
@@ -299,28 +301,28 @@ impl Journal {
     }
 
     /// The acks that follow from what became safe.
-    pub(super) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
+    pub(crate) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
         self.ledger.acks(now, out);
     }
 
     /// The payload may be evicted once this commit is durable.
-    pub(super) fn fresh(&mut self, token: Token, id: ItemId) {
+    pub(crate) fn fresh(&mut self, token: Token, id: ItemId) {
         self.fresh.push_back((token, id));
     }
 
     /// Answers have been sent, or are no longer wanted.
-    pub(super) fn answered(&mut self, deliveries: Vec<Delivery>) {
+    pub(crate) fn answered(&mut self, deliveries: Vec<Delivery>) {
         self.answers_out = self.answers_out.saturating_sub(deliveries.len());
         deliveries.into_iter().for_each(|delivery| self.safe(delivery));
     }
 
     /// Adds a reply, which leaves once everything decided so far is durable.
-    pub(super) fn reply(&mut self, reply: Reply) {
+    pub(crate) fn reply(&mut self, reply: Reply) {
         self.replies.push_back((self.present_token(), reply));
     }
 
     /// Takes the replies whose commits are durable.
-    pub(super) fn take_replies(&mut self) -> Vec<Reply> {
+    pub(crate) fn take_replies(&mut self) -> Vec<Reply> {
         let mut out = Vec::new();
         while let Some((token, _)) = self.replies.front() {
             if *token > self.committed && self.durable && !mutated(Mutant::AnswerTooSoon) {
@@ -340,13 +342,13 @@ impl Journal {
     }
 
     /// A new ingest connection, or none (0): deliveries of the previous one can no longer be acked.
-    pub(super) fn restart_deliveries(&mut self, generation: u32) {
+    pub(crate) fn restart_deliveries(&mut self, generation: u32) {
         self.awaiting.clear();
         self.ledger.restart(generation);
     }
 
     /// A commit became durable. Returns items whose payloads may be evicted.
-    pub(super) fn committed(&mut self, token: Token) -> Vec<ItemId> {
+    pub(crate) fn committed(&mut self, token: Token) -> Vec<ItemId> {
         debug_assert!(token <= self.token, "only what was handed over can be durable");
         self.committed = self.committed.max(token);
         if self.numbers.asked_with.is_some_and(|asked| asked <= token) {
@@ -371,7 +373,7 @@ impl Journal {
     // ---- the commit ---------------------------------------------------------------------------------------
 
     /// Notes when the first operation came; called once a turn, before [`Journal::take`].
-    pub(super) fn observe(&mut self, now: Now) {
+    pub(crate) fn observe(&mut self, now: Now) {
         self.renew_lease();
         if self.ops.is_empty() {
             self.since = now.mono;
@@ -379,7 +381,7 @@ impl Journal {
     }
 
     /// Whether a commit must be made now. `hurry`: a read or the shutdown waits for it.
-    pub(super) fn is_due(&self, hurry: bool, now: Now) -> bool {
+    pub(crate) fn is_due(&self, hurry: bool, now: Now) -> bool {
         let lease = self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none();
         let some = !self.ops.is_empty() || self.rows_changed;
         let pressed = hurry || self.is_answer_awaited() || self.ops.len() >= self.thresholds.lazy_ops;
@@ -387,7 +389,7 @@ impl Journal {
     }
 
     /// Whether a reply waits for a commit, which must not be delayed then.
-    pub(super) fn is_answer_awaited(&self) -> bool {
+    pub(crate) fn is_answer_awaited(&self) -> bool {
         !self.replies.is_empty()
     }
 
@@ -403,17 +405,17 @@ impl Journal {
     }
 
     /// Takes all operations as one commit; `rows`: the changed queue rows.
-    pub(super) fn take(&mut self, rows: Vec<QueueRow>, now: Now) -> Commit {
+    pub(crate) fn take(&mut self, rows: Vec<QueueRow>, now: Now) -> Commit {
         self.wall = self.wall.max(now.wall);
         self.token += 1;
         self.urgent = false;
         self.rows_changed = false;
         self.removals = 0;
-        let mut ops = std::mem::take(&mut self.ops);
+        let mut ops = core::mem::take(&mut self.ops);
         if self.durable {
             ops.extend(rows.into_iter().map(Op::PutQueue));
         }
-        let size = (ops.len() as u64, std::mem::take(&mut self.bytes));
+        let size = (ops.len() as u64, core::mem::take(&mut self.bytes));
         self.uncommitted = (self.uncommitted.0 + size.0, self.uncommitted.1 + size.1);
         self.under_way.push_back((self.token, size.0, size.1));
         if self.numbers.asked > self.numbers.leased && self.numbers.asked_with.is_none() {
@@ -426,7 +428,7 @@ impl Journal {
     }
 
     /// When the next commit or ack is due without an event, monotonic ms.
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         let commit = (!self.ops.is_empty()).then(|| self.since + self.patience_ms());
         [commit, self.ledger.deadline()].into_iter().flatten().min()
     }

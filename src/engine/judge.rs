@@ -3,24 +3,26 @@
 
 use super::admission::{self, LimitVerdict, Limits};
 use super::arrivals::Arrival;
-use super::core::{Core, ItemLocation, LiveItem};
 use super::duplicates::{self, Known, Verdict};
-use super::event::{Found, Wanted};
 use super::ids::{ItemId, QueueId};
 use super::items::{ItemFlag, Stage};
 use super::live::{Admission, Origin, Timing};
 use super::mutant::{mutated, Mutant};
 use super::scans::Scans;
-use super::types::{
+use super::window;
+use crate::core::{Core, ItemLocation, LiveItem};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::event::{Found, Wanted};
+use tidegate_types::{
     Answer, AppSettings, Asker, AssignedId, Command, Dead, Delivery, DuplicateRule, End, Ended, Identity,
     NewItem, Now, Reason, Rejected, Reply, Settings,
 };
-use super::window;
-use std::sync::Arc;
 
 /// The decision about a request.
 #[derive(Debug)]
-pub(super) enum Decision {
+pub(crate) enum Decision {
     Done,
     /// It waits for the outcome of the item of this identity.
     Await(Identity, Box<NewItem>),
@@ -29,7 +31,7 @@ pub(super) enum Decision {
 }
 
 /// What a decision needs beside the core.
-pub(super) struct Decider<'a> {
+pub(crate) struct Decider<'a> {
     settings: &'a Settings,
     limits: &'a mut Limits,
     scans: &'a mut Scans,
@@ -38,16 +40,16 @@ pub(super) struct Decider<'a> {
 
 /// What must not be deferred.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hurry {
+pub(crate) struct Hurry {
     /// Nothing is deferred, since a shutdown has begun.
-    pub(super) draining: bool,
+    pub(crate) draining: bool,
     /// This one waits for no outcome.
-    pub(super) at_once: bool,
+    pub(crate) at_once: bool,
 }
 
 /// The look-ups needed before an arrival can be judged: none if memory has the answer, or the store cannot
 /// have one.
-pub(super) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Vec<Wanted> {
+pub(crate) fn questions(core: &Core, settings: &Settings, arrival: &Arrival, now: Now) -> Vec<Wanted> {
     let Some((application, identities)) = arrival.subject() else { return Vec::new() };
     if identities == [None, None] {
         return Vec::new();
@@ -92,7 +94,7 @@ fn timing(settings: &AppSettings, item: &NewItem, now: Now) -> Timing {
 }
 
 /// An own time, rounded as configured; a past time becomes the present. Rounding never passes an expiry.
-pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u64 {
+pub(crate) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now: Now) -> u64 {
     let step = settings.coalesce;
     if at <= now.wall {
         return now.wall;
@@ -113,7 +115,7 @@ pub(super) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now:
 }
 
 impl<'a> Decider<'a> {
-    pub(super) fn new(
+    pub(crate) fn new(
         settings: &'a Settings,
         limits: &'a mut Limits,
         scans: &'a mut Scans,
@@ -123,7 +125,7 @@ impl<'a> Decider<'a> {
     }
 
     /// Judges a request, in its turn.
-    pub(super) fn item(
+    pub(crate) fn item(
         &mut self,
         core: &mut Core,
         item: Box<NewItem>,
@@ -433,7 +435,7 @@ fn refuse(core: &mut Core, item: NewItem, dead: Dead, origin: Origin, now: Now) 
 
 /// Turns a request that was not understood, or cannot be taken, into a dead letter. Returns the arrival
 /// number of that.
-pub(super) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
+pub(crate) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: Now) -> u64 {
     core.live.shared.counters_mut().rejected += 1;
     core.live.shared.counters_mut().dead[rejected.dead.reason as usize] += 1;
     let answer = rejected.reply_to.is_some().then(|| Answer::Rejected(rejected.dead.error.clone()));

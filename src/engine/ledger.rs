@@ -9,9 +9,10 @@
 //! first unsafe delivery has held safe ones back for [`PATIENCE_MS`], these are acked one by one.
 
 use super::mutant::{mutated, Mutant};
-use super::types::{Ack, Delivery, Now};
-use std::collections::VecDeque;
-use std::num::NonZeroU64;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::num::NonZeroU64;
+use tidegate_types::{Ack, Delivery, Now};
 
 /// How long safe deliveries wait for an unsafe one before them, so that one ack covers many, ms.
 const PATIENCE_MS: u64 = 100;
@@ -28,7 +29,7 @@ enum DeliveryState {
 }
 
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     generation: u32,
     /// Tag of the first entry of `open`.
     first: u64,
@@ -48,7 +49,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// `single`: nothing is stored, so that deliveries become safe in any order.
-    pub(super) fn new(single: bool) -> Self {
+    pub(crate) fn new(single: bool) -> Self {
         Ledger {
             generation: 0,
             first: 1,
@@ -62,21 +63,21 @@ impl Ledger {
     }
 
     /// A new connection: all earlier deliveries are void.
-    pub(super) fn restart(&mut self, generation: u32) {
+    pub(crate) fn restart(&mut self, generation: u32) {
         *self = Ledger { generation, ..Ledger::new(self.single) };
     }
 
     /// The handle of a delivery of the present generation.
-    pub(super) fn delivery(&self, tag: NonZeroU64) -> Delivery {
+    pub(crate) fn delivery(&self, tag: NonZeroU64) -> Delivery {
         Delivery { generation: self.generation, tag: tag.get() }
     }
 
-    pub(super) fn is_current(&self, delivery: Delivery) -> bool {
+    pub(crate) fn is_current(&self, delivery: Delivery) -> bool {
         delivery.generation == self.generation
     }
 
     /// A delivery has come in, with `parts` parts (0: it is safe at once).
-    pub(super) fn open(&mut self, delivery: Delivery, parts: u32) {
+    pub(crate) fn open(&mut self, delivery: Delivery, parts: u32) {
         if !self.is_current(delivery) {
             return;
         }
@@ -91,7 +92,7 @@ impl Ledger {
     }
 
     /// One part of a delivery is safe.
-    pub(super) fn safe(&mut self, delivery: Delivery) {
+    pub(crate) fn safe(&mut self, delivery: Delivery) {
         if !self.is_current(delivery) || delivery.tag < self.first {
             return;
         }
@@ -131,12 +132,12 @@ impl Ledger {
 
     /// Number of deliveries from the first unsafe one on.
     #[cfg(test)]
-    pub(super) fn unacked(&self) -> usize {
+    pub(crate) fn unacked(&self) -> usize {
         self.open.len()
     }
 
     /// The acks that follow from what became safe since the last call.
-    pub(super) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
+    pub(crate) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
         let generation = self.generation;
         let ack = |tag, multiple| Ack { delivery: Delivery { generation, tag }, multiple };
         out.extend(self.prefix.take().map(|tag| ack(tag, true)));
@@ -156,7 +157,7 @@ impl Ledger {
     }
 
     /// When the wait for the first unsafe delivery ends, monotonic ms.
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         self.held_up.front().map(|(since, _)| since + PATIENCE_MS)
     }
 }

@@ -4,16 +4,17 @@
 //! A read reserves its place in memory when it is issued. If memory is full, items due later are evicted for
 //! items due sooner; and if all items in memory wait for others in the store, a few more rows are loaded.
 
-use super::event::{Load, Range, RangeRows};
 use super::ids::{ItemId, QueueId};
 use super::live::{fill_of, LiveItems, HORIZON_MS};
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Loading, LAST};
 use super::reads::ReadLine;
-use super::types::{Key, Now};
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Bound;
-use std::sync::Arc;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Bound;
+use tidegate_types::event::{Load, Range, RangeRows};
+use tidegate_types::{Key, Now};
 
 /// Items due within this time may evict others that are due later, ms.
 const URGENT_MS: u64 = 2_000;
@@ -30,7 +31,7 @@ struct Share {
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Loader {
+pub(crate) struct Loader {
     /// Queues to read, by the time of the read (wall clock), which follows the due of their next rows.
     wanted: BTreeSet<(u64, QueueId)>,
     /// The same for failing queues, to probe them once an item is due. Separate, since with full memory they
@@ -49,7 +50,7 @@ pub(super) struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (wanted, probes) = (BTreeSet::new(), BTreeSet::new());
         Loader {
             wanted,
@@ -65,7 +66,7 @@ impl Loader {
 
     /// Checks the queues that have changed, and issues the reads that are due. Whether items may leave now
     /// that could not before.
-    pub(super) fn advance(&mut self, live: &mut LiveItems, now: Now, loads: &mut Vec<Load>) -> bool {
+    pub(crate) fn advance(&mut self, live: &mut LiveItems, now: Now, loads: &mut Vec<Load>) -> bool {
         for id in live.queues.take_marked() {
             if live.queues.get(id).is_some() {
                 let at = wanted_at(live, id, now);
@@ -90,7 +91,7 @@ impl Loader {
     }
 
     /// Whether rows are being loaded, some of which may be due.
-    pub(super) fn is_reading(&self) -> bool {
+    pub(crate) fn is_reading(&self) -> bool {
         !self.under_way.is_empty()
     }
 
@@ -258,7 +259,7 @@ impl Loader {
     }
 
     /// Takes the rows of a read. Returns the loaded items, in order.
-    pub(super) fn loaded(&mut self, live: &mut LiveItems, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
+    pub(crate) fn loaded(&mut self, live: &mut LiveItems, ranges: Vec<RangeRows>, now: Now) -> Vec<ItemId> {
         let mut restored = Vec::new();
         if self.under_way.front().is_some_and(|share| share.back) {
             self.under_way.pop_front();
@@ -299,7 +300,7 @@ impl Loader {
     }
 
     /// When to check again without an event, wall clock.
-    pub(super) fn deadline(&self, now: Now) -> Option<u64> {
+    pub(crate) fn deadline(&self, now: Now) -> Option<u64> {
         let first =
             |set: &BTreeSet<(u64, QueueId)>| set.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
         [first(&self.wanted), first(&self.probes), self.blocked_until].into_iter().flatten().min()

@@ -9,11 +9,14 @@
 //! So the entries are in small tables, and with every few hundred entries one table is divided in two, or two
 //! are joined (linear hashing: Litwin, "Linear hashing: a new tool for file and table addressing", 1980).
 
+use super::backoff::Random;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::borrow::Borrow;
+use core::fmt;
+use core::hash::{BuildHasher, Hash};
 use hashbrown::hash_table::{Entry, HashTable};
-use std::borrow::Borrow;
-use std::collections::hash_map::RandomState;
-use std::fmt;
-use std::hash::{BuildHasher, Hash};
+use siphasher::sip::SipHasher13;
 
 /// Maximum average number of entries in a table. The table that is divided next holds about twice as many,
 /// which just fit into 1,024 places.
@@ -22,7 +25,7 @@ const FILL: usize = 384;
 const SPARSE: usize = FILL / 4;
 
 /// A hash map without an order; see the module. `Lookup<K, ()>` is a set.
-pub(super) struct Lookup<K, V, S = RandomState> {
+pub(crate) struct Lookup<K, V, S> {
     /// In the order of division. None before the first entry.
     tables: Vec<HashTable<(K, V)>>,
     entries: usize,
@@ -47,35 +50,64 @@ fn origin_of_last(count: usize) -> usize {
     last - (1 << last.ilog2())
 }
 
+/// A map by name. Producers choose the names; they do not know these keys, so they cannot choose names that
+/// all go into one table.
+pub(crate) type NameMap<V> = Lookup<Arc<str>, V, NameKeys>;
+
+/// Keys of the hashes of names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NameKeys(u64, u64);
+
+impl NameKeys {
+    /// The same keys for the same seed.
+    pub(crate) fn of(seed: u64) -> Self {
+        let mut random = Random(seed);
+        NameKeys(random.draw(), random.draw())
+    }
+}
+
+impl BuildHasher for NameKeys {
+    type Hasher = SipHasher13;
+
+    fn build_hasher(&self) -> SipHasher13 {
+        SipHasher13::new_with_keys(self.0, self.1)
+    }
+}
+
 impl<K, V, S> Lookup<K, V, S> {
     /// An empty map, which holds no memory yet.
-    pub(super) fn new() -> Self
+    pub(crate) fn new() -> Self
     where
         S: Default,
     {
-        Lookup { tables: Vec::new(), entries: 0, hasher: S::default() }
+        Lookup::with_hasher(S::default())
+    }
+
+    /// An empty map whose keys are hashed by `hasher`.
+    pub(crate) fn with_hasher(hasher: S) -> Self {
+        Lookup { tables: Vec::new(), entries: 0, hasher }
     }
 
     /// Number of entries.
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.entries
     }
 
     /// Whether there is no entry.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries == 0
     }
 
     /// Number of entries for which memory is allocated, at least [`Lookup::len`].
     #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.tables.iter().map(HashTable::capacity).sum()
     }
 
     /// Drops all entries and frees their memory.
     #[cfg(test)]
-    pub(super) fn clear(&mut self)
+    pub(crate) fn clear(&mut self)
     where
         S: Default,
     {
@@ -85,7 +117,7 @@ impl<K, V, S> Lookup<K, V, S> {
 
 impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     /// The value of a key.
-    pub(super) fn get<Q>(&self, key: &Q) -> Option<&V>
+    pub(crate) fn get<Q>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -99,7 +131,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     }
 
     /// Mutable access to the value of a key.
-    pub(super) fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
+    pub(crate) fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -114,7 +146,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     }
 
     /// Whether the key has a value.
-    pub(super) fn contains_key<Q>(&self, key: &Q) -> bool
+    pub(crate) fn contains_key<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -124,7 +156,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
 
     /// The value of a key, made by `value` if it has none. Use [`Lookup::get_mut`] first if an owned key
     /// would have to be made for the access.
-    pub(super) fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
+    pub(crate) fn get_or_insert_with(&mut self, key: K, value: impl FnOnce() -> V) -> &mut V {
         self.divide();
         let hash = self.hasher.hash_one(&key);
         let place = table_of(hash, self.tables.len());
@@ -139,14 +171,14 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
     }
 
     /// Sets the value of a key, and returns the one it replaces.
-    pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
+    pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let mut value = Some(value);
         let place = self.get_or_insert_with(key, || value.take().expect("asked for once"));
-        value.map(|value| std::mem::replace(place, value))
+        value.map(|value| core::mem::replace(place, value))
     }
 
     /// Removes a key and returns its value. Memory is freed after a peak.
-    pub(super) fn remove<Q>(&mut self, key: &Q) -> Option<V>
+    pub(crate) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -156,7 +188,7 @@ impl<K: Eq + Hash, V, S: BuildHasher> Lookup<K, V, S> {
 
     /// Removes the key if its value meets `condition`: for values whose key may belong to another value by
     /// now.
-    pub(super) fn remove_if<Q>(&mut self, key: &Q, condition: impl FnOnce(&V) -> bool) -> Option<V>
+    pub(crate) fn remove_if<Q>(&mut self, key: &Q, condition: impl FnOnce(&V) -> bool) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ?Sized,
@@ -234,8 +266,10 @@ impl<K, V, S> fmt::Debug for Lookup<K, V, S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::hash_map::RandomState;
     use std::collections::HashMap;
-    use std::sync::Arc;
+
+    type Lookup<K, V> = super::Lookup<K, V, RandomState>;
 
     #[test]
     fn a_key_leads_to_its_value() {
@@ -293,7 +327,7 @@ mod tests {
     }
 
     /// Size of the largest table: the maximum number of entries that one step moves.
-    fn largest<K, V, S>(lookup: &Lookup<K, V, S>) -> usize {
+    fn largest<K, V>(lookup: &Lookup<K, V>) -> usize {
         lookup.tables.iter().map(HashTable::len).max().unwrap_or(0)
     }
 

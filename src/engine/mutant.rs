@@ -6,14 +6,14 @@ macro_rules! mutants {
     ($($(#[$what:meta])* $name:ident breaks $($promise:literal)+,)*) => {
         /// A planted wrong decision.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(super) enum Mutant {
+        pub(crate) enum Mutant {
             $($(#[$what])* $name,)*
         }
 
         impl Mutant {
             /// All of them.
             #[cfg(test)]
-            pub(in crate::engine) const ALL: &[Mutant] = &[$(Mutant::$name,)*];
+            pub(crate) const ALL: &[Mutant] = &[$(Mutant::$name,)*];
         }
     };
 }
@@ -413,12 +413,12 @@ mutants! {
 
 #[cfg(not(test))]
 #[inline(always)]
-pub(super) const fn mutated(_: Mutant) -> bool {
+pub(crate) const fn mutated(_: Mutant) -> bool {
     false
 }
 
 #[cfg(test)]
-pub(super) use tests::{mutate, mutated};
+pub(crate) use tests::{mutate, mutated};
 
 #[cfg(test)]
 mod tests {
@@ -430,11 +430,11 @@ mod tests {
     }
 
     /// Enables one for this thread, or none.
-    pub(in crate::engine) fn mutate(mutant: Option<Mutant>) {
+    pub(crate) fn mutate(mutant: Option<Mutant>) {
         MUTANT.set(mutant);
     }
 
-    pub(in crate::engine) fn mutated(mutant: Mutant) -> bool {
+    pub(crate) fn mutated(mutant: Mutant) -> bool {
         MUTANT.get() == Some(mutant)
     }
 }

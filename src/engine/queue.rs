@@ -18,42 +18,43 @@ mod ready;
 mod resident;
 mod table;
 
-use super::event::{QueueRow, Slowed, FOR_EVER};
 use super::health::HealthState;
 use super::ids::CustomerId;
 use super::mutant::{mutated, Mutant};
-use super::types::{AppSettings, Key, Settings};
-pub(super) use active::{ActiveQueue, Condition};
-pub(super) use agenda::{EndOf, QueueMut};
-pub(super) use flights::QueueFlights;
+pub(crate) use active::{ActiveQueue, Condition};
+pub(crate) use agenda::{EndOf, QueueMut};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+pub(crate) use flights::QueueFlights;
 use passed::PassedOver;
-pub(super) use passed::Room;
-pub(super) use ready::Entry;
+pub(crate) use passed::Room;
+pub(crate) use ready::Entry;
 use ready::ReadyQueue;
-use std::sync::Arc;
-pub(super) use table::Queues;
+pub(crate) use table::Queues;
+use tidegate_types::event::{QueueRow, Slowed, FOR_EVER};
+use tidegate_types::{AppSettings, Key, Settings};
 
 /// A key above all others.
-pub(super) const LAST: Key = Key::own(u64::MAX, u64::MAX);
+pub(crate) const LAST: Key = Key::own(u64::MAX, u64::MAX);
 
 /// A read of a queue's next rows under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Loading {
-    pub(super) from: Key,
-    pub(super) until: u64,
+pub(crate) struct Loading {
+    pub(crate) from: Key,
+    pub(crate) until: u64,
     /// Number of rows for which memory is reserved.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// Lowest place of an item that left memory or was written during the read, which may have missed it.
-    pub(super) behind: Option<Key>,
+    pub(crate) behind: Option<Key>,
     /// The queue was held back during the read: its rows are not used.
-    pub(super) void: bool,
+    pub(crate) void: bool,
     /// It reads the head of a queue that is held back or trimmed: for a probe, or to dead-letter items.
-    pub(super) head: bool,
+    pub(crate) head: bool,
 }
 
 /// The queue of an application, or the dead-letter queue.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     name: Arc<str>,
     /// Numbers of items with a row in the store, and without one.
     stored: u64,
@@ -79,66 +80,66 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn name(&self) -> &Arc<str> {
+    pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
     }
 
     /// Number of items that have not ended, in memory or not.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.stored + self.pending
     }
 
-    pub(super) fn stored(&self) -> u64 {
+    pub(crate) fn stored(&self) -> u64 {
         self.stored
     }
 
     /// Number of stored items that are in memory.
-    pub(super) fn resident(&self) -> u64 {
+    pub(crate) fn resident(&self) -> u64 {
         self.active.as_ref().map_or(0, |active| active.resident().count())
     }
 
     /// Number of items that are in the store only.
-    pub(super) fn far(&self) -> u64 {
+    pub(crate) fn far(&self) -> u64 {
         debug_assert!(self.stored >= self.resident(), "what is resident is stored");
         self.stored - self.resident()
     }
 
     /// Whether an item may be dead-lettered for another: not all are in flight.
-    pub(super) fn has_droppable(&self) -> bool {
+    pub(crate) fn has_droppable(&self) -> bool {
         self.far() > 0 || self.active.as_ref().is_some_and(|active| active.droppable().next().is_some())
     }
 
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.paused.is_some()
     }
 
     /// When its pause ends without a command, UTC ms.
-    pub(super) fn paused_until(&self) -> Option<u64> {
+    pub(crate) fn paused_until(&self) -> Option<u64> {
         self.paused.filter(|until| *until < FOR_EVER)
     }
 
     /// The temporary rate, if a command has set one.
-    pub(super) fn slowed(&self) -> Option<Slowed> {
+    pub(crate) fn slowed(&self) -> Option<Slowed> {
         self.slowed
     }
 
     /// Until when its rate holds back a batch that could leave otherwise, monotonic ms.
-    pub(super) fn paced_until(&self) -> Option<u64> {
+    pub(crate) fn paced_until(&self) -> Option<u64> {
         self.active.as_ref()?.pace().waits_until()
     }
 
     /// Customers with due items that are passed over.
-    pub(super) fn passed(&self) -> &PassedOver {
+    pub(crate) fn passed(&self) -> &PassedOver {
         &self.passed
     }
 
     /// Lower bound of the places of this customer's items that are not in memory.
-    pub(super) fn near_until_of(&self, customer: &str) -> Key {
+    pub(crate) fn near_until_of(&self, customer: &str) -> Key {
         self.near_until().min(self.passed.first(customer))
     }
 
     /// Lower bound of the places of all items that are not in memory, passed-over ones included.
-    pub(super) fn near_until_of_all(&self) -> Key {
+    pub(crate) fn near_until_of_all(&self) -> Key {
         self.near_until().min(self.passed.low())
     }
 
@@ -174,26 +175,26 @@ impl Queue {
     /// Whether the loader may pass over an item of a customer at this place, and leave it in the store: it
     /// must be due, the queue must not be trimmed, and the item must not lack its customer row. `back`: it
     /// was passed over before, and has the row.
-    pub(super) fn may_pass_over(&self, place: Key, back: bool, wall: u64) -> bool {
+    pub(crate) fn may_pass_over(&self, place: Key, back: bool, wall: u64) -> bool {
         let is_indexed = back || place.due >= self.former_unindexed;
         place.due <= wall && is_indexed && !self.is_trimming()
     }
 
     /// Whether its first items must be dead-lettered and are not in memory.
-    pub(super) fn is_trimming(&self) -> bool {
+    pub(crate) fn is_trimming(&self) -> bool {
         self.active().is_some_and(|active| active.is(Condition::Trimming))
     }
 
-    pub(super) fn former_unindexed(&self) -> u64 {
+    pub(crate) fn former_unindexed(&self) -> u64 {
         self.former_unindexed
     }
 
     /// The customer of this name, if it has items in memory or an open window.
-    pub(super) fn customer(&self, name: &str) -> Option<CustomerId> {
+    pub(crate) fn customer(&self, name: &str) -> Option<CustomerId> {
         self.active()?.customer(name)
     }
 
-    pub(super) fn active(&self) -> Option<&ActiveQueue> {
+    pub(crate) fn active(&self) -> Option<&ActiveQueue> {
         self.active.as_deref()
     }
 
@@ -207,18 +208,18 @@ impl Queue {
     }
 
     /// Whether the last try failed and none has succeeded since.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.active.as_ref().is_some_and(|active| active.health().is_failing())
     }
 
-    pub(super) fn is_parked(&self) -> bool {
+    pub(crate) fn is_parked(&self) -> bool {
         self.active
             .as_ref()
             .is_some_and(|active| matches!(active.health().state(), HealthState::Parked { .. }))
     }
 
     /// Whether it is not drained: it is paused, failing, or its probe is slow.
-    pub(super) fn is_held_back(&self) -> bool {
+    pub(crate) fn is_held_back(&self) -> bool {
         self.is_paused()
             || self.is_failing()
             || self.active.as_ref().is_some_and(|active| active.is(Condition::SlowProbe))
@@ -226,7 +227,7 @@ impl Queue {
 
     /// Number of due items that are in the store only, as far as it is known without a read: for a queue that
     /// is held back, those that were due when that began, or when they came later.
-    pub(super) fn far_due(&self, wall: u64) -> u64 {
+    pub(crate) fn far_due(&self, wall: u64) -> u64 {
         if self.near_until().due > wall {
             return 0;
         }
@@ -235,7 +236,7 @@ impl Queue {
 
     /// Lower bound of the places of items that are not in memory, passed-over ones excepted. Due items at or
     /// above it wait until these have been loaded.
-    pub(super) fn near_until(&self) -> Key {
+    pub(crate) fn near_until(&self) -> Key {
         if self.far() == 0 && !self.is_loading() {
             LAST
         } else {
@@ -244,7 +245,7 @@ impl Queue {
     }
 
     /// New or due items below this place stay in memory.
-    pub(super) fn memory_bound(&self) -> Key {
+    pub(crate) fn memory_bound(&self) -> Key {
         if self.is_held_back() {
             Key::default()
         } else {
@@ -253,18 +254,18 @@ impl Queue {
     }
 
     /// Lower bound of the places of stored items.
-    pub(super) fn low(&self) -> Key {
+    pub(crate) fn low(&self) -> Key {
         self.low_of_free().min(self.passed.low())
     }
 
     /// The same without passed-over items.
-    pub(super) fn low_of_free(&self) -> Key {
+    pub(crate) fn low_of_free(&self) -> Key {
         let near = self.active.as_ref().and_then(|active| active.resident().first_due()).map(Key::at);
         let far = (self.far() > 0).then_some(self.near_until);
         [near, far].into_iter().flatten().min().unwrap_or(LAST)
     }
 
-    pub(super) fn row(&self) -> QueueRow {
+    pub(crate) fn row(&self) -> QueueRow {
         QueueRow {
             queue: Arc::clone(&self.name),
             count: self.stored + u64::from(mutated(Mutant::CountForgotten) && self.stored == 0),
@@ -277,7 +278,7 @@ impl Queue {
 
     /// The state of the queue, for messages of tests.
     #[cfg(test)]
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let (near, far, wake) = (self.near_until, self.far(), self.wake);
         let active = self.active.as_ref().map(|active| active.describe(self.is_paused()));
         format!("{} stored {} far {far} near {near:?} wake {wake} {active:?}", self.name, self.stored)

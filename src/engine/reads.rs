@@ -3,16 +3,30 @@
 //! Two kinds. For rows of reads: the arrival numbers whose items ended or moved since the read began
 //! ([`Reads`]). For look-ups of an identity: whether its location changed since the question ([`Watch`]).
 
-use super::event::{ClosingRow, Loaded, Rewritten, Stored};
 use super::items::NumberMap;
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::types::Identity;
-use std::collections::{BTreeSet, VecDeque};
+use alloc::boxed::Box;
+use alloc::collections::{BTreeSet, VecDeque};
+use tidegate_types::event::{ClosingRow, Loaded, Stored};
+use tidegate_types::Identity;
+use tidegate_types::Key;
+
+/// The present contents of a rewritten row, as far as reads need them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rewritten {
+    pub(crate) key: Key,
+    pub(crate) due: u64,
+    pub(crate) attempts: u32,
+    pub(crate) outcome_unknown: bool,
+    pub(crate) own_time: bool,
+    /// It is in the dead-letter queue.
+    pub(crate) dead: bool,
+}
 
 /// A sequence of reads that end in the order in which they began. The two sequences are independent.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum ReadLine {
+pub(crate) enum ReadLine {
     /// Reads of queues, and look-ups of identities.
     Ordered,
     /// Steps of scans.
@@ -21,7 +35,7 @@ pub(super) enum ReadLine {
 
 impl ReadLine {
     /// The line of the read with this answer; `None`: it returns no rows.
-    pub(super) fn of(loaded: &Loaded) -> Option<Self> {
+    pub(crate) fn of(loaded: &Loaded) -> Option<Self> {
         match loaded {
             Loaded::Ranges(_) | Loaded::Found(_) => Some(ReadLine::Ordered),
             Loaded::Scanned { .. } => Some(ReadLine::Scans),
@@ -32,7 +46,7 @@ impl ReadLine {
 
 /// Reads of rows under way.
 #[derive(Debug)]
-pub(super) struct Reads {
+pub(crate) struct Reads {
     /// Number of the last read.
     begun: u64,
     /// Numbers of the reads under way, by line.
@@ -43,7 +57,7 @@ pub(super) struct Reads {
     changed: NumberMap<u64, RowChange>,
     /// The same in order, so that each is dropped with the last read that may have missed it. Its length is
     /// bounded by ordered reads and, for scans, by
-    /// [`Thresholds::noted`](super::thresholds::Thresholds::noted).
+    /// [`Thresholds::noted`](tidegate_types::Thresholds::noted).
     order: VecDeque<(u64, u64)>,
     /// Windows that closed early, with the last read and the last question begun before.
     closed: VecDeque<(u64, u64, ClosingRow)>,
@@ -64,7 +78,7 @@ fn is_of(closed: &ClosingRow, stored: &Stored) -> bool {
 }
 
 impl Reads {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Reads {
             begun: 0,
             open: Default::default(),
@@ -75,12 +89,12 @@ impl Reads {
         }
     }
 
-    pub(super) fn begin(&mut self, line: ReadLine) {
+    pub(crate) fn begin(&mut self, line: ReadLine) {
         self.begun += 1;
         self.open[line as usize].push_back(self.begun);
     }
 
-    pub(super) fn end(&mut self, line: ReadLine) {
+    pub(crate) fn end(&mut self, line: ReadLine) {
         let ended = self.open[line as usize].pop_front();
         debug_assert!(ended.is_some(), "only what has begun ends");
         match line {
@@ -116,12 +130,12 @@ impl Reads {
 
     /// Number of notes kept.
     #[cfg(test)]
-    pub(super) fn noted(&self) -> usize {
+    pub(crate) fn noted(&self) -> usize {
         self.order.len().max(self.changed.len()).max(self.closed.len())
     }
 
     /// Whether the oldest scan step was abandoned, and has to be read again.
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(crate) fn is_given_up(&self) -> bool {
         let oldest = self.open[ReadLine::Scans as usize].front();
         oldest.is_some_and(|read| *read <= self.given_up) && !mutated(Mutant::GivenUpIsBelieved)
     }
@@ -129,7 +143,7 @@ impl Reads {
     /// Drops notes of changes that no open read can conflict with. Abandons open scan steps if more than
     /// `most` notes are kept: a scan may wait for a stalled disk indefinitely, while all other work
     /// continues. Reads of queues need no such bound, since commits wait for them.
-    pub(super) fn tidy(&mut self, watch: &Watch, most: usize) {
+    pub(crate) fn tidy(&mut self, watch: &Watch, most: usize) {
         if self.scans_cost(watch, most) {
             let last = self.open[ReadLine::Scans as usize].back();
             self.given_up = last.map_or(self.given_up, |last| *last);
@@ -158,7 +172,7 @@ impl Reads {
     }
 
     /// A window closed before its planned end.
-    pub(super) fn note_closed(&mut self, watch: &Watch, closed: &ClosingRow) {
+    pub(crate) fn note_closed(&mut self, watch: &Watch, closed: &ClosingRow) {
         let asked = self.oldest().is_some() || watch.oldest().is_some();
         if asked && !mutated(Mutant::ClosedSinceUnknown) {
             self.closed.push_back((self.begun, watch.begun, closed.clone()));
@@ -167,7 +181,7 @@ impl Reads {
 
     /// Brings a row of a read or look-up up to date: the last change of each number is known as long as a
     /// read is under way that began before it. False: the row is no longer there.
-    pub(super) fn renew(&self, stored: &mut Stored) -> bool {
+    pub(crate) fn renew(&self, stored: &mut Stored) -> bool {
         if let Some(changed) = self.changed.get(&stored.key.seq) {
             // An item that was dead-lettered since has a new row in another queue than the one that was read.
             let row = changed.row.filter(|row| row.dead == stored.dead.is_some());
@@ -184,12 +198,12 @@ impl Reads {
     }
 
     /// The row with this arrival number has left its queue.
-    pub(super) fn note_gone(&mut self, seq: u64) {
+    pub(crate) fn note_gone(&mut self, seq: u64) {
         self.note(seq, None);
     }
 
     /// A row was rewritten, perhaps under a new key.
-    pub(super) fn note_rewritten(&mut self, row: Rewritten) {
+    pub(crate) fn note_rewritten(&mut self, row: Rewritten) {
         self.note(row.key.seq, Some(row));
     }
 
@@ -201,7 +215,7 @@ impl Reads {
     }
 
     /// Whether a row of the oldest read of its line is still as it was read.
-    pub(super) fn is_current(&self, line: ReadLine, seq: u64) -> bool {
+    pub(crate) fn is_current(&self, line: ReadLine, seq: u64) -> bool {
         let Some(changed) = self.changed.get(&seq) else { return true };
         // A read that began after the change has read its result.
         let began = self.open[line as usize].front();
@@ -211,7 +225,7 @@ impl Reads {
 
 /// Identities that the store has been asked about.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     asked: NumberMap<Identity, Questions>,
     /// Number of changes so far to watched identities.
     changes: u64,
@@ -222,7 +236,7 @@ pub(super) struct Watch {
 
 /// The validity of an answer when it is used.
 #[derive(Debug)]
-pub(super) enum Worth {
+pub(crate) enum Worth {
     /// It is valid.
     True,
     /// An item of that identity has left memory since: this is its row in the store, without content.
@@ -233,8 +247,8 @@ pub(super) enum Worth {
 
 /// One question, and when it was asked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
-    pub(super) identity: Identity,
+pub(crate) struct Asked {
+    pub(crate) identity: Identity,
     since: u64,
     /// Unique number of the question.
     number: u64,
@@ -251,7 +265,7 @@ struct Questions {
 }
 
 impl Watch {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Watch { asked: Lookup::new(), changes: 0, begun: 0, open: BTreeSet::new() }
     }
 
@@ -260,7 +274,7 @@ impl Watch {
         self.open.first().copied()
     }
 
-    pub(super) fn begin(&mut self, identity: Identity) -> Asked {
+    pub(crate) fn begin(&mut self, identity: Identity) -> Asked {
         self.asked.get_or_insert_with(identity, Questions::default).count += 1;
         self.begun += 1;
         self.open.insert(self.begun);
@@ -268,7 +282,7 @@ impl Watch {
     }
 
     /// Ends a question. Returns the validity of its answer.
-    pub(super) fn end(&mut self, asked: Asked) -> Worth {
+    pub(crate) fn end(&mut self, asked: Asked) -> Worth {
         self.open.remove(&asked.number);
         let Some(questions) = self.asked.get_mut(&asked.identity) else {
             debug_assert!(false, "only what was asked is answered");
@@ -287,13 +301,13 @@ impl Watch {
     }
 
     /// Whether an answer to this open question is usable.
-    pub(super) fn is_worth(&self, asked: &Asked) -> bool {
+    pub(crate) fn is_worth(&self, asked: &Asked) -> bool {
         let questions = self.asked.get(&asked.identity);
         questions.is_some_and(|questions| questions.changed <= asked.since || questions.row.is_some())
     }
 
     /// The location of an identity has changed.
-    pub(super) fn changed(&mut self, identity: Identity) {
+    pub(crate) fn changed(&mut self, identity: Identity) {
         if let Some(questions) = self.asked.get_mut(&identity) {
             self.changes += 1;
             questions.changed = self.changes;
@@ -305,7 +319,7 @@ impl Watch {
 
     /// An item of this identity is in the store only from now on, with this row. Earlier questions use the
     /// row: else each of many requests with one id would wait for another read.
-    pub(super) fn put(&mut self, identity: Identity, row: impl FnOnce() -> Stored) {
+    pub(crate) fn put(&mut self, identity: Identity, row: impl FnOnce() -> Stored) {
         self.changed(identity);
         if let Some(questions) = self.asked.get_mut(&identity) {
             questions.row = Some(Box::new(Stored { content: None, ..row() }));
@@ -315,8 +329,8 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use super::super::types::{ClosedBy, Dead, Key, Reason};
     use super::*;
+    use tidegate_types::{ClosedBy, Dead, Key, Reason};
 
     #[test]
     fn what_ended_while_a_read_was_under_way_is_known_until_it_has_ended() {
@@ -509,7 +523,7 @@ mod tests {
     }
 
     fn row(key: Key) -> Stored {
-        Stored { customer: Some("c".into()), ..Stored::blank("shop", key) }
+        Stored { customer: Some("c".into()), ..tidegate_fake_store::blank("shop", key) }
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use super::ids::ItemId;
 use super::mutant::{mutated, Mutant};
-use super::types::Key;
-use std::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use tidegate_types::Key;
 
 /// Due, UTC ms, and arrival number. In the order of the store, members of a window are adjacent: another item
 /// of the customer with the same due may come after one that arrived later.
@@ -12,14 +13,14 @@ type ReadyPlace = (u64, u64);
 /// Due items of one customer in order of (due, arrival). Most are added in that order and cost one entry of a
 /// queue; the others are kept in a map, so that no turn has to sort many.
 #[derive(Debug, Default)]
-pub(super) struct ReadyItems {
+pub(crate) struct ReadyItems {
     in_order: VecDeque<(ReadyPlace, ItemId)>,
     late: BTreeMap<ReadyPlace, ItemId>,
 }
 
 impl ReadyItems {
     /// Adds an item. Items that end stay until they are popped.
-    pub(super) fn push(&mut self, place: Key, item: ItemId) {
+    pub(crate) fn push(&mut self, place: Key, item: ItemId) {
         let place = (place.due, place.seq);
         let last = self.in_order.back().map(|(last, _)| *last);
         if last.is_none_or(|last| last <= place) || mutated(Mutant::OrderForgotten) {
@@ -30,7 +31,7 @@ impl ReadyItems {
     }
 
     /// The first item.
-    pub(super) fn first(&self) -> Option<ItemId> {
+    pub(crate) fn first(&self) -> Option<ItemId> {
         let late = self.late.first_key_value().map(|(place, item)| (*place, *item));
         self.in_order
             .front()
@@ -41,7 +42,7 @@ impl ReadyItems {
             .map(|(_, item)| item)
     }
 
-    pub(super) fn pop_first(&mut self) -> Option<ItemId> {
+    pub(crate) fn pop_first(&mut self) -> Option<ItemId> {
         let late = self.late.first_key_value().map(|(place, _)| *place);
         let in_order = self.in_order.front().map(|(place, _)| *place);
         if late.is_some_and(|late| in_order.is_none_or(|place| late < place)) {
@@ -53,7 +54,7 @@ impl ReadyItems {
     }
 
     /// Puts the first items back, in order.
-    pub(super) fn put_back(&mut self, first: Vec<ItemId>, place_of: impl Fn(ItemId) -> Key) {
+    pub(crate) fn put_back(&mut self, first: Vec<ItemId>, place_of: impl Fn(ItemId) -> Key) {
         for item in first.into_iter().rev() {
             let place = place_of(item);
             self.in_order.push_front(((place.due, place.seq), item));
@@ -61,7 +62,7 @@ impl ReadyItems {
     }
 
     /// Sorts all items anew, as some have other places now. Items without a place have left.
-    pub(super) fn put_in_order(&mut self, place_of: impl Fn(ItemId) -> Option<Key>) {
+    pub(crate) fn put_in_order(&mut self, place_of: impl Fn(ItemId) -> Option<Key>) {
         let placed = |item| place_of(item).map(|place| ((place.due, place.seq), item));
         let mut all: Vec<(ReadyPlace, ItemId)> = self.iter().filter_map(placed).collect();
         all.sort_unstable();
@@ -69,7 +70,7 @@ impl ReadyItems {
     }
 
     /// Whether all items come before this place in the order of the store. Items without a place have left.
-    pub(super) fn ends_before(&self, place: Key, place_of: impl Fn(ItemId) -> Option<Key>) -> bool {
+    pub(crate) fn ends_before(&self, place: Key, place_of: impl Fn(ItemId) -> Option<Key>) -> bool {
         let in_order = self.in_order.iter().rev().map(|(at, item)| (at.0, *item));
         let late = self.late.iter().rev().map(|(at, item)| (at.0, *item));
         let comes_before = |(_, item): (u64, ItemId)| place_of(item).is_none_or(|other| other < place);
@@ -78,7 +79,7 @@ impl ReadyItems {
     }
 
     /// Removes up to `most` items, the last ones in the order of the store. Items without a place have left.
-    pub(super) fn pop_last(&mut self, most: usize, place_of: impl Fn(ItemId) -> Option<Key>) -> Vec<ItemId> {
+    pub(crate) fn pop_last(&mut self, most: usize, place_of: impl Fn(ItemId) -> Option<Key>) -> Vec<ItemId> {
         let mut last: Vec<(Key, ItemId)> = Vec::new();
         // Items with the same due may have another order there.
         let within = |last: &[(Key, ItemId)], item: ItemId| {
@@ -95,11 +96,11 @@ impl ReadyItems {
         last.into_iter().map(|(_, item)| item).collect()
     }
 
-    pub(super) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
+    pub(crate) fn pop_first_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
         self.first().filter(|first| test(*first)).and_then(|_| self.pop_first())
     }
 
-    pub(super) fn pop_last_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
+    pub(crate) fn pop_last_if(&mut self, test: impl FnOnce(ItemId) -> bool) -> Option<ItemId> {
         let late = self.late.last_key_value().map(|(place, item)| (*place, *item));
         let in_order = self.in_order.back().copied();
         let (_, last) = late.max(in_order).filter(|(_, last)| test(*last))?;
@@ -119,12 +120,12 @@ impl ReadyItems {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.in_order.is_empty() && self.late.is_empty()
     }
 
     /// All items, in no particular order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.in_order.iter().map(|(_, item)| *item).chain(self.late.values().copied())
     }
 }

@@ -6,10 +6,12 @@
 //! request costs no read. Buckets that were filled before a restart have no filter: they are read until they
 //! are out of date.
 
-use super::event::{BucketRow, Op, BUCKETS};
 use super::journal::Journal;
 use super::mutant::{mutated, Mutant};
-use super::types::{Ended, Identity};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use tidegate_types::event::{BucketRow, Op, BUCKETS};
+use tidegate_types::{Ended, Identity};
 
 /// Number of buckets for one whole tail. Ends are kept for the tail plus the length of one bucket at most.
 const SPREAD: u64 = 4;
@@ -20,7 +22,7 @@ const BITS_PER_ID: usize = 10;
 const FIRST_IDS: usize = 4_096;
 
 #[derive(Debug, Default)]
-pub(super) struct Recent {
+pub(crate) struct Recent {
     /// Buckets by number.
     buckets: [Option<Bucket>; BUCKETS as usize],
     current: u8,
@@ -41,7 +43,7 @@ struct Bucket {
 impl Recent {
     /// From the rows of the store: the last row is the bucket filled last. Its time need not be the latest,
     /// as the clock may have been ahead.
-    pub(super) fn new(rows: &[BucketRow]) -> Self {
+    pub(crate) fn new(rows: &[BucketRow]) -> Self {
         let mut tail = Recent { most_bytes: usize::MAX, ..Recent::default() };
         for row in rows {
             if let Some(bucket) = tail.buckets.get_mut(usize::from(row.bucket)) {
@@ -53,7 +55,7 @@ impl Recent {
         tail
     }
 
-    pub(super) fn configure(&mut self, longest: u64, most_bytes: usize) {
+    pub(crate) fn configure(&mut self, longest: u64, most_bytes: usize) {
         self.longest = longest;
         self.most_bytes = most_bytes;
     }
@@ -61,7 +63,7 @@ impl Recent {
     /// Remembers the end of an item, with the commit that removes it. Only ids that producers gave are
     /// remembered: an assigned id that comes back as `message_id` is unknown the first time, as it should be,
     /// and counts as a producer's id from then on.
-    pub(super) fn remember(&mut self, journal: &mut Journal, identity: Identity, ended: Ended) {
+    pub(crate) fn remember(&mut self, journal: &mut Journal, identity: Identity, ended: Ended) {
         if mutated(Mutant::TailForgotten) {
             return;
         }
@@ -84,7 +86,7 @@ impl Recent {
     }
 
     /// Buckets that may contain an id that ended at most `tail` ms ago, the latest first.
-    pub(super) fn buckets_of(&self, identity: Identity, tail: u64, wall: u64) -> Vec<u8> {
+    pub(crate) fn buckets_of(&self, identity: Identity, tail: u64, wall: u64) -> Vec<u8> {
         let mut out = Vec::new();
         if tail == 0 {
             return out;
@@ -199,7 +201,7 @@ fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
     let bytes = u128::from_be_bytes(identity.to_bytes());
     let (low, mut high) = (bytes as u64, (bytes >> 64) as u64);
     let line = (u128::from(low) * lines as u128) >> 64;
-    let bits = std::array::from_fn(|_| {
+    let bits = core::array::from_fn(|_| {
         let bit = (high & 511) as usize;
         high >>= 9;
         bit
@@ -210,7 +212,7 @@ fn places(identity: Identity, lines: usize) -> (usize, [usize; 7]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::backoff::Random;
+    use crate::backoff::Random;
 
     fn id(random: &mut Random) -> Identity {
         let bytes = (u128::from(random.draw()) << 64) | u128::from(random.draw());

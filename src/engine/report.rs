@@ -1,16 +1,18 @@
-//! Fills in the structs of [`super::snapshot`] with the state at one moment.
+//! Fills in the structs of [`tidegate_types::snapshot`] with the state at one moment.
 
-use super::core::Core;
-use super::event::FOR_EVER;
 use super::health::HealthState;
 use super::ids::QueueId;
 use super::queue::{ActiveQueue, Queue};
-use super::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
-use super::types::Now;
+use crate::core::Core;
+use alloc::string::ToString;
+use alloc::vec::Vec;
+use tidegate_types::event::FOR_EVER;
+use tidegate_types::snapshot::{Application, Deliverability, ItemCounts, Snapshot};
+use tidegate_types::Now;
 
 /// The state at this moment. The cost is proportional to the number of applications that have items, not to
 /// the number of items; the full figures are computed only for the applications that are reported.
-pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
+pub(crate) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
     let live = &core.live;
     let queues = &live.queues;
     let dead = queues.dead_letters();
@@ -69,7 +71,7 @@ pub(super) fn take(core: &Core, intake_paused: bool, now: Now) -> Snapshot {
 /// for no confirm, slot or channel. Such an item was overlooked if it stays so for long. The dead-letter
 /// queue does not count. An application may wait for its turn while others are sent: the caller asks only
 /// while nothing is sent. The cost is proportional to the number of applications that have items.
-pub(super) fn is_overlooked(core: &Core, now: Now) -> bool {
+pub(crate) fn is_overlooked(core: &Core, now: Now) -> bool {
     let live = &core.live;
     let queues = &live.queues;
     if !core.dispatch.egress.has_room() {

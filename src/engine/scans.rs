@@ -16,23 +16,25 @@ mod running;
 mod scope;
 mod timeline;
 
-use super::core::{Core, ItemLocation, LiveItem};
-use super::event::{Load, Stored};
 use super::ids::ItemId;
 use super::items::{Item, NumberMap};
 use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
-use super::types::{Answer, Asker, Command, End, Ended, Filter, Identity, Key, Listed, Now};
 use super::waits::{Waiter, Waits};
+use crate::core::{Core, ItemLocation, LiveItem};
+use alloc::boxed::Box;
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
 use flushing::Flushing;
 use gather::Gathering;
 use ranges::{ranges, ScanRange};
 use scope::{Scope, Traits};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use tidegate_types::event::{Load, Stored};
+use tidegate_types::{Answer, Asker, Command, End, Ended, Filter, Identity, Key, Listed, Now};
 use timeline::Counting;
 
 /// How long a command waits for the outcome of items in flight, ms.
-pub(super) const OUTCOME_MS: u64 = 5_000;
+pub(crate) const OUTCOME_MS: u64 = 5_000;
 
 /// The operation on the items.
 #[derive(Debug)]
@@ -85,7 +87,7 @@ struct Running {
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Scans {
+pub(crate) struct Scans {
     running: BTreeMap<u64, Running>,
     next_number: u64,
     /// Rows examined in this call by scans that began in it.
@@ -97,25 +99,25 @@ pub(super) struct Scans {
 }
 
 /// An answer that is ready.
-pub(super) type Done = (Asker, Command, Answer);
+pub(crate) type Done = (Asker, Command, Answer);
 
 /// The results of a step.
 #[derive(Debug, Default)]
-pub(super) struct Advanced {
-    pub(super) done: Vec<Done>,
+pub(crate) struct Advanced {
+    pub(crate) done: Vec<Done>,
     /// Items whose outcomes did not come in time: arrivals that wait because of them are judged without.
-    pub(super) given_up: Vec<Identity>,
+    pub(crate) given_up: Vec<Identity>,
     /// More work can be done at once.
-    pub(super) more: bool,
+    pub(crate) more: bool,
 }
 
 impl Scans {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Scans::default()
     }
 
     /// Begins a scan, or returns the answer that refuses it.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
         core: &mut Core,
         command: Command,
@@ -188,7 +190,7 @@ impl Scans {
     }
 
     /// Number of a cancel of this customer that has not covered all items yet.
-    pub(super) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
+    pub(crate) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
         let found = self.running.iter().find(|(_, scan)| match &scan.kind {
             Kind::Cancel(Scope::Customer(of)) => {
                 *of.application == *application && *of.customer == *customer && !scan.is_through()
@@ -199,19 +201,19 @@ impl Scans {
     }
 
     /// Whether the scan has covered all items.
-    pub(super) fn is_through(&self, number: u64) -> bool {
+    pub(crate) fn is_through(&self, number: u64) -> bool {
         self.running.get(&number).is_none_or(Running::is_through)
     }
 
     /// Whether a cancel of a customer has been judged and has not begun.
-    pub(super) fn has_cancels_to_begin(&self) -> bool {
+    pub(crate) fn has_cancels_to_begin(&self) -> bool {
         let of_customer = |scan: &Running| matches!(scan.kind, Kind::Cancel(Scope::Customer(_)));
         let begins = |scan: &Running| of_customer(scan) && scan.ranges.is_none();
         self.running.last_key_value().is_some_and(|(_, scan)| begins(scan))
     }
 
     /// Sets the prefetch: a share of it may wait here.
-    pub(super) fn set_prefetch(&mut self, prefetch: u16) {
+    pub(crate) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {
             let remote = self.running.values_mut().filter(|scan| matches!(scan.asker, Asker::Remote { .. }));
             remote.for_each(|scan| scan.impatient |= scan.waits);
@@ -219,14 +221,14 @@ impl Scans {
     }
 
     /// Whether anything waits for the end of an attempt.
-    pub(super) fn awaits_any(&self) -> bool {
+    pub(crate) fn awaits_any(&self) -> bool {
         self.running.values().any(|scan| !scan.in_flight.is_empty())
     }
 
     /// Advances scans that have not covered memory yet, the oldest first, within the limits of one call.
-    pub(super) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
+    pub(crate) fn advance(&mut self, core: &mut Core, loads: &mut Vec<Load>, now: Now) -> Advanced {
         let most = core.live.thresholds();
-        let mut gather = most.gathered.saturating_sub(std::mem::take(&mut self.gathered));
+        let mut gather = most.gathered.saturating_sub(core::mem::take(&mut self.gathered));
         let (step, mut look) = (most.looked_at, most.looked_at_by_all);
         for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.ranges.is_none()) {
             if !scan.gather(core, &mut gather) {
@@ -263,7 +265,7 @@ impl Scans {
     }
 
     /// Takes the rows of a step over the store.
-    pub(super) fn scanned(
+    pub(crate) fn scanned(
         &mut self,
         core: &mut Core,
         number: u64,
@@ -284,7 +286,7 @@ impl Scans {
         scan.range_rows += rows.len();
         let mut skip = mutated(Mutant::ListSkips);
         for mut stored in rows {
-            if std::mem::take(&mut skip) {
+            if core::mem::take(&mut skip) {
                 continue;
             }
             let seq = stored.key.seq;
@@ -302,7 +304,7 @@ impl Scans {
     }
 
     /// Takes the outcomes of attempts for the scans that wait for them.
-    pub(super) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
+    pub(crate) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
         let waits = |scan: &&mut Running| !scan.in_flight.is_empty() && !scan.is_given_up();
         for scan in self.running.values_mut().filter(waits) {
             for (identity, ended) in outcomes {
@@ -353,7 +355,7 @@ impl Scans {
     }
 
     /// When the next wait for outcomes ends, monotonic ms.
-    pub(super) fn deadline(&self) -> Option<u64> {
+    pub(crate) fn deadline(&self) -> Option<u64> {
         // Before it has covered all items no time limit applies.
         let waits = |scan: &&Running| {
             !scan.in_flight.is_empty() && scan.ranges.as_ref().is_some_and(VecDeque::is_empty)
@@ -362,7 +364,7 @@ impl Scans {
     }
 
     /// Cancels an item that belongs to a cancel under way which has not reached it yet.
-    pub(super) fn claim(&mut self, core: &mut Core, found: ItemLocation, now: Now) -> ItemLocation {
+    pub(crate) fn claim(&mut self, core: &mut Core, found: ItemLocation, now: Now) -> ItemLocation {
         let ItemLocation::Live(live) = &found else { return found };
         if self.running.is_empty() {
             return found;
@@ -405,7 +407,7 @@ impl Scans {
     /// Whether the item is in flight and a cancel takes it if its attempt fails: a request that came after
     /// the cancel is not judged by such an item. `at_once`: the request waits for no outcome, so neither does
     /// the cancel.
-    pub(super) fn may_take_back(&mut self, core: &Core, found: &ItemLocation, at_once: bool) -> bool {
+    pub(crate) fn may_take_back(&mut self, core: &Core, found: &ItemLocation, at_once: bool) -> bool {
         let ItemLocation::Live(LiveItem::Resident(id)) = found else { return false };
         let item = &core.live.items()[*id];
         // An item that may have been delivered before is not cancelled.
@@ -425,7 +427,7 @@ impl Scans {
 
     /// Whether a cancel that has not covered all items yet takes the item of this identity if its attempt
     /// fails.
-    pub(super) fn is_going_over(&self, core: &Core, identity: Identity) -> bool {
+    pub(crate) fn is_going_over(&self, core: &Core, identity: Identity) -> bool {
         if self.running.is_empty() {
             return false;
         }
@@ -439,7 +441,7 @@ impl Scans {
 
     /// Items have been loaded: those that belong to a cancel under way are cancelled, and a count that has
     /// not begun with the store counts them in memory.
-    pub(super) fn note_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
+    pub(crate) fn note_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
         for scan in self.running.values_mut() {
             scan.gather_restored(core, restored);
         }
@@ -459,7 +461,7 @@ impl Scans {
     }
 
     /// The callers of these commands have left. Commands that change something continue to their ends.
-    pub(super) fn leave(&mut self, numbers: &[u64]) {
+    pub(crate) fn leave(&mut self, numbers: &[u64]) {
         let has_left = |scan: &Running| match (&scan.asker, &scan.kind) {
             (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_)) => {
                 numbers.contains(number) || mutated(Mutant::LeavesWithAll)
@@ -470,7 +472,7 @@ impl Scans {
     }
 
     /// Drops remote commands, which the broker redelivers.
-    pub(super) fn forget_deliveries(&mut self) {
+    pub(crate) fn forget_deliveries(&mut self) {
         let waits = &mut self.waits;
         self.running.retain(|_, scan| {
             let stays = matches!(scan.asker, Asker::Local(_));
@@ -482,12 +484,12 @@ impl Scans {
     }
 
     /// An item of this application, with this former key and due, was rescheduled.
-    pub(super) fn retimed(&mut self, application: &str, key: Key, due: u64) {
+    pub(crate) fn retimed(&mut self, application: &str, key: Key, due: u64) {
         self.running.values_mut().for_each(|scan| scan.note_retimed(application, key, due));
     }
 
     /// Items that are in the store only were moved, perhaps behind a scan's position: it goes back to them.
-    pub(super) fn go_back(&mut self, application: &str, to: Key) {
+    pub(crate) fn go_back(&mut self, application: &str, to: Key) {
         for scan in self.running.values_mut() {
             if scan.ranges.as_ref().is_none_or(VecDeque::is_empty) {
                 continue;
@@ -509,7 +511,7 @@ fn near<'a>(item: &Item, application: &'a str, customer: Option<&'a str>) -> Tra
 }
 
 /// The end of an item that this caller cancels.
-pub(super) fn end_of_cancel(asker: &Asker) -> End {
+pub(crate) fn end_of_cancel(asker: &Asker) -> End {
     match asker {
         Asker::Remote { redelivered: true, .. } => End::CancelledAgain,
         Asker::Remote { .. } | Asker::Local(_) => End::Cancelled,

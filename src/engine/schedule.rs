@@ -10,11 +10,12 @@
 //! millisecond are in the order in which they were added, which nearly always is that of their keys; where it
 //! may not be, the slot is marked, and sorted when its order is needed. The module reads no clock.
 
-use super::types::Key;
-use std::collections::BTreeSet;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use tidegate_types::Key;
 
 /// Span of the wheel in milliseconds: a little over a minute, which is as far as the engine looks ahead.
-pub(super) const SLOTS: u64 = 1 << 16;
+pub(crate) const SLOTS: u64 = 1 << 16;
 const MASK: u64 = SLOTS - 1;
 
 /// Marks the absence of an entry.
@@ -28,7 +29,7 @@ struct Link {
 
 /// The extent of a [`Schedule::take_due`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(crate) enum Taken {
     /// All due entries.
     All,
     /// The limit was reached; [`Schedule::first_key`] finds the rest.
@@ -36,7 +37,7 @@ pub(super) enum Taken {
 }
 
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(crate) struct Schedule {
     /// First millisecond that has not been taken. The wheel covers `base..base + SLOTS`.
     base: u64,
     heads: Vec<u32>,
@@ -54,7 +55,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(now: u64) -> Self {
+    pub(crate) fn new(now: u64) -> Self {
         Schedule {
             base: now,
             heads: vec![NIL; SLOTS as usize],
@@ -69,12 +70,12 @@ impl Schedule {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.near + self.far.len()
     }
 
     /// Adds `id`, due at `key.due`. An entry that is due already is taken by the next [`Schedule::take_due`].
-    pub(super) fn insert(&mut self, id: u32, key: Key) {
+    pub(crate) fn insert(&mut self, id: u32, key: Key) {
         if key.due < self.base + SLOTS {
             self.link(id, key, self.slot(key.due));
         } else {
@@ -83,7 +84,7 @@ impl Schedule {
     }
 
     /// Removes an entry; it must have been inserted with this key.
-    pub(super) fn remove(&mut self, id: u32, key: Key) {
+    pub(crate) fn remove(&mut self, id: u32, key: Key) {
         if key.due < self.base + SLOTS {
             self.unlink(id, self.slot(key.due));
         } else {
@@ -94,7 +95,7 @@ impl Schedule {
 
     /// Takes up to `limit` entries due at or before `now`, the earliest millisecond first. Each is passed to
     /// `each` before the next is searched, so that memory fetches of `each` overlap with the search.
-    pub(super) fn take_due(&mut self, now: u64, limit: usize, mut each: impl FnMut(u32)) -> Taken {
+    pub(crate) fn take_due(&mut self, now: u64, limit: usize, mut each: impl FnMut(u32)) -> Taken {
         let mut left = limit;
         while let Some(at) = self.first_used().filter(|at| *at <= now) {
             let slot = at & MASK;
@@ -123,12 +124,12 @@ impl Schedule {
     }
 
     /// Due of the earliest entry. An overdue one counts as due at `base`.
-    pub(super) fn next(&self) -> Option<u64> {
+    pub(crate) fn next(&self) -> Option<u64> {
         self.first_used().or_else(|| self.far.first().map(|(key, _)| key.due))
     }
 
     /// An entry with the earliest due.
-    pub(super) fn first(&self) -> Option<u32> {
+    pub(crate) fn first(&self) -> Option<u32> {
         match self.first_used() {
             Some(at) => Some(self.heads[(at & MASK) as usize]),
             None => self.far.first().map(|(_, id)| *id),
@@ -136,7 +137,7 @@ impl Schedule {
     }
 
     /// The lowest key of all entries. Sorts the first slot if needed.
-    pub(super) fn first_key(&mut self, key_of: impl Fn(u32) -> Key) -> Option<Key> {
+    pub(crate) fn first_key(&mut self, key_of: impl Fn(u32) -> Key) -> Option<Key> {
         if let Some(slot) = self.first_used().map(|at| at & MASK).filter(|slot| self.is_disordered(*slot)) {
             self.sort_slot(slot, &key_of);
         }
@@ -144,12 +145,12 @@ impl Schedule {
     }
 
     /// Due of the last entry.
-    pub(super) fn last(&self) -> Option<u64> {
+    pub(crate) fn last(&self) -> Option<u64> {
         self.far.last().map(|(key, _)| key.due).or_else(|| self.last_used())
     }
 
     /// The clock stepped back to `now`: all entries are inserted anew.
-    pub(super) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
+    pub(crate) fn rebase(&mut self, now: u64, key_of: impl Fn(u32) -> Key) {
         let mut ids = Vec::with_capacity(self.near);
         while let Some(at) = self.first_used() {
             self.drain_slot(at & MASK, &mut ids);
@@ -162,7 +163,7 @@ impl Schedule {
     }
 
     /// Takes up to `count` entries due after this moment, the last first.
-    pub(super) fn take_furthest(
+    pub(crate) fn take_furthest(
         &mut self,
         count: usize,
         after: u64,
@@ -212,8 +213,8 @@ impl Schedule {
         if self.links.len() <= id as usize {
             self.links.resize(id as usize + 1, Link { prev: NIL, next: NIL });
         }
-        let tail = std::mem::replace(&mut self.tails[slot as usize], id);
-        let before = std::mem::replace(&mut self.added[slot as usize], key);
+        let tail = core::mem::replace(&mut self.tails[slot as usize], id);
+        let before = core::mem::replace(&mut self.added[slot as usize], key);
         self.links[id as usize] = Link { prev: tail, next: NIL };
         if tail == NIL {
             self.heads[slot as usize] = id;
@@ -273,7 +274,7 @@ impl Schedule {
 
     fn drain_slot(&mut self, slot: u64, out: &mut Vec<u32>) {
         self.tails[slot as usize] = NIL;
-        let mut id = std::mem::replace(&mut self.heads[slot as usize], NIL);
+        let mut id = core::mem::replace(&mut self.heads[slot as usize], NIL);
         while id != NIL {
             out.push(id);
             self.near -= 1;
@@ -354,8 +355,8 @@ impl Schedule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::BTreeMap;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
 
     fn key(due: u64, seq: u64) -> Key {
         Key::own(due, seq)
@@ -371,7 +372,7 @@ mod tests {
         let mut out = vec![];
         assert_eq!((s.take_due(1_004, 10, |id| out.push(id)), out.len()), (Taken::All, 0));
         assert_eq!(s.take_due(1_005, 10, |id| out.push(id)), Taken::All);
-        assert_eq!(std::mem::take(&mut out), [1]);
+        assert_eq!(core::mem::take(&mut out), [1]);
         assert_eq!(s.next(), Some(1_000 + SLOTS + 10));
         assert_eq!(s.take_due(1_000 + 4 * SLOTS, 10, |id| out.push(id)), Taken::All);
         assert_eq!(out, [2, 3]);

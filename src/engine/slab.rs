@@ -1,23 +1,24 @@
 //! A table whose rows have typed handles. A handle may outlive its row: its version differs from that of a
 //! later row in the same place.
 
-use std::collections::BTreeSet;
-use std::marker::PhantomData;
-use std::num::NonZeroU32;
-use std::ops::{Index, IndexMut};
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+use core::num::NonZeroU32;
+use core::ops::{Index, IndexMut};
 
 /// Counts the rows of one place. Never zero, so that an optional handle is no larger.
-pub(super) type Version = NonZeroU32;
+pub(crate) type Version = NonZeroU32;
 
 /// Version of the first row.
-pub(super) const FIRST: Version = Version::MIN;
+pub(crate) const FIRST: Version = Version::MIN;
 
 fn next(version: Version) -> Version {
     version.checked_add(1).unwrap_or(FIRST)
 }
 
 /// A handle of a [`Slab`].
-pub(super) trait Handle: Copy {
+pub(crate) trait Handle: Copy {
     /// The handle of a place and version.
     fn new(place: u32, version: Version) -> Self;
     /// The place, for structures with one entry per place.
@@ -31,25 +32,25 @@ macro_rules! handle {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub(super) struct $name {
+        pub(crate) struct $name {
             place: u32,
-            version: $crate::engine::slab::Version,
+            version: $crate::slab::Version,
         }
 
-        impl $crate::engine::slab::Handle for $name {
-            fn new(place: u32, version: $crate::engine::slab::Version) -> Self {
+        impl $crate::slab::Handle for $name {
+            fn new(place: u32, version: $crate::slab::Version) -> Self {
                 $name { place, version }
             }
             fn place(self) -> u32 {
                 self.place
             }
-            fn version(self) -> $crate::engine::slab::Version {
+            fn version(self) -> $crate::slab::Version {
                 self.version
             }
         }
     };
 }
-pub(super) use handle;
+pub(crate) use handle;
 
 /// Places of a page. Memory is allocated and freed by the page, so that no step grows with the number of
 /// rows: a single `Vec` would be copied as a whole whenever it is full.
@@ -107,7 +108,7 @@ impl<T, S: Copy + Default> Page<T, S> {
 /// See the module's page. For each row a value `S` is kept apart, next to those of other rows: for data that
 /// changes when another row is added or removed, and would else cost a memory access far away.
 #[derive(Debug)]
-pub(super) struct Slab<H, T, S = ()> {
+pub(crate) struct Slab<H, T, S = ()> {
     pages: Vec<Page<T, S>>,
     /// Pages that are not full. The first is filled first, so that later ones become empty.
     open: BTreeSet<usize>,
@@ -117,13 +118,13 @@ pub(super) struct Slab<H, T, S = ()> {
 
 impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
     /// Bytes of a row.
-    pub(super) const SLOT: usize = size_of::<Slot<T>>();
+    pub(crate) const SLOT: usize = size_of::<Slot<T>>();
 
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Slab { pages: Vec::new(), open: BTreeSet::new(), rows: 0, handles: PhantomData }
     }
 
-    pub(super) fn insert(&mut self, row: T) -> H {
+    pub(crate) fn insert(&mut self, row: T) -> H {
         let number = self.open.first().copied().unwrap_or(self.pages.len());
         if number == self.pages.len() {
             // A table with more than one page is not small.
@@ -140,7 +141,7 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
         H::new((number * PAGE + place) as u32, version)
     }
 
-    pub(super) fn remove(&mut self, handle: H) -> Option<T> {
+    pub(crate) fn remove(&mut self, handle: H) -> Option<T> {
         let (number, place) = parts(handle.place());
         let page = self.pages.get_mut(number)?;
         let was_full = page.is_full();
@@ -166,12 +167,12 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
         self.pages.get(number)?.slots.get(place)
     }
 
-    pub(super) fn get(&self, handle: H) -> Option<&T> {
+    pub(crate) fn get(&self, handle: H) -> Option<&T> {
         let slot = self.slot(handle.place())?;
         (slot.version == handle.version()).then_some(slot.row.as_ref()).flatten()
     }
 
-    pub(super) fn get_mut(&mut self, handle: H) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, handle: H) -> Option<&mut T> {
         let (number, place) = parts(handle.place());
         let slot = self.pages.get_mut(number)?.slots.get_mut(place)?;
         if slot.version == handle.version() {
@@ -182,29 +183,29 @@ impl<H: Handle, T, S: Copy + Default> Slab<H, T, S> {
     }
 
     /// The value kept apart for the row in this place.
-    pub(super) fn aside(&self, place: u32) -> S {
+    pub(crate) fn aside(&self, place: u32) -> S {
         let (number, place) = parts(place);
         self.pages[number].asides[place]
     }
 
     /// Mutable access to that value.
-    pub(super) fn aside_mut(&mut self, place: u32) -> &mut S {
+    pub(crate) fn aside_mut(&mut self, place: u32) -> &mut S {
         let (number, place) = parts(place);
         &mut self.pages[number].asides[place]
     }
 
     /// The handle of the row in this place.
-    pub(super) fn at(&self, place: u32) -> Option<H> {
+    pub(crate) fn at(&self, place: u32) -> Option<H> {
         let slot = self.slot(place)?;
         slot.row.is_some().then(|| H::new(place, slot.version))
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.rows
     }
 
     /// All handles, in order of place.
-    pub(super) fn handles(&self) -> impl Iterator<Item = H> + '_ {
+    pub(crate) fn handles(&self) -> impl Iterator<Item = H> + '_ {
         let slots = self.pages.iter().enumerate().flat_map(|(number, page)| {
             page.slots.iter().enumerate().map(move |(place, slot)| (number * PAGE + place, slot))
         });

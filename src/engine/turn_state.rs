@@ -1,60 +1,60 @@
 //! The flags and clocks that the engine keeps between two calls.
 
-use super::types::Now;
+use tidegate_types::Now;
 
 /// A difference between the two clocks of more than this is a step of the wall clock, ms.
 const STEP_MS: u64 = 1_000;
 
 /// Steps of the wall clock since the last call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ClockStep {
+pub(crate) struct ClockStep {
     /// It has stepped, compared with the monotonic clock.
-    pub(super) forward: bool,
-    pub(super) backward: bool,
+    pub(crate) forward: bool,
+    pub(crate) backward: bool,
     /// It shows an earlier time than before, by a step or not.
-    pub(super) less: bool,
+    pub(crate) less: bool,
 }
 
 /// The clocks at the last call, to notice steps of the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Clocks {
+pub(crate) struct Clocks {
     last: Now,
 }
 
 /// See the module's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TurnState {
-    pub(super) clocks: Clocks,
+pub(crate) struct TurnState {
+    pub(crate) clocks: Clocks,
     /// Set once a shutdown has begun.
-    pub(super) draining: bool,
+    pub(crate) draining: bool,
     /// The consumer hands requests over.
-    pub(super) taking: bool,
+    pub(crate) taking: bool,
     /// Requests wait for room.
-    pub(super) no_room: bool,
+    pub(crate) no_room: bool,
     /// Work is left that must be done at once.
-    pub(super) more: bool,
+    pub(crate) more: bool,
 }
 
 impl TurnState {
     /// The state of a new engine.
-    pub(super) fn new(now: Now) -> Self {
+    pub(crate) fn new(now: Now) -> Self {
         TurnState { clocks: Clocks::new(now), draining: false, taking: false, no_room: false, more: true }
     }
 }
 
 impl Clocks {
-    pub(super) fn new(now: Now) -> Self {
+    pub(crate) fn new(now: Now) -> Self {
         Clocks { last: now }
     }
 
     /// Both clocks at the last call.
-    pub(super) fn last(&self) -> Now {
+    pub(crate) fn last(&self) -> Now {
         self.last
     }
 
     /// Notes the time of a call.
-    pub(super) fn observe(&mut self, now: Now) -> ClockStep {
-        let last = std::mem::replace(&mut self.last, now);
+    pub(crate) fn observe(&mut self, now: Now) -> ClockStep {
+        let last = core::mem::replace(&mut self.last, now);
         debug_assert!(now.mono >= last.mono, "the monotonic clock never goes back");
         let expected = last.wall + now.mono.saturating_sub(last.mono);
         ClockStep {

@@ -5,8 +5,9 @@
 //! its caller.
 
 use super::mutant::{mutated, Mutant};
-use super::types::{Asker, Command};
-use std::collections::BTreeMap;
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use tidegate_types::{Asker, Command};
 
 /// The share of the prefetch that may wait is one in this many, for all applications together and for each.
 const PART_OF_ALL: usize = 4;
@@ -18,15 +19,15 @@ const LOCAL_OF_ONE: usize = 8;
 
 /// One waiting arrival or command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiter<'a> {
+pub(crate) struct Waiter<'a> {
     /// Application of the item that it waits for; empty if there is not one application.
-    pub(super) application: &'a str,
+    pub(crate) application: &'a str,
     /// It is a local command.
-    pub(super) local: bool,
+    pub(crate) local: bool,
 }
 
 impl<'a> Waiter<'a> {
-    pub(super) fn of(command: &'a Command, asker: &Asker) -> Self {
+    pub(crate) fn of(command: &'a Command, asker: &Asker) -> Self {
         let application = match command {
             Command::Cancel(target) | Command::Lookup(target) | Command::Reschedule(target, _) => {
                 &target.application
@@ -59,7 +60,7 @@ struct Count {
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(crate) struct Waits {
     /// Prefetch of the consumer; `None`: not known.
     prefetch: Option<usize>,
     all: Count,
@@ -69,7 +70,7 @@ pub(super) struct Waits {
 
 impl Waits {
     /// Sets the prefetch. Whether more wait now than may.
-    pub(super) fn set_prefetch(&mut self, prefetch: u16) -> bool {
+    pub(crate) fn set_prefetch(&mut self, prefetch: u16) -> bool {
         self.prefetch = Some(usize::from(prefetch));
         let one = self.share(PART_OF_ONE);
         self.all.remote > self.share(PART_OF_ALL) || self.of.values().any(|count| count.remote > one)
@@ -85,7 +86,7 @@ impl Waits {
     }
 
     /// Whether one more may wait.
-    pub(super) fn may_wait(&self, waiter: Waiter<'_>) -> bool {
+    pub(crate) fn may_wait(&self, waiter: Waiter<'_>) -> bool {
         let of = self.of.get(waiter.application).copied().unwrap_or_default();
         if waiter.local {
             self.all.local < LOCAL_OF_ALL && of.local < LOCAL_OF_ONE
@@ -95,7 +96,7 @@ impl Waits {
     }
 
     /// Counts one that waits from now on. Whether it may.
-    pub(super) fn begin(&mut self, waiter: Waiter<'_>) -> bool {
+    pub(crate) fn begin(&mut self, waiter: Waiter<'_>) -> bool {
         let may = self.may_wait(waiter);
         let of = self.of.entry(waiter.application.into()).or_default();
         for count in [&mut self.all, of] {
@@ -106,7 +107,7 @@ impl Waits {
     }
 
     /// Counts one that no longer waits.
-    pub(super) fn end(&mut self, waiter: Waiter<'_>) {
+    pub(crate) fn end(&mut self, waiter: Waiter<'_>) {
         let Some(of) = self.of.get_mut(waiter.application) else { return };
         for count in [&mut self.all, &mut *of] {
             count.remote -= usize::from(!waiter.local);
@@ -118,7 +119,7 @@ impl Waits {
     }
 
     /// Resets all counts.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         (self.all, self.of) = (Count::default(), BTreeMap::new());
     }
 }

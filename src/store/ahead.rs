@@ -3,11 +3,11 @@
 use super::closings::in_order;
 use super::row_reads::Rows;
 use super::ReadError;
-use crate::engine::event::{AheadRow, Marks, QueueRow, HORIZON_MS};
-use crate::engine::types::Key;
 use std::collections::BTreeSet;
+use tidegate_types::event::{AheadRow, Marks, QueueRow, HORIZON_MS};
+use tidegate_types::Key;
 
-/// See [`crate::engine::event::Opened::ahead`]. Reads nothing if `wall` (UTC ms) has advanced since the last
+/// See [`tidegate_types::event::Opened::ahead`]. Reads nothing if `wall` (UTC ms) has advanced since the last
 /// commit. Otherwise it reads all items that are due between `wall` and the end of the last short window.
 /// This happens once, because the first commit of the new life moves the rows found, and records its own
 /// marks.
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn ahead<R: Rows>(
+pub(crate) fn ahead<R: Rows>(
     rows: &R,
     queues: &[QueueRow],
     marks: Marks,

@@ -8,16 +8,17 @@ use super::closings::{self, member_bounds};
 use super::ended::Epochs;
 use super::errors::{broken_contract, BrokenContract};
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::load::{head, view};
+use super::queue_rows;
+use super::reading::{head, view};
 use super::record::{self, View};
 use super::row_reads::{Row, RowBounds, RowBytes, Rows, ALL_BODIES, NO_BODIES};
 use super::{ended, rows, CommitError, ReadError};
-use crate::engine::event::{BucketRow, ClosingRow, IndexRows, Op, Place, Standing, Stored};
-use crate::engine::types::{Ended, Identity, Key};
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use tidegate_types::event::{BucketRow, ClosingRow, IndexRows, Op, Place, Standing, Stored};
+use tidegate_types::{Ended, Identity, Key};
 
 /// Number of items to move that are read together, with their bodies.
 const MOVED_TOGETHER: usize = 64;
@@ -47,7 +48,7 @@ impl Change {
 type Pending = BTreeMap<RowBytes, Change>;
 
 /// The pending changes of one call of commit.
-pub(super) struct Changes<'a, R> {
+pub(crate) struct Changes<'a, R> {
     rows: &'a R,
     /// In the order of [`KeyspaceId::ALL`].
     pending: [Pending; KEYSPACES],
@@ -64,7 +65,7 @@ pub(super) struct Changes<'a, R> {
 
 impl<'a, R: Rows> Changes<'a, R> {
     /// No changes yet, for commit `number`. `epochs`: the epoch of each bucket before this commit.
-    pub(super) fn new(rows: &'a R, number: u64, epochs: Epochs) -> Self {
+    pub(crate) fn new(rows: &'a R, number: u64, epochs: Epochs) -> Self {
         let pending = std::array::from_fn(|_| Pending::new());
         let (begun, closings, left) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         Changes { rows, pending, number, epochs, begun, closings, left }
@@ -75,7 +76,7 @@ impl<'a, R: Rows> Changes<'a, R> {
     /// # Errors
     ///
     /// See [`CommitError`]; in that case nothing has been written.
-    pub(super) fn apply<'o>(&mut self, ops: impl Iterator<Item = &'o Op> + Clone) -> Result<(), CommitError> {
+    pub(crate) fn apply<'o>(&mut self, ops: impl Iterator<Item = &'o Op> + Clone) -> Result<(), CommitError> {
         // All items are requested at once: a remote engine gets one request.
         let from =
             ops.clone().filter_map(|op| if let Op::Move { from, .. } = op { Some(from) } else { None });
@@ -110,13 +111,13 @@ impl<'a, R: Rows> Changes<'a, R> {
             }
             Op::Close(closed) => Ok(self.close(closed)?),
             Op::PutQueue(queue) => {
-                let (key, value) = rows::queue_row(queue)?;
+                let (key, value) = queue_rows::queue_row(queue)?;
                 let kept = queue.count > 0 || queue.paused.is_some() || queue.slowed.is_some();
                 self.set(KeyspaceId::Queues, key, kept.then_some(value));
                 Ok(())
             }
             Op::PutHeld(held) => {
-                let (key, value) = rows::held_row(held)?;
+                let (key, value) = queue_rows::held_row(held)?;
                 self.set(KeyspaceId::Queues, key, value);
                 Ok(())
             }
@@ -135,12 +136,12 @@ impl<'a, R: Rows> Changes<'a, R> {
     }
 
     /// Writes one row.
-    pub(super) fn put(&mut self, id: KeyspaceId, key: impl Into<RowBytes>, value: impl Into<RowBytes>) {
+    pub(crate) fn put(&mut self, id: KeyspaceId, key: impl Into<RowBytes>, value: impl Into<RowBytes>) {
         self.set(id, key, Some(value));
     }
 
     /// Removes one row; a missing row is no error.
-    pub(super) fn remove(&mut self, id: KeyspaceId, key: impl Into<RowBytes>) {
+    pub(crate) fn remove(&mut self, id: KeyspaceId, key: impl Into<RowBytes>) {
         self.pending[id.index()].insert(key.into(), Change::Remove);
     }
 
@@ -168,22 +169,22 @@ impl<'a, R: Rows> Changes<'a, R> {
     }
 
     /// The buckets that begin anew. Their tables have to be dropped before the rows are written.
-    pub(super) fn begun(&self) -> &[KeyspaceId] {
+    pub(crate) fn begun(&self) -> &[KeyspaceId] {
         &self.begun
     }
 
     /// The keyspaces with changes.
-    pub(super) fn touched(&self) -> impl Iterator<Item = KeyspaceId> + '_ {
+    pub(crate) fn touched(&self) -> impl Iterator<Item = KeyspaceId> + '_ {
         KeyspaceId::ALL.into_iter().filter(|id| !self.pending[id.index()].is_empty())
     }
 
     /// The epoch of each bucket after the commit.
-    pub(super) fn epochs(&self) -> Epochs {
+    pub(crate) fn epochs(&self) -> Epochs {
         self.epochs
     }
 
     /// The changed rows, each once, by keyspace and in order of key.
-    pub(super) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, RowBytes, Option<RowBytes>)> {
+    pub(crate) fn into_rows(self) -> impl Iterator<Item = (KeyspaceId, RowBytes, Option<RowBytes>)> {
         let value = |change| match change {
             Change::Add(value) | Change::Write(value) => Some(value),
             Change::Remove => None,
@@ -195,7 +196,7 @@ impl<'a, R: Rows> Changes<'a, R> {
     }
 
     /// One row as it will be after the commit.
-    pub(super) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
+    pub(crate) fn get(&self, id: KeyspaceId, key: &[u8]) -> Result<Option<RowBytes>, ReadError> {
         let known = if id == KeyspaceId::Closings { self.closings.get(key) } else { None };
         self.get_or(id, key, || known.map_or_else(|| self.rows.get(id, key), |row| Ok(row.clone())))
     }
@@ -325,7 +326,7 @@ impl<'a, R: Rows> Changes<'a, R> {
     /// # Errors
     ///
     /// Errors of the storage engine; a row that does not read as it was written.
-    pub(super) fn forget_closed(&mut self) -> Result<(), ReadError> {
+    pub(crate) fn forget_closed(&mut self) -> Result<(), ReadError> {
         // Members usually leave in order: the remaining ones are behind the last that leaves, and not among
         // those that have left.
         let mut perhaps: Vec<_> = std::mem::take(&mut self.left).into_iter().collect();
@@ -370,7 +371,7 @@ impl<'a, R: Rows> Changes<'a, R> {
     }
 
     /// Writes index rows that point to `key`.
-    pub(super) fn index(&mut self, key: Key, index: &IndexRows) -> Result<(), BrokenContract> {
+    pub(crate) fn index(&mut self, key: Key, index: &IndexRows) -> Result<(), BrokenContract> {
         if let Some(identity) = index.identity {
             let (row, value) = rows::identity_row(identity, key);
             self.put(KeyspaceId::Identities, row, value);

@@ -8,26 +8,27 @@
 //! deleted rows slow a scan. As long as no window has closed early, there are no look-ups.
 
 use super::keyspace::KeyspaceId;
-use super::load::{damaged, head, item_bounds, place};
+use super::reading::{damaged, head, place};
 use super::record::{self, View};
+use super::row_reads::item_bounds;
 use super::row_reads::{Row, RowBounds, RowBytes, Rows, NO_BODIES};
 use super::{rows, ReadError};
-use crate::engine::event::{ClosingRow, Range, Stored};
-use crate::engine::types::{ClosedBy, Key};
 use std::collections::VecDeque;
 use std::iter::Peekable;
 use std::sync::Arc;
+use tidegate_types::event::{ClosingRow, Range, Stored};
+use tidegate_types::{ClosedBy, Key};
 
 /// When a window closed, UTC ms, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Closed {
-    pub(super) due: u64,
-    pub(super) cause: ClosedBy,
+pub(crate) struct Closed {
+    pub(crate) due: u64,
+    pub(crate) cause: ClosedBy,
 }
 
 impl Closed {
     /// A member of that window, with its actual due.
-    pub(super) fn of<'a>(closed: Option<Self>, view: View<'a>) -> View<'a> {
+    pub(crate) fn of<'a>(closed: Option<Self>, view: View<'a>) -> View<'a> {
         match closed {
             Some(Closed { due, cause }) => View { due, closed_by: cause, ..view },
             None => view,
@@ -40,15 +41,15 @@ impl Closed {
 /// # Errors
 ///
 /// A name that is too long.
-pub(super) fn member_bounds(queue: &str, end: u64, window: u64, from: u64) -> Result<RowBounds, ReadError> {
+pub(crate) fn member_bounds(queue: &str, end: u64, window: u64, from: u64) -> Result<RowBounds, ReadError> {
     let first = Key { due: end, window, seq: from };
     let behind = Key { due: end, window: window.saturating_add(1), seq: 0 };
     Ok((rows::item_key(queue, first)?, rows::item_key(queue, behind)?))
 }
 
 /// An item's row, and its place in the reading order of its queue.
-pub(super) struct DueRow {
-    pub(super) place: Key,
+pub(crate) struct DueRow {
+    pub(crate) place: Key,
     closed: Option<Closed>,
     row: Row,
 }
@@ -59,22 +60,22 @@ impl DueRow {
     /// # Errors
     ///
     /// A record that does not read as it was written.
-    pub(super) fn view(&self) -> Result<View<'_>, ReadError> {
+    pub(crate) fn view(&self) -> Result<View<'_>, ReadError> {
         Ok(Closed::of(self.closed, head(&self.row.0, &self.row.1)?))
     }
 
     /// Whether the body was read.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         record::is_whole(&self.row.1)
     }
 
     /// Number of bytes of its record that were read.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.row.1.len() as u64
     }
 }
 
-pub(super) type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
+pub(crate) type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> + 'a>;
 
 /// All rows of a range, in order of place; a remote engine omits the bodies.
 ///
@@ -82,7 +83,7 @@ pub(super) type RowsRead<'a> = Box<dyn Iterator<Item = Result<Row, ReadError>> +
 ///
 /// A name that is too long. The iterator returns errors of the storage engine, and rows that do not read as
 /// they were written.
-pub(super) fn in_order<'a, R: Rows>(
+pub(crate) fn in_order<'a, R: Rows>(
     rows: &'a R,
     queue: &Arc<str>,
     from: Key,
@@ -99,7 +100,7 @@ pub(super) fn in_order<'a, R: Rows>(
 /// # Errors
 ///
 /// As [`in_order`].
-pub(super) fn in_order_of<'a, R: Rows>(
+pub(crate) fn in_order_of<'a, R: Rows>(
     rows: &'a R,
     lying: RowsRead<'a>,
     range: &Range,
@@ -119,7 +120,7 @@ pub(super) fn in_order_of<'a, R: Rows>(
 }
 
 /// A queue in order: see [`in_order`].
-pub(super) struct InOrder<'a, R: Rows> {
+pub(crate) struct InOrder<'a, R: Rows> {
     lying: Peekable<Lying<'a, R>>,
     closed: Peekable<ClosedMembers<'a, R>>,
 }
@@ -304,7 +305,7 @@ impl<R: Rows> Iterator for ClosedMembers<'_, R> {
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
+pub(crate) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed>, ReadError> {
     if !rows.has_closings() || !view.is_windowed() {
         return Ok(None);
     }
@@ -317,7 +318,7 @@ pub(super) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn as_due<'s, R: Rows>(
+pub(crate) fn as_due<'s, R: Rows>(
     rows: &R,
     items: impl Iterator<Item = &'s mut Stored>,
 ) -> Result<(), ReadError> {
@@ -343,7 +344,7 @@ pub(super) fn as_due<'s, R: Rows>(
 /// # Errors
 ///
 /// A row that does not read as it was written.
-pub(super) fn read_closed(key: &[u8], bytes: Option<RowBytes>) -> Result<Option<Closed>, ReadError> {
+pub(crate) fn read_closed(key: &[u8], bytes: Option<RowBytes>) -> Result<Option<Closed>, ReadError> {
     let read = |bytes: RowBytes| {
         let (due, cause) = rows::read_closed_by_end(key, &bytes)?;
         Ok(Closed { due, cause })

@@ -11,10 +11,10 @@ use super::scan_tests::of_customer;
 use super::tests::{fresh, given, group, index, item, items, key, named, open_at, put_item, APP};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
 use super::*;
-use crate::engine::event::{AheadRow, ClosingRow, Marks, QueueRow, Range, Standing, Stored, Wanted};
-use crate::engine::types::{ClosedBy, Identity, Key};
 use std::collections::BTreeSet;
 use std::path::Path;
+use tidegate_types::event::{AheadRow, ClosingRow, Marks, QueueRow, Range, Standing, Stored, Wanted};
+use tidegate_types::{ClosedBy, Identity, Key};
 
 on_each! {
     members_lie_where_they_lay_and_are_due_when_their_window_closed,
@@ -226,7 +226,7 @@ fn whole(queue: &str) -> Load {
 /// A start with a clock that was set back reports the window members that lie ahead of the clock, and no
 /// other items.
 fn what_lies_ahead_of_the_clock_is_told_of(on: GroundKind) {
-    let now = crate::clock::wall_ms();
+    let now = tidegate_common::clock::wall_ms();
     let (soon, later, beyond_ms) = (now + 100_000, now + 200_000, now + 900_000);
     let (dir, mut store) = on.fresh();
     let held = QueueRow {

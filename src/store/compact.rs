@@ -7,11 +7,11 @@ use super::disk::{open_in, IfAbsent, OpenDisk};
 use super::keyspace::KeyspaceId;
 use super::verify::{WalkStep, Watcher};
 use super::{CloseError, CommitError, OpenError, Store};
-use crate::clock;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use tidegate_common::clock;
 
 /// The result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

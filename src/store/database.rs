@@ -4,7 +4,7 @@
 //! until a compaction removes them.
 
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::load::damaged;
+use super::reading::damaged;
 use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::{CommitError, ReadError};
 use fjall::{Database, Iter, Keyspace, Readable, Snapshot};
@@ -19,12 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const NO_ROOM: u64 = 64 << 20;
 
 /// Errors of the system that mean that a file was altered or lost.
-pub(super) const DAMAGE: [io::ErrorKind; 3] =
+pub(crate) const DAMAGE: [io::ErrorKind; 3] =
     [io::ErrorKind::NotFound, io::ErrorKind::UnexpectedEof, io::ErrorKind::InvalidData];
 
 /// Handles of all keyspaces; cheap to clone, readable from several threads.
 #[derive(Clone)]
-pub(super) struct Keyspaces {
+pub(crate) struct Keyspaces {
     /// In the order of [`KeyspaceId::ALL`].
     all: [Keyspace; KEYSPACES],
     /// Reads see this snapshot; without one, each read sees the state at its beginning.
@@ -41,7 +41,7 @@ impl Keyspaces {
     /// # Errors
     ///
     /// Those of the storage engine.
-    pub(super) fn new(all: [Keyspace; KEYSPACES]) -> Result<Self, ReadError> {
+    pub(crate) fn new(all: [Keyspace; KEYSPACES]) -> Result<Self, ReadError> {
         let id = KeyspaceId::Closings;
         let none = all[id.index()].is_empty().map_err(|e| unreadable(id, b"", &e))?;
         let (closings, commits) = (Arc::new(AtomicBool::new(!none)), Arc::default());
@@ -50,7 +50,7 @@ impl Keyspaces {
 
     /// A snapshot of the present state, for reads concurrent with writes. The storage engine keeps the rows
     /// of the snapshot while it exists.
-    pub(super) fn frozen(&self, db: &Database) -> Self {
+    pub(crate) fn frozen(&self, db: &Database) -> Self {
         let _whole = self.between_commits();
         Keyspaces { moment: Some(db.snapshot()), ..self.clone() }
     }
@@ -59,18 +59,18 @@ impl Keyspaces {
     /// flushed or compacted rows visible up to an internal number (`lsm_tree::SuperVersions`), also where
     /// that number is above the one of a commit that is being written to memtables. Without this lock a
     /// snapshot would see a part of that commit.
-    pub(super) fn between_commits(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn between_commits(&self) -> MutexGuard<'_, ()> {
         // The lock protects no data that a panic could leave inconsistent.
         self.commits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The handle of one keyspace.
-    pub(super) fn of(&self, id: KeyspaceId) -> &Keyspace {
+    pub(crate) fn of(&self, id: KeyspaceId) -> &Keyspace {
         &self.all[id.index()]
     }
 
     /// The rows in order of key. The bounds must not be inverted: the storage engine treats that as a fault.
-    pub(super) fn rows<K: AsRef<[u8]>>(&self, id: KeyspaceId, bounds: impl RangeBounds<K>) -> Iter {
+    pub(crate) fn rows<K: AsRef<[u8]>>(&self, id: KeyspaceId, bounds: impl RangeBounds<K>) -> Iter {
         match &self.moment {
             Some(moment) => moment.range(self.of(id), bounds),
             None => self.of(id).range(bounds),
@@ -117,7 +117,7 @@ impl Rows for Keyspaces {
 }
 
 /// Classifies a failed read: damage, unless the system reports a fault of its own.
-pub(super) fn unreadable(id: KeyspaceId, near: &[u8], error: &fjall::Error) -> ReadError {
+pub(crate) fn unreadable(id: KeyspaceId, near: &[u8], error: &fjall::Error) -> ReadError {
     match io_error(error) {
         Some(io) if !DAMAGE.contains(&io.kind()) => ReadError::Engine(io.to_string()),
         _ => damaged(id, near, &format_args!("at or behind this key: {error}")),
@@ -125,7 +125,7 @@ pub(super) fn unreadable(id: KeyspaceId, near: &[u8], error: &fjall::Error) -> R
 }
 
 /// Classifies a failed write to `path` or to a file below it.
-pub(super) fn unwritable(action: &'static str, path: &Path, error: &fjall::Error) -> CommitError {
+pub(crate) fn unwritable(action: &'static str, path: &Path, error: &fjall::Error) -> CommitError {
     let free = free_bytes(path).unwrap_or(u64::MAX);
     let full = match io_error(error).map(io::Error::kind) {
         Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => true,
@@ -146,7 +146,7 @@ pub(super) fn unwritable(action: &'static str, path: &Path, error: &fjall::Error
 }
 
 /// The system's error inside an error of the storage engine.
-pub(super) fn io_error(error: &fjall::Error) -> Option<&io::Error> {
+pub(crate) fn io_error(error: &fjall::Error) -> Option<&io::Error> {
     if let fjall::Error::Io(io) | fjall::Error::Storage(fjall::LsmError::Io(io)) = error {
         return Some(io);
     }

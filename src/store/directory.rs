@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// A directory that only this process uses while this value exists.
 #[derive(Debug)]
-pub(super) struct Directory {
+pub(crate) struct Directory {
     path: PathBuf,
     /// The lock belongs to the open file: it ends when the file is closed, also when the process is killed.
     _lock: File,
@@ -30,7 +30,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Locked`], [`OpenError::Io`].
-    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         let path = plain_path(path);
         if inspect(&path)?.is_none() {
             DirBuilder::new()
@@ -48,7 +48,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`OpenError::Absent`], [`OpenError::Foreign`]; otherwise as [`Directory::open`].
-    pub(super) fn existing(path: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn existing(path: &Path) -> Result<Self, OpenError> {
         let path = plain_path(path);
         let Some(found) = inspect(&path)? else { return Err(OpenError::Absent { path }) };
         let user = rustix::process::geteuid().as_raw();
@@ -72,12 +72,12 @@ impl Directory {
     }
 
     /// The directory itself.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Path of the storage engine's files.
-    pub(super) fn data(&self) -> PathBuf {
+    pub(crate) fn data(&self) -> PathBuf {
         self.path.join(DATA)
     }
 
@@ -86,7 +86,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`OpenError::Damaged`] if only parts of a store are present; [`OpenError::Io`].
-    pub(super) fn holds_store(&self) -> Result<bool, OpenError> {
+    pub(crate) fn holds_store(&self) -> Result<bool, OpenError> {
         holds_store(&self.data())
     }
 
@@ -95,7 +95,7 @@ impl Directory {
     /// # Errors
     ///
     /// [`OpenError::Io`].
-    pub(super) fn sync(&self) -> Result<(), OpenError> {
+    pub(crate) fn sync(&self) -> Result<(), OpenError> {
         let absolute = std::path::absolute(&self.path).map_err(OpenError::io("find", &self.path))?;
         for path in [Some(absolute.as_path()), absolute.parent()].into_iter().flatten() {
             File::open(path).and_then(|dir| dir.sync_all()).map_err(OpenError::io("sync directory", path))?;
@@ -168,7 +168,7 @@ fn is_private_link(path: &Path) -> bool {
 }
 
 /// Opens a file of the store: private, never through a link, never truncated.
-pub(super) fn own_file(path: &Path) -> Result<File, OpenError> {
+pub(crate) fn own_file(path: &Path) -> Result<File, OpenError> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -208,7 +208,7 @@ const LEN: usize = 28;
 /// number, which is written only after the sync, distinguishes the two cases. The number itself is not
 /// synced: after a power cut it may be too old, but never too new.
 #[derive(Debug)]
-pub(super) struct Committed {
+pub(crate) struct Committed {
     file: File,
     identity: u64,
     warned: bool,
@@ -220,7 +220,7 @@ impl Committed {
     /// # Errors
     ///
     /// [`OpenError::Io`]; [`OpenError::Damaged`] if it belongs to another store.
-    pub(super) fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
+    pub(crate) fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
         let path = directory.path().join("COMMITTED");
         let file = own_file(&path)?;
         let mut bytes = Vec::with_capacity(LEN);
@@ -248,7 +248,7 @@ impl Committed {
     /// # Errors
     ///
     /// [`OpenError::Io`].
-    pub(super) fn noted(directory: &Directory) -> Result<Option<u64>, OpenError> {
+    pub(crate) fn noted(directory: &Directory) -> Result<Option<u64>, OpenError> {
         let path = directory.path().join("COMMITTED");
         match fs::read(&path) {
             Ok(bytes) => Ok(parse(&bytes).map(|(_, number)| number)),
@@ -258,7 +258,7 @@ impl Committed {
     }
 
     /// Records that commit `number` is durable.
-    pub(super) fn record(&mut self, number: u64) {
+    pub(crate) fn record(&mut self, number: u64) {
         let mut bytes = [MAGIC.as_slice(), &self.identity.to_le_bytes(), &number.to_le_bytes()].concat();
         let crc = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&crc.to_le_bytes());
@@ -275,7 +275,7 @@ impl Committed {
     /// # Errors
     ///
     /// The system's error.
-    pub(super) fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }

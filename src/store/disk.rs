@@ -9,11 +9,11 @@ use super::directory::{Committed, Directory};
 use super::ended::Epochs;
 use super::export::Exporter;
 use super::keyspace::{KeyspaceId, KEYSPACES};
-use super::load::view;
 use super::opening::{
     create, establish, open_database, open_keyspaces, read_format, read_meta, refuse_loss, DiskBudget,
     FoundFormat, StoreMeta,
 };
+use super::reading::view;
 use super::row_reads::Rows;
 use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
 use super::{find, load, logs, reclaim};
@@ -21,12 +21,12 @@ use super::{
     CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
 };
-use crate::engine::event::{Load, Loaded, Marks, Opened, Scan, Wanted};
-use crate::engine::types::{Ended, Key};
 use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_types::event::{Load, Loaded, Marks, Opened, Scan, Wanted};
+use tidegate_types::{Ended, Key};
 
 /// Memory that a row costs in a memtable in addition to key and value, in bytes, approximate.
 const ROW_OVERHEAD: u64 = 128;
@@ -51,7 +51,7 @@ const LOOK_WITHIN: Duration = Duration::from_millis(5);
 /// # Errors
 ///
 /// See [`super::open`].
-pub(super) fn open(
+pub(crate) fn open(
     path: &Path,
     memory_limit: u64,
     accept_loss: bool,
@@ -65,7 +65,7 @@ pub(super) fn open(
 
 /// What to do if the store does not exist.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum IfAbsent {
+pub(crate) enum IfAbsent {
     /// Refuse to open it.
     Refuse,
     /// Make it, with this identity or a new one.
@@ -73,11 +73,11 @@ pub(super) enum IfAbsent {
 }
 
 /// An opened disk store, with the state read from it.
-pub(super) struct OpenDisk {
-    pub(super) store: DiskStore,
-    pub(super) opened: Opened,
+pub(crate) struct OpenDisk {
+    pub(crate) store: DiskStore,
+    pub(crate) opened: Opened,
     /// Same as [`OpenStore::identity`].
-    pub(super) identity: u64,
+    pub(crate) identity: u64,
 }
 
 /// Opens the store in a directory that this process has locked.
@@ -85,7 +85,7 @@ pub(super) struct OpenDisk {
 /// # Errors
 ///
 /// See [`super::open`]; [`OpenError::Absent`].
-pub(super) fn open_in(
+pub(crate) fn open_in(
     directory: Directory,
     memory_limit: u64,
     accept_loss: bool,
@@ -134,7 +134,7 @@ pub(super) fn open_in(
 }
 
 /// See the module.
-pub(super) struct DiskStore {
+pub(crate) struct DiskStore {
     // The fields are dropped in this order: the lock last.
     keyspaces: Keyspaces,
     db: Database,
@@ -159,7 +159,7 @@ impl DiskStore {
     }
 
     /// The handle of a keyspace.
-    pub(super) fn keyspace(&self, id: KeyspaceId) -> &fjall::Keyspace {
+    pub(crate) fn keyspace(&self, id: KeyspaceId) -> &fjall::Keyspace {
         self.keyspaces.of(id)
     }
 
@@ -168,7 +168,7 @@ impl DiskStore {
     /// # Errors
     ///
     /// As [`Store::load`].
-    pub(super) fn imports(&self) -> Result<Vec<(Vec<u8>, ImportRow)>, ReadError> {
+    pub(crate) fn imports(&self) -> Result<Vec<(Vec<u8>, ImportRow)>, ReadError> {
         let read = |key: &[u8], value: &[u8]| match key.starts_with(META_IMPORT) {
             true => rows::read_import(key, value).map(|row| Some((key.to_vec(), row))),
             false => Ok(None),
@@ -177,7 +177,7 @@ impl DiskStore {
     }
 
     /// Whether nothing has been committed to it yet.
-    pub(super) fn is_new(&self) -> bool {
+    pub(crate) fn is_new(&self) -> bool {
         self.number == 0
     }
 
@@ -186,7 +186,7 @@ impl DiskStore {
     /// # Errors
     ///
     /// As [`Store::load`].
-    pub(super) fn ended(&self, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+    pub(crate) fn ended(&self, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
         find::ended(&self.keyspaces, &self.epochs, wanted)
     }
 
@@ -195,7 +195,7 @@ impl DiskStore {
     /// # Errors
     ///
     /// As [`Store::load`].
-    pub(super) fn has_item(&self, queue: &str, key: Key) -> Result<bool, ReadError> {
+    pub(crate) fn has_item(&self, queue: &str, key: Key) -> Result<bool, ReadError> {
         let row = rows::item_key(queue, key)?;
         let Some(bytes) = self.keyspaces.get(KeyspaceId::Items, &row)? else { return Ok(false) };
         view(&row, &bytes).map(|_| true)
@@ -206,7 +206,7 @@ impl DiskStore {
     /// # Errors
     ///
     /// As [`Store::commit`].
-    pub(super) fn commit_with(
+    pub(crate) fn commit_with(
         &mut self,
         groups: &[CommitGroup],
         meta: &[(Vec<u8>, Vec<u8>)],
@@ -250,7 +250,7 @@ impl DiskStore {
     /// # Errors
     ///
     /// As [`Store::commit`].
-    pub(super) fn flush(&mut self) -> Result<(), CommitError> {
+    pub(crate) fn flush(&mut self) -> Result<(), CommitError> {
         self.commit_marks()?;
         for id in KeyspaceId::ALL {
             self.rotate_one(id)?;
@@ -430,7 +430,7 @@ impl Reader for DiskReader {
 
 /// Writes a row past all checks, for tests of damaged and foreign stores.
 #[cfg(test)]
-pub(super) fn write_raw(path: &Path, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
+pub(crate) fn write_raw(path: &Path, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
     let directory = Directory::open(path).unwrap();
     let db = open_database(&directory.data(), DiskBudget::of(0)).unwrap();
     let keyspaces = open_keyspaces(&db, &directory.data()).unwrap();

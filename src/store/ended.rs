@@ -13,12 +13,12 @@
 //! bucket.
 
 use super::fields::{put_bytes, put_varint, reason_code, seal, unseal, FieldReader, RecordError};
-use crate::engine::event::BUCKETS;
-use crate::engine::types::{BatchId, Dead, End, Ended, Identity};
 use std::sync::Arc;
+use tidegate_types::event::BUCKETS;
+use tidegate_types::{BatchId, Dead, End, Ended, Identity};
 
 /// Number of the commit in which each bucket last began: its epoch.
-pub(super) type Epochs = [u64; BUCKETS as usize];
+pub(crate) type Epochs = [u64; BUCKETS as usize];
 
 /// The version byte that this code writes.
 pub const VERSION: u8 = 2;
@@ -93,10 +93,10 @@ pub fn decode(identity: Identity, bytes: &[u8]) -> Result<(u64, Ended), RecordEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::types::Reason;
     use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;
+    use tidegate_types::Reason;
 
     fn end() -> impl Strategy<Value = End> {
         prop_oneof![

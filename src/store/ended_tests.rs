@@ -5,10 +5,10 @@ use super::ground::{on_each, GroundKind};
 use super::keyspace::KeyspaceId;
 use super::tests::{crash_image, disk_at, everything, fresh, given, group, key, open_at, put};
 use super::*;
-use crate::engine::event::{BucketRow, BUCKETS};
-use crate::engine::types::{BatchId, Dead, End, Ended, Identity, Reason};
 use std::fs;
 use std::path::Path;
+use tidegate_types::event::{BucketRow, BUCKETS};
+use tidegate_types::{BatchId, Dead, End, Ended, Identity, Reason};
 
 on_each! {
     the_end_of_an_item_is_remembered_in_its_bucket,
@@ -33,11 +33,11 @@ fn ended(at: u64) -> Ended {
     }
 }
 
-pub(super) fn remember(bucket: u8, identity: Identity, at: u64) -> Op {
+pub(crate) fn remember(bucket: u8, identity: Identity, at: u64) -> Op {
     Op::Remember { bucket, identity, ended: Box::new(ended(at)) }
 }
 
-pub(super) fn begin(bucket: u8, from: u64) -> Op {
+pub(crate) fn begin(bucket: u8, from: u64) -> Op {
     Op::BeginBucket(BucketRow { bucket, from })
 }
 
@@ -52,7 +52,7 @@ fn at(store: &mut dyn Store, identity: Identity, buckets: &[u8]) -> Option<u64> 
 }
 
 /// Size of all table files of a store, in bytes.
-pub(super) fn in_tables(path: &Path) -> u64 {
+pub(crate) fn in_tables(path: &Path) -> u64 {
     let keyspaces = fs::read_dir(path.join("db/keyspaces")).unwrap();
     let tables = keyspaces.filter_map(|keyspace| fs::read_dir(keyspace.unwrap().path().join("tables")).ok());
     // A file may be deleted during this.

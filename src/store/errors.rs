@@ -1,9 +1,9 @@
 //! Errors of the store: one enum for each kind of operation.
 
-use crate::engine::event::Place;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+use tidegate_types::event::Place;
 
 /// The engine requested something that no store can do: a bug in the program, not a fault of the disk.
 /// Release builds check it as well, because going on would lose an item.
@@ -13,7 +13,7 @@ pub struct BrokenContract(String);
 
 /// Makes the error. A debug build panics here.
 #[track_caller]
-pub(super) fn broken_contract(what: impl Into<String>) -> BrokenContract {
+pub(crate) fn broken_contract(what: impl Into<String>) -> BrokenContract {
     let what = what.into();
     debug_assert!(false, "{what}");
     BrokenContract(what)
@@ -96,7 +96,7 @@ pub enum CommitError {
 /// Why the disk usage could not be measured.
 #[derive(Debug, Error)]
 #[error("the disk usage cannot be measured: {0}")]
-pub struct UsageError(pub(super) String);
+pub struct UsageError(pub(crate) String);
 
 /// Why a store did not close. All reported commits are durable nevertheless.
 #[derive(Debug, Error)]
@@ -112,7 +112,7 @@ pub enum CloseError {
 /// Why the store's threads could not be started.
 #[derive(Debug, Error)]
 #[error("the store's thread cannot be started: {0}")]
-pub struct SpawnError(#[from] pub(super) io::Error);
+pub struct SpawnError(#[from] pub(crate) io::Error);
 
 /// Why a running store has stopped. The process opens the store again to learn its state.
 #[derive(Debug, Error)]
@@ -367,7 +367,7 @@ impl OpenError {
     }
 
     /// For `map_err`: the action and its path.
-    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| OpenError::Io { action, path, source }
     }

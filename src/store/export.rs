@@ -12,17 +12,18 @@ use super::frozen::{Frozen, FrozenPage};
 use super::keyspace::KeyspaceId;
 use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, StoreLine, WindowLine};
 use super::lines::{LINES_FORMAT, LINES_VERSION};
-use super::load::damaged;
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::queue_line::QueueLine;
+use super::queue_rows::{self, OfQueue};
+use super::reading::damaged;
 use super::record::{self, View};
 use super::row_reads::Rows;
-use super::rows::{self, OfQueue, META_IDENTITY, META_MARKS};
+use super::rows::{self, META_IDENTITY, META_MARKS};
 use super::{ended, OpenError, ReadError};
-use crate::engine::types::{AssignedId, Content, Identity};
 use fjall::{Database, Slice};
 use std::path::Path;
 use std::sync::Arc;
+use tidegate_types::{AssignedId, Content, Identity};
 
 /// Returns the id of an item from its properties; for an item without one, the id that the store with this
 /// identity assigns.
@@ -38,7 +39,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    pub(super) fn new(keyspaces: &Keyspaces, db: &Database, directory: &Arc<Directory>) -> Self {
+    pub(crate) fn new(keyspaces: &Keyspaces, db: &Database, directory: &Arc<Directory>) -> Self {
         Exporter { keyspaces: keyspaces.clone(), db: db.clone(), _directory: Arc::clone(directory) }
     }
 
@@ -74,7 +75,8 @@ impl Exporter {
             rows::read_marks(&meta(META_MARKS)?).map_err(|e| damaged(KeyspaceId::Meta, META_MARKS, &e))?;
         let mut items = 0;
         frozen.each(KeyspaceId::Queues, |key, value| {
-            let row = rows::read_of_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
+            let row =
+                queue_rows::read_of_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
             if let OfQueue::Queue(row) = row {
                 items += row.count;
             }
@@ -183,7 +185,7 @@ impl ExportState {
     ) -> Result<(), ReadError> {
         let broken = |error: &dyn std::fmt::Display| damaged(id, key, error);
         let line = match id {
-            KeyspaceId::Queues => match rows::read_of_queue(key, value).map_err(|e| broken(&e))? {
+            KeyspaceId::Queues => match queue_rows::read_of_queue(key, value).map_err(|e| broken(&e))? {
                 OfQueue::Queue(row) => QueueLine::of(&row),
                 OfQueue::Held(row) => Some(QueueLine::of_customer(&row)),
             }

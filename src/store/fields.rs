@@ -1,7 +1,7 @@
 //! The fields of stored values: numbers, texts, byte strings, and the checksum after them. Pure.
 
-use crate::engine::types::{ClosedBy, Reason};
 use thiserror::Error;
+use tidegate_types::{ClosedBy, Reason};
 
 /// The fault of a record.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn reason_code(reason: Reason) -> u8 {
 }
 
 /// All causes, in the order of their codes.
-pub(super) const CAUSES: [ClosedBy; 6] =
+pub(crate) const CAUSES: [ClosedBy; 6] =
     [ClosedBy::Time, ClosedBy::Count, ClosedBy::Bytes, ClosedBy::Quiet, ClosedBy::Flush, ClosedBy::Expiry];
 
 /// The code on disk; a code is never given a second meaning.

@@ -4,11 +4,11 @@ use super::closings;
 use super::ended::{self, Epochs};
 use super::errors::broken_contract;
 use super::keyspace::KeyspaceId;
-use super::load::{damaged, head};
+use super::reading::{damaged, head};
 use super::row_reads::{RowBytes, Rows, NO_BODIES};
 use super::{rows, ReadError};
-use crate::engine::event::{Found, Stored, Wanted};
-use crate::engine::types::{Ended, Key};
+use tidegate_types::event::{Found, Stored, Wanted};
+use tidegate_types::{Ended, Key};
 
 /// Finds these items, in their order. For each group of [`Rows::TOGETHER`] items it first requests all rows
 /// by identity and then all items, so that a remote engine gets two requests.
@@ -19,7 +19,7 @@ use crate::engine::types::{Ended, Key};
 /// id that leads to no item or to another item. No such row is skipped: an item that exists and is not found
 /// would be taken for a new one. A request alone never causes an error: an id that this store assigned to an
 /// item of another application is not found.
-pub(super) fn find<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Result<Vec<Found>, ReadError> {
+pub(crate) fn find<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Result<Vec<Found>, ReadError> {
     let mut found = Vec::with_capacity(wanted.len());
     for wanted in wanted.chunks(R::TOGETHER) {
         found.extend(find_together(rows, epochs, wanted)?);
@@ -113,7 +113,7 @@ fn broken_lead(wanted: &Wanted, error: &str) -> ReadError {
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn ended<R: Rows>(rows: &R, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
+pub(crate) fn ended<R: Rows>(rows: &R, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
     let keys = bucket_rows(wanted).collect::<Result<Vec<_>, _>>()?;
     first_that_knows(wanted, epochs, rows.get_many(&keys, NO_BODIES))
 }

@@ -7,8 +7,8 @@ use super::keyspace::KeyspaceId;
 use super::rows;
 use super::tests::{given, group, index, item, items, key, moved, named, place, put_item, verdict, APP};
 use super::*;
-use crate::engine::event::{ClosingRow, Found, IndexRows, Standing, Stored, Wanted, DEAD_LETTERS};
-use crate::engine::types::{ClosedBy, Identity, Key};
+use tidegate_types::event::{ClosingRow, Found, IndexRows, Standing, Stored, Wanted, DEAD_LETTERS};
+use tidegate_types::{ClosedBy, Identity, Key};
 
 on_each! {
     an_item_that_was_named_is_found_from_its_first_commit,
@@ -19,11 +19,11 @@ on_each! {
     an_identity_row_that_leads_astray_is_damage,
 }
 
-pub(super) fn wanted(identity: Identity, buckets: &[u8]) -> Wanted {
+pub(crate) fn wanted(identity: Identity, buckets: &[u8]) -> Wanted {
     Wanted { identity, application: APP.into(), key: None, buckets: buckets.to_vec() }
 }
 
-pub(super) fn find(store: &mut dyn Store, wanted: Vec<Wanted>) -> Vec<Found> {
+pub(crate) fn find(store: &mut dyn Store, wanted: Vec<Wanted>) -> Vec<Found> {
     match store.load(&Load::Find(wanted)).unwrap() {
         Loaded::Found(found) => found,
         other => panic!("{other:?}"),

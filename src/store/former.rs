@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 /// Assigns to each window the number of its first member. Items arrive by application, and after the windows.
 #[derive(Default)]
-pub(super) struct FormerWindows {
+pub(crate) struct FormerWindows {
     application: String,
     /// Number of the first item, by customer and due, for this application.
     first: HashMap<(String, u64), u64>,
@@ -16,7 +16,7 @@ pub(super) struct FormerWindows {
 
 impl FormerWindows {
     /// The lines that replace this line: none for a window, which follows with its first member.
-    pub(super) fn name(&mut self, line: ExportLine) -> Vec<ExportLine> {
+    pub(crate) fn name(&mut self, line: ExportLine) -> Vec<ExportLine> {
         match line {
             ExportLine::Window(row) => {
                 let key = (row.application.clone(), row.customer.clone(), row.end);

@@ -17,21 +17,21 @@ const PAGE_ROWS: usize = 1_000;
 const PAGE_BYTES: usize = 1 << 20;
 
 /// See the module.
-pub(super) struct Frozen {
+pub(crate) struct Frozen {
     /// The keyspaces as of the snapshot.
-    pub(super) keyspaces: Keyspaces,
+    pub(crate) keyspaces: Keyspaces,
 }
 
 /// Some rows of a keyspace, in order of key.
-pub(super) struct FrozenPage {
-    pub(super) rows: Vec<Row>,
+pub(crate) struct FrozenPage {
+    pub(crate) rows: Vec<Row>,
     /// The key after which the next page begins; `None`: the end.
-    pub(super) next: Option<Slice>,
+    pub(crate) next: Option<Slice>,
 }
 
 impl Frozen {
     /// A snapshot as of the last commit.
-    pub(super) fn new(db: &Database, keyspaces: &Keyspaces) -> Self {
+    pub(crate) fn new(db: &Database, keyspaces: &Keyspaces) -> Self {
         Frozen { keyspaces: keyspaces.frozen(db) }
     }
 
@@ -40,7 +40,7 @@ impl Frozen {
     /// # Errors
     ///
     /// Errors of the storage engine.
-    pub(super) fn page(&self, id: KeyspaceId, behind: Option<&Slice>) -> Result<FrozenPage, ReadError> {
+    pub(crate) fn page(&self, id: KeyspaceId, behind: Option<&Slice>) -> Result<FrozenPage, ReadError> {
         let from = behind.map_or(Bound::Unbounded, |key| Bound::Excluded(key.clone()));
         let (mut rows, mut bytes) = (Vec::new(), 0);
         let mut last = behind.cloned();
@@ -62,7 +62,7 @@ impl Frozen {
     /// # Errors
     ///
     /// Errors of the storage engine; those of `visit`.
-    pub(super) fn each(
+    pub(crate) fn each(
         &self,
         id: KeyspaceId,
         mut visit: impl FnMut(&[u8], &[u8]) -> Result<(), ReadError>,
@@ -81,13 +81,13 @@ impl Frozen {
     /// # Errors
     ///
     /// Errors of the storage engine; the row of a bucket that does not read as it was written.
-    pub(super) fn epochs(&self) -> Result<(Epochs, Vec<u8>), ReadError> {
+    pub(crate) fn epochs(&self) -> Result<(Epochs, Vec<u8>), ReadError> {
         let (begun, epochs) = read_buckets(&self.keyspaces)?;
         Ok((epochs, begun.into_iter().map(|row| row.bucket).collect()))
     }
 
     /// Number of rows of a keyspace, approximate.
-    pub(super) fn about(&self, id: KeyspaceId) -> u64 {
+    pub(crate) fn about(&self, id: KeyspaceId) -> u64 {
         self.keyspaces.of(id).approximate_len() as u64
     }
 }

@@ -10,11 +10,11 @@ use super::row_reads::{Row, RowBounds, RowBytes, Rows};
 use super::rows::{self, META_MARKS};
 use super::tests::{open_with, unlocked};
 use super::*;
-use crate::config::Config;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
+use tidegate_config::Config;
 use tidegate_harness::Database;
 
 /// The kind of ground for a test.
@@ -27,7 +27,7 @@ pub(crate) enum GroundKind {
 
 impl GroundKind {
     /// A separate ground, with a store in it.
-    pub(super) fn fresh(self) -> (Ground, Box<dyn Store>) {
+    pub(crate) fn fresh(self) -> (Ground, Box<dyn Store>) {
         let ground = self.bare();
         let store = ground.open().store;
         (ground, store)
@@ -52,8 +52,8 @@ pub(crate) enum Ground {
 
 impl Ground {
     /// Opens the store in it.
-    pub(super) fn open(&self) -> OpenStore {
-        self.open_when(crate::clock::wall_ms())
+    pub(crate) fn open(&self) -> OpenStore {
+        self.open_when(tidegate_common::clock::wall_ms())
     }
 
     /// The same at the wall clock `wall`.
@@ -66,7 +66,7 @@ impl Ground {
     }
 
     /// The error with which the store is refused.
-    pub(super) fn refusal(&self) -> OpenError {
+    pub(crate) fn refusal(&self) -> OpenError {
         let opened = match self {
             Ground::Disk(folder) => open_with(folder.path(), 0).map(drop),
             Ground::Maps(held) => MapStore::open(Arc::clone(held), 0).map(drop),
@@ -76,7 +76,7 @@ impl Ground {
     }
 
     /// Writes a row past all checks.
-    pub(super) fn write_raw(&self, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
+    pub(crate) fn write_raw(&self, id: KeyspaceId, key: &[u8], value: Option<&[u8]>) {
         match self {
             Ground::Disk(folder) => write_raw(folder.path(), id, key, value),
             Ground::Maps(held) => held.lock().unwrap().set(id, key.into(), value.map(RowBytes::from)),
@@ -100,12 +100,12 @@ impl PgGround {
     }
 
     /// A ground in another server.
-    pub(super) fn of(server: &'static Database) -> Self {
+    pub(crate) fn of(server: &'static Database) -> Self {
         PgGround { folder: tempfile::tempdir().unwrap(), server, schema: server.schema(), suffix: "" }
     }
 
     /// The configuration of a daemon for it.
-    pub(super) fn config(&self) -> config::StoreConfig {
+    pub(crate) fn config(&self) -> tidegate_config::StoreConfig {
         let role = format!("{}{}", self.schema, self.suffix);
         let role = if self.suffix.is_empty() { "tidegate" } else { &role };
         let [uri, path] = [self.server.uri_of(role), self.folder.path().display().to_string()];
@@ -121,32 +121,32 @@ impl PgGround {
     }
 
     /// The ground of another daemon: the same schema, another directory.
-    pub(super) fn elsewhere(&self) -> PgGround {
+    pub(crate) fn elsewhere(&self) -> PgGround {
         PgGround { folder: tempfile::tempdir().unwrap(), schema: self.schema.clone(), ..*self }
     }
 
     /// The same with the rights of a role, whose name is the schema's plus this suffix.
-    pub(super) fn as_role(&self, suffix: &'static str) -> PgGround {
+    pub(crate) fn as_role(&self, suffix: &'static str) -> PgGround {
         PgGround { suffix, ..self.elsewhere() }
     }
 
     /// The daemon's directory.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    pub(super) fn open(&self, wall: u64) -> Result<OpenStore, OpenError> {
+    pub(crate) fn open(&self, wall: u64) -> Result<OpenStore, OpenError> {
         let config = self.config();
         unlocked(|| open(&config, 32 << 20, false, wall))
     }
 
     /// The answer of the database; `$` stands for the schema.
-    pub(super) fn sql(&self, text: &str) -> String {
+    pub(crate) fn sql(&self, text: &str) -> String {
         self.server.sql(&self.named(text))
     }
 
     /// The text with the schema's name in place of each `$`.
-    pub(super) fn named(&self, text: &str) -> String {
+    pub(crate) fn named(&self, text: &str) -> String {
         text.replace('$', &self.schema)
     }
 
@@ -207,7 +207,7 @@ macro_rules! on_each {
         }
     };
 }
-pub(super) use on_each;
+pub(crate) use on_each;
 
 /// The rows in ordered maps.
 #[derive(Clone, Default)]

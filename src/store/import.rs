@@ -17,16 +17,16 @@ use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, StoreLine, WindowLi
 use super::lines::{LONGEST_FIRST, LONGEST_LINE};
 use super::rows::{self, ImportRow};
 use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
-use crate::config::terms::MAX_NAME;
-use crate::engine::event::{
-    BucketRow, Found, HeldRow, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted,
-    WindowRow,
-};
-use crate::engine::types::{Identity, Key};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tidegate_config::terms::MAX_NAME;
+use tidegate_types::event::{
+    BucketRow, Found, HeldRow, IndexRows, Load, Loaded, Marks, Op, Opened, QueueRow, Stored, Wanted,
+    WindowRow,
+};
+use tidegate_types::{Identity, Key};
 
 /// Returns the identity of a producer's id within an application.
 pub type IdentityOf = fn(&str, &str) -> Identity;
@@ -522,7 +522,7 @@ impl Import {
 /// A checked line.
 enum ImportEntry {
     Item(Box<Stored>),
-    Ended(Identity, crate::engine::types::Ended),
+    Ended(Identity, tidegate_types::Ended),
     Window(WindowRow),
     /// A queue without its items.
     Queue(QueueRow),

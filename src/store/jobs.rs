@@ -2,34 +2,34 @@
 //! memory.
 
 use super::CommitGroup;
-use crate::engine::event::{Load, Op};
-use crate::engine::types::{Dead, End};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tidegate_types::event::{Load, Op};
+use tidegate_types::{Dead, End};
 
 /// Memory that any job costs in the queue, in bytes, approximate.
-pub(super) const JOB_COST: u64 = 128;
+pub(crate) const JOB_COST: u64 = 128;
 /// A commit with this many operations does not wait for others to share its sync.
 const COMPANY_OPS: usize = 64;
 /// The same in bytes, as [`Jobs::bytes`] counts them. Where bodies are large, few deliveries are unacked at a
 /// time; once all of them are in the queue, no more can come.
 const COMPANY_BYTES: u64 = 32 << 10;
 
-pub(super) enum Job {
+pub(crate) enum Job {
     Commit(CommitGroup),
     Load(Load),
 }
 
-pub(super) struct Queued<T> {
+pub(crate) struct Queued<T> {
     /// When it was queued, monotonic ms.
-    pub(super) since: u64,
-    pub(super) bytes: u64,
-    pub(super) job: T,
+    pub(crate) since: u64,
+    pub(crate) bytes: u64,
+    pub(crate) job: T,
 }
 
 /// The queue of jobs, in order.
 #[derive(Default)]
-pub(super) struct Jobs {
+pub(crate) struct Jobs {
     queue: VecDeque<Queued<Job>>,
     /// Sums over the queue: bytes, operations, and reads.
     bytes: u64,
@@ -40,18 +40,18 @@ pub(super) struct Jobs {
 }
 
 impl Jobs {
-    pub(super) fn push(&mut self, queued: Queued<Job>) {
+    pub(crate) fn push(&mut self, queued: Queued<Job>) {
         self.count(&queued);
         self.queue.push_back(queued);
     }
 
     /// Puts a job back at the head of the queue.
-    pub(super) fn put_back(&mut self, queued: Queued<Job>) {
+    pub(crate) fn put_back(&mut self, queued: Queued<Job>) {
         self.count(&queued);
         self.queue.push_front(queued);
     }
 
-    pub(super) fn pop(&mut self) -> Option<Queued<Job>> {
+    pub(crate) fn pop(&mut self) -> Option<Queued<Job>> {
         let queued = self.queue.pop_front()?;
         self.bytes = self.bytes.saturating_sub(queued.bytes);
         match &queued.job {
@@ -75,39 +75,39 @@ impl Jobs {
         }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Jobs::default();
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.queue.len()
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Bytes including a new job of `new` bytes, without the largest job: a single job may have any size.
     /// Takes time in proportion to the number of jobs.
-    pub(super) fn bytes_beside_the_largest(&self, new: u64) -> u64 {
+    pub(crate) fn bytes_beside_the_largest(&self, new: u64) -> u64 {
         let largest = self.queue.iter().map(|queued| queued.bytes).fold(new, u64::max);
         self.bytes.saturating_add(new).saturating_sub(largest)
     }
 
     /// When the first job was queued, monotonic ms.
-    pub(super) fn since(&self) -> Option<u64> {
+    pub(crate) fn since(&self) -> Option<u64> {
         self.queue.front().map(|first| first.since)
     }
 
     /// Whether the next sync should begin at once: a read or an answer waits, or the operations or bytes
     /// suffice.
-    pub(super) fn is_pressing(&self) -> bool {
+    pub(crate) fn is_pressing(&self) -> bool {
         self.loads > 0 || self.hurried > 0 || self.ops >= COMPANY_OPS || self.bytes >= COMPANY_BYTES
     }
 }
 
 /// Memory that a queued operation holds, in bytes, approximate.
-pub(super) fn size(op: &Op) -> u64 {
+pub(crate) fn size(op: &Op) -> u64 {
     let text = |dead: &Option<Arc<Dead>>| dead.as_ref().map_or(0, |dead| dead.error.len() as u64);
     match op {
         Op::Put { item, .. } => 256 + item.content.as_ref().map_or(0, |c| c.size()),

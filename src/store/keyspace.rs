@@ -1,7 +1,7 @@
 //! The keyspaces, and the display of their keys in messages.
 
 use super::rows;
-use crate::engine::event::BUCKETS;
+use tidegate_types::event::BUCKETS;
 
 /// A keyspace. The names are part of the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn keys_are_named_readably() {
-        use crate::engine::types::{Identity, Key};
+        use tidegate_types::{Identity, Key};
         let item = rows::item_key("shop", Key::own(5, 6)).unwrap();
         assert_eq!(show(KeyspaceId::Items, &item), "queue `shop` due 5 number 6");
         assert_eq!(show(KeyspaceId::Items, b"ab\x01"), "`ab\\x01`");

@@ -8,13 +8,13 @@
 use super::fields::CAUSES;
 use super::queue_line::QueueLine;
 use super::record::View;
-use crate::config::terms::BROKER_MAX;
-use crate::engine::event::{Stored, WindowRow};
-use crate::engine::types::{BatchId, ClosedBy, Content, Dead, End, Ended, Identity, Key, Reason};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use tidegate_config::terms::BROKER_MAX;
+use tidegate_types::event::{Stored, WindowRow};
+use tidegate_types::{BatchId, ClosedBy, Content, Dead, End, Ended, Identity, Key, Reason};
 
 /// The format's name in the first line.
 pub const LINES_FORMAT: &str = "tidegate-store";
@@ -308,7 +308,7 @@ impl ItemLine {
     /// The line of a record, with its actual due. `id`: for people to read.
     pub fn of(view: &View<'_>, id: String) -> Self {
         let (due, cause) = (view.due, view.closed_by);
-        let (body, body_base64) = match crate::engine::size::readable(view.body) {
+        let (body, body_base64) = match tidegate_types::size::readable(view.body) {
             Some(text) => (Some(text.to_owned()), None),
             None => (None, Some(STANDARD.encode(view.body))),
         };
@@ -517,8 +517,11 @@ mod tests {
     #[test]
     fn a_member_of_a_closed_window_is_due_when_it_closed() {
         let content = Some(Arc::new(Content::default()));
-        let flushed =
-            Stored { due: 50, closed_by: ClosedBy::Flush, ..Stored::blank("shop", Key::own(90, 3)) };
+        let flushed = Stored {
+            due: 50,
+            closed_by: ClosedBy::Flush,
+            ..tidegate_fake_store::blank("shop", Key::own(90, 3))
+        };
         let back = line_of(&Stored { content, ..flushed }).stored().unwrap();
         assert_eq!((back.key, back.due, back.accepted_due), (Key::own(50, 3), 50, 90));
         assert_eq!(back.closed_by, ClosedBy::Flush);
@@ -543,7 +546,7 @@ mod tests {
         let good = line_of(&Stored {
             given: Some(Identity::given([1; 16])),
             content: Some(Arc::new(Content::default())),
-            ..Stored::blank("shop", Key::own(1, 2))
+            ..tidegate_fake_store::blank("shop", Key::own(1, 2))
         });
         let wrong = |change: fn(&mut ItemLine)| {
             let mut line = good.clone();

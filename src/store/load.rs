@@ -2,14 +2,14 @@
 
 use super::closings::{self, InOrder};
 use super::ended::Epochs;
-use super::keyspace::{self, KeyspaceId};
-use super::record::{self, View};
-use super::row_reads::{RowBounds, Rows, ALL_BODIES};
-use super::rows::{self, OfQueue};
+use super::keyspace::KeyspaceId;
+use super::queue_rows::{self, OfQueue};
+use super::reading::{damaged, view};
+use super::row_reads::item_bounds;
+use super::row_reads::{Rows, ALL_BODIES};
+use super::rows;
 use super::{ahead, find, scan, Contents, ReadError, WantedContents};
-use crate::engine::event::{BucketRow, Load, Loaded, Marks, Opened, Place, Range, RangeRows, Scan, BUCKETS};
-use crate::engine::types::Key;
-use std::fmt::Display;
+use tidegate_types::event::{BucketRow, Load, Loaded, Marks, Opened, Place, Range, RangeRows, Scan, BUCKETS};
 
 /// Bytes of rows that one read of ranges covers, apart from the first row of each range; the next read
 /// continues. Many large bodies due together would take minutes, and a call of that length would count as
@@ -22,10 +22,10 @@ const READ_BYTES: u64 = 32 << 20;
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Opened, Epochs), ReadError> {
+pub(crate) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Opened, Epochs), ReadError> {
     let (buckets, epochs) = read_buckets(rows)?;
     let (mut queues, mut held) = (Vec::new(), Vec::new());
-    for row in rows.read_all(KeyspaceId::Queues, rows::read_of_queue)? {
+    for row in rows.read_all(KeyspaceId::Queues, queue_rows::read_of_queue)? {
         match row {
             OfQueue::Queue(row) => queues.push(row),
             OfQueue::Held(row) => held.push(row),
@@ -48,7 +48,7 @@ pub(super) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Open
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
+pub(crate) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
     let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
     for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
         let id = KeyspaceId::Ended(bucket);
@@ -67,7 +67,7 @@ pub(super) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs)
 /// # Errors
 ///
 /// As [`super::Store::load`].
-pub(super) fn load<R: Rows>(rows: &R, load: &Load, epochs: &Epochs) -> Result<Loaded, ReadError> {
+pub(crate) fn load<R: Rows>(rows: &R, load: &Load, epochs: &Epochs) -> Result<Loaded, ReadError> {
     match load {
         Load::Ranges { ranges, max_rows, max_bytes } => {
             read_ranges(rows, ranges, *max_rows, *max_bytes).map(Loaded::Ranges)
@@ -86,7 +86,7 @@ pub(super) fn load<R: Rows>(rows: &R, load: &Load, epochs: &Epochs) -> Result<Lo
 /// # Errors
 ///
 /// As [`super::Store::load`].
-pub(super) fn look<R: Rows>(
+pub(crate) fn look<R: Rows>(
     rows: &R,
     wanted: &Scan,
     is_late: impl Fn() -> bool,
@@ -153,7 +153,7 @@ fn read_range<R: Rows>(
 }
 
 /// The result of a read of contents.
-pub(super) enum FoundContents {
+pub(crate) enum FoundContents {
     /// All contents, in the order of the request.
     All(Contents),
     /// There is no item at this place.
@@ -162,7 +162,7 @@ pub(super) enum FoundContents {
 
 impl FoundContents {
     /// The contents; `None`: one of them is missing.
-    pub(super) fn all(self) -> Option<Contents> {
+    pub(crate) fn all(self) -> Option<Contents> {
         match self {
             FoundContents::All(found) => Some(found),
             FoundContents::Without(_) => None,
@@ -175,7 +175,7 @@ impl FoundContents {
 /// # Errors
 ///
 /// Errors of the storage engine; a record that does not read as it was written.
-pub(super) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<FoundContents, ReadError> {
+pub(crate) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<FoundContents, ReadError> {
     let key =
         |(_, place): &(u64, Place)| Ok((KeyspaceId::Items, rows::item_key(&place.queue, place.key)?.into()));
     let keys = wanted.iter().map(key).collect::<Result<Vec<_>, ReadError>>()?;
@@ -185,50 +185,4 @@ pub(super) fn contents<R: Rows>(rows: &R, wanted: &WantedContents) -> Result<Fou
         found.push((*number, view(key, &bytes)?.content()));
     }
     Ok(FoundContents::All(found))
-}
-
-/// The row keys of a queue's items from `from` to before the due `until`.
-///
-/// # Errors
-///
-/// A name that is too long.
-pub(super) fn item_bounds(queue: &str, from: Key, until: u64) -> Result<RowBounds, ReadError> {
-    Ok((rows::item_key(queue, from)?, rows::item_key(queue, Key::at(until))?))
-}
-
-/// The item in a row of [`KeyspaceId::Items`].
-///
-/// # Errors
-///
-/// A record that does not read as it was written.
-pub(super) fn view<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadError> {
-    record::decode(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
-}
-
-/// The same for callers that need no body; it is empty unless it was read.
-///
-/// # Errors
-///
-/// As [`view`].
-pub(super) fn head<'a>(row: &'a [u8], bytes: &'a [u8]) -> Result<View<'a>, ReadError> {
-    record::decode_head(row, bytes).map_err(|e| damaged(KeyspaceId::Items, row, &e))
-}
-
-/// The place in the order at the end of a row's key.
-///
-/// # Errors
-///
-/// Damage, if the key is too short.
-pub(super) fn place(id: KeyspaceId, row: &[u8]) -> Result<Key, ReadError> {
-    rows::place_of(row).ok_or_else(|| damaged(id, row, &"the key is too short"))
-}
-
-/// The error for a row of the customers' index whose item is missing.
-pub(super) fn leads_nowhere(row: &[u8]) -> ReadError {
-    damaged(KeyspaceId::Customers, row, &"no item of the queue belongs to this row")
-}
-
-/// The error for a row that does not read as it was written.
-pub(super) fn damaged(id: KeyspaceId, key: &[u8], error: &dyn Display) -> ReadError {
-    ReadError::Damaged { keyspace: id.name(), key: keyspace::show(id, key), error: error.to_string() }
 }

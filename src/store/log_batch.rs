@@ -13,10 +13,10 @@ use xxhash_rust::xxh3::Xxh3;
 
 const TRAILER: &[u8; 4] = b"FJL\x03";
 /// Number of bytes of a batch before its first row.
-pub(super) const HEAD: u64 = 13;
+pub(crate) const HEAD: u64 = 13;
 
 /// Why a batch could not be read.
-pub(super) enum ParseError {
+pub(crate) enum ParseError {
     Io(io::Error),
     /// Its end cannot be determined.
     Shape(&'static str),
@@ -33,13 +33,13 @@ impl From<io::Error> for ParseError {
 }
 
 /// One batch, from its first to its last byte.
-pub(super) struct LogBatch {
-    pub(super) len: u64,
-    pub(super) sequence: u64,
+pub(crate) struct LogBatch {
+    pub(crate) len: u64,
+    pub(crate) sequence: u64,
     /// Number of the commit in it.
-    pub(super) number: Option<u64>,
+    pub(crate) number: Option<u64>,
     /// Whether the checksum matches.
-    pub(super) whole: bool,
+    pub(crate) whole: bool,
 }
 
 struct LoggedRows<R> {
@@ -102,7 +102,7 @@ impl<R: Read> LoggedRows<R> {
 }
 
 /// Reads one batch of at most `room` bytes (the rest of the file).
-pub(super) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, ParseError> {
+pub(crate) fn read_batch(inner: impl Read, room: u64) -> Result<LogBatch, ParseError> {
     let mut rows = LoggedRows { inner, hasher: Xxh3::new(), read: 0, room };
     let ([1], count, sequence) = (rows.take()?, u32::from_le_bytes(rows.take()?), rows.take()?) else {
         return Err(ParseError::Shape("no batch begins here"));

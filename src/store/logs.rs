@@ -162,7 +162,7 @@ impl ScanState {
 ///
 /// [`OpenError::Damaged`], which names file, place and lost commits; in that case nothing was changed.
 /// [`OpenError::Io`].
-pub(super) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
+pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
     let mut seen = ScanState { accepted: read_accepted(&accepted_file(directory))?, ..ScanState::default() };
     let mut logs = Vec::new();
     for path in list(&directory.data())? {

@@ -9,12 +9,12 @@ use super::tests::{
     config, crash_image, everything, group, item, key, open_at, put, put_item, refusal, whole, APP,
 };
 use super::*;
-use crate::engine::event::Stored;
-use crate::engine::types::Key;
 use std::collections::BTreeSet;
 use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use tidegate_types::event::Stored;
+use tidegate_types::Key;
 
 /// Deterministic, so that failures are reproducible.
 struct Dice(u64);
@@ -63,7 +63,7 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 }
 
 fn accept(path: &Path) -> OpenStore {
-    open(&config(path), 32 << 20, true, crate::clock::wall_ms()).unwrap()
+    open(&config(path), 32 << 20, true, tidegate_common::clock::wall_ms()).unwrap()
 }
 
 /// First and last lost commit that a refusal names.
@@ -166,8 +166,8 @@ fn what_was_never_reported_is_no_loss() {
 
 /// Opens a store with changed files. `Err`: the open was refused, or a read reported damage.
 fn contents(path: &Path) -> Result<Vec<Key>, String> {
-    let opened =
-        open(&config(path), 32 << 20, false, crate::clock::wall_ms()).map_err(|error| error.to_string())?;
+    let opened = open(&config(path), 32 << 20, false, tidegate_common::clock::wall_ms())
+        .map_err(|error| error.to_string())?;
     let mut store = opened.store;
     match store.load(&whole(APP)).map_err(|error| error.to_string())? {
         Loaded::Ranges(answers) => {
@@ -198,7 +198,7 @@ fn large() -> &'static (tempfile::TempDir, Vec<Key>) {
     static STORE: std::sync::OnceLock<(tempfile::TempDir, Vec<Key>)> = std::sync::OnceLock::new();
     STORE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
-        let mut store = open(&config(dir.path()), 0, false, crate::clock::wall_ms()).unwrap().store;
+        let mut store = open(&config(dir.path()), 0, false, tidegate_common::clock::wall_ms()).unwrap().store;
         let mut number = 0;
         let tables = |path: &Path| fs::read_dir(path).map_or(0, Iterator::count);
         // Each memtable takes about a MiB; commits follow until there is a table of items.

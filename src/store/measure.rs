@@ -4,9 +4,9 @@
 
 use super::tests::{config, delete, group, item, open_at, place, put_item, range, APP};
 use super::*;
-use crate::clock::now;
-use crate::engine::event::{BucketRow, IndexRows, QueueRow, Stored, Wanted};
-use crate::engine::types::{BatchId, End, Ended, Identity, Key};
+use tidegate_common::clock::now;
+use tidegate_types::event::{BucketRow, IndexRows, QueueRow, Stored, Wanted};
+use tidegate_types::{BatchId, End, Ended, Identity, Key};
 
 fn put(seq: u64, body: usize) -> Op {
     // Hardly compressible, and different in each row.
@@ -87,7 +87,8 @@ fn fill(store: &mut dyn Store, rows: u64, body: usize) {
 #[ignore = "minutes: make measure runs it"]
 fn throughput() {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), 256 << 20, false, crate::clock::wall_ms()).unwrap().store;
+    let mut store =
+        open(&config(dir.path()), 256 << 20, false, tidegate_common::clock::wall_ms()).unwrap().store;
     const ROWS: u64 = 300_000;
     timed("put, 1,000 x 300 B a commit", ROWS, || fill(&mut *store, ROWS, 300));
     timed("delete, 1,000 a commit", ROWS, || {
@@ -135,7 +136,8 @@ fn a_million_identities() {
     const ROWS: u64 = 1_000_000;
     const ASKED: u64 = 1_000;
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), 256 << 20, false, crate::clock::wall_ms()).unwrap().store;
+    let mut store =
+        open(&config(dir.path()), 256 << 20, false, tidegate_common::clock::wall_ms()).unwrap().store;
     let begin = |bucket| Op::BeginBucket(BucketRow { bucket, from: 1 });
     store.commit(&[group(1, (0..8).map(begin).collect())]).unwrap();
     let op = |seq: u64| {
@@ -194,7 +196,7 @@ fn far_items(limit: u64) {
     // Each thousand of items is due one millisecond after the next; the last to arrive are due first.
     let key = |seq: u64| Key::own(1_000 + (ROWS - seq) / 1_000, seq);
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), limit, false, crate::clock::wall_ms()).unwrap().store;
+    let mut store = open(&config(dir.path()), limit, false, tidegate_common::clock::wall_ms()).unwrap().store;
     store.commit(&[group(1, vec![Op::BeginBucket(BucketRow { bucket: 0, from: 1 })])]).unwrap();
     let what = format!("far items with ids, limit {} MiB", limit >> 20);
     timed(&format!("{what}: in, 4,000 a commit"), ROWS, || {
@@ -265,7 +267,7 @@ fn many_queues(queues: u64, given_ids: bool) {
         put_item(Stored { application: queue_name(seq % queues), given, fingerprint: seq, ..*item }, false)
     };
     let dir = tempfile::tempdir().unwrap();
-    let mut store = open(&config(dir.path()), LIMIT, false, crate::clock::wall_ms()).unwrap().store;
+    let mut store = open(&config(dir.path()), LIMIT, false, tidegate_common::clock::wall_ms()).unwrap().store;
     timed(&format!("{what}: put, 1,000 x 300 B a commit"), queues * EACH, || {
         let mut commits = Commits::default();
         for start in (0..queues * EACH).step_by(1_000) {
@@ -281,7 +283,7 @@ fn many_queues(queues: u64, given_ids: bool) {
     store.close().unwrap();
     let mut opened = None;
     timed(&format!("{what}: start"), queues, || {
-        opened = Some(open(&config(dir.path()), LIMIT, false, crate::clock::wall_ms()).unwrap());
+        opened = Some(open(&config(dir.path()), LIMIT, false, tidegate_common::clock::wall_ms()).unwrap());
     });
     let opened = opened.unwrap();
     assert_eq!(opened.opened.queues.len() as u64, queues);

@@ -7,9 +7,9 @@ use super::{
     new_identity, CloseError, CommitError, CommitGroup, OpenError, OpenStore, ReadError, Store, Usage,
     UsageError,
 };
-use crate::engine::event::{Found, Load, Loaded, Op, Opened, RangeRows, Wanted, BUCKETS};
-use crate::engine::types::{Ended, Identity};
 use std::collections::HashMap;
+use tidegate_types::event::{Found, Load, Loaded, Op, Opened, RangeRows, Wanted, BUCKETS};
+use tidegate_types::{Ended, Identity};
 
 /// Memory that one ended item costs, in bytes, approximate.
 const ENTRY: u64 = 200;
@@ -22,7 +22,7 @@ const LEAST: usize = 1_000;
 /// # Errors
 ///
 /// The system provides no random numbers.
-pub(super) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
+pub(crate) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
     let entries = usize::try_from(memory_limit / 16 / ENTRY).unwrap_or(usize::MAX);
     let store = MemoryStore::new(entries.max(LEAST));
     let (store, identity) = (Box::new(store), new_identity()?);
@@ -158,9 +158,9 @@ impl Store for MemoryStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::event::{BucketRow, Marks, QueueRow};
-    use crate::engine::types::End;
-    use crate::engine::types::Key;
+    use tidegate_types::event::{BucketRow, Marks, QueueRow};
+    use tidegate_types::End;
+    use tidegate_types::Key;
 
     fn commit(store: &mut MemoryStore, ops: Vec<Op>) {
         store.commit(&[CommitGroup { ops, token: 1, marks: Marks::default(), hurried: false }]).unwrap();

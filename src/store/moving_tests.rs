@@ -7,9 +7,9 @@ use super::rows;
 use super::tests::{disk_at, given, group, index, item, items, key, named, open_at, place, put_item, APP};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
 use super::*;
-use crate::engine::event::{BucketRow, ClosingRow, Found, IndexRows, QueueRow, Stored, Wanted, WindowRow};
-use crate::engine::types::{AssignedId, BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 use std::path::Path;
+use tidegate_types::event::{BucketRow, ClosingRow, Found, IndexRows, QueueRow, Stored, Wanted, WindowRow};
+use tidegate_types::{AssignedId, BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 
 const MEMORY: u64 = 32 << 20;
 const NOW: u64 = 5_000;
@@ -331,7 +331,7 @@ fn an_export_that_lacks_items_is_not_whole() {
         unindexed_until: 0,
         slowed: None,
     };
-    let (at, row) = rows::queue_row(&more).unwrap();
+    let (at, row) = queue_rows::queue_row(&more).unwrap();
     super::disk::write_raw(from.path(), KeyspaceId::Queues, &at, Some(&row));
     let (out, error) = broken_off(from.path());
     assert!(error.contains("keyspace `queues`") && error.contains("6 items, and 5 were found"), "{error}");

@@ -11,9 +11,9 @@ use super::tests::{
     APP,
 };
 use super::*;
-use crate::engine::event::FOR_EVER;
-use crate::engine::event::{BucketRow, QueueRow, WindowRow};
 use std::fs;
+use tidegate_types::event::FOR_EVER;
+use tidegate_types::event::{BucketRow, QueueRow, WindowRow};
 
 /// Judges promise 9.
 #[test]

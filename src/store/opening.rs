@@ -4,16 +4,16 @@
 use super::database::{io_error, unwritable, Keyspaces, DAMAGE};
 use super::directory::Directory;
 use super::keyspace::KeyspaceId;
-use super::load::damaged;
+use super::reading::damaged;
 use super::row_reads::Rows;
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
 use super::{logs, new_identity, OpenError, ReadError};
-use crate::engine::event::Marks;
 use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 use std::fs;
 use std::io;
 use std::path::Path;
+use tidegate_types::event::Marks;
 
 /// Size of all logs of the storage engine together, in bytes. This is the engine's minimum; a start reads at
 /// most twice as much.
@@ -27,18 +27,18 @@ const WORKERS: usize = 3;
 const OPEN_FILES: usize = 200;
 /// The share of `limits.memory` for the storage engine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct DiskBudget {
+pub(crate) struct DiskBudget {
     /// Cache of blocks that were read.
-    pub(super) cache: u64,
+    pub(crate) cache: u64,
     /// Rows of all keyspaces that no table contains yet. When rows arrive fast, as much again is being
     /// flushed. At twice this size without a flush, commits wait.
-    pub(super) memtables: u64,
+    pub(crate) memtables: u64,
 }
 
 impl DiskBudget {
     /// A quarter of the limit: one part for the cache, three parts for memtables, half of which are being
     /// flushed. Larger memtables make fewer tables to compact.
-    pub(super) fn of(memory_limit: u64) -> Self {
+    pub(crate) fn of(memory_limit: u64) -> Self {
         let part = memory_limit / 16;
         let memtables = part / 2 * 3;
         DiskBudget { cache: part.clamp(1 << 20, 256 << 20), memtables: memtables.clamp(1 << 20, 32 << 20) }
@@ -46,7 +46,7 @@ impl DiskBudget {
 }
 
 /// Refuses a store in which durable commits are missing.
-pub(super) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>) -> Result<(), OpenError> {
+pub(crate) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>) -> Result<(), OpenError> {
     let Some(noted) = noted.filter(|noted| *noted > number) else { return Ok(()) };
     Err(OpenError::Damaged {
         place: format!("{}/*.jnl", directory.data().display()),
@@ -59,11 +59,11 @@ pub(super) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>
 }
 
 /// An existing store, opened for reading, whatever its rows contain.
-pub(super) struct PresentStore {
+pub(crate) struct PresentStore {
     // The fields are dropped in this order: the lock last.
-    pub(super) keyspaces: Keyspaces,
-    pub(super) db: Database,
-    pub(super) directory: Directory,
+    pub(crate) keyspaces: Keyspaces,
+    pub(crate) db: Database,
+    pub(crate) directory: Directory,
 }
 
 /// Opens an existing store, and writes no row. As at every start, an incomplete end of the log is cut off.
@@ -72,7 +72,7 @@ pub(super) struct PresentStore {
 ///
 /// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`]. Except for the format, no rows are
 /// read.
-pub(super) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStore, OpenError> {
+pub(crate) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStore, OpenError> {
     let directory = Directory::existing(path)?;
     logs::check(&directory, false)?;
     let absent = || OpenError::Absent { path: directory.path().to_owned() };
@@ -83,17 +83,17 @@ pub(super) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStor
 }
 
 /// The rows of the keyspace `meta`.
-pub(super) struct StoreMeta {
-    pub(super) identity: u64,
+pub(crate) struct StoreMeta {
+    pub(crate) identity: u64,
     /// Number of the last commit.
-    pub(super) number: u64,
-    pub(super) marks: Marks,
+    pub(crate) number: u64,
+    pub(crate) marks: Marks,
 }
 
 /// Makes a new store in a temporary directory and renames it when it is complete: the storage engine cannot
 /// open a database that it has made only in part. A leftover of an earlier start contains no data and is
 /// removed.
-pub(super) fn establish(
+pub(crate) fn establish(
     directory: &Directory,
     budget: DiskBudget,
     identity: Option<u64>,
@@ -110,7 +110,7 @@ pub(super) fn establish(
     directory.sync()
 }
 
-pub(super) fn open_database(path: &Path, budget: DiskBudget) -> Result<Database, OpenError> {
+pub(crate) fn open_database(path: &Path, budget: DiskBudget) -> Result<Database, OpenError> {
     Database::builder(path)
         .cache_size(budget.cache)
         .max_journaling_size(JOURNALS)
@@ -143,14 +143,14 @@ fn not_opened(path: &Path, error: fjall::Error) -> OpenError {
 }
 
 /// The content of an opened database.
-pub(super) enum FoundFormat {
+pub(crate) enum FoundFormat {
     /// A store in the current format.
     Current,
     /// There is no store.
     None,
 }
 
-pub(super) fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
+pub(crate) fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
     let place = "keyspace `meta`, key `format`".to_owned();
     let row = if db.keyspace_exists(KeyspaceId::Meta.name()) {
         let meta = db.keyspace(KeyspaceId::Meta.name(), || options(KeyspaceId::Meta));
@@ -188,7 +188,7 @@ pub(super) fn read_format(db: &Database) -> Result<FoundFormat, OpenError> {
     Ok(FoundFormat::Current)
 }
 
-pub(super) fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
+pub(crate) fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, OpenError> {
     let open =
         |id: KeyspaceId| db.keyspace(id.name(), || options(id)).map_err(|error| not_opened(path, error));
     let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o] = KeyspaceId::ALL.map(open);
@@ -217,7 +217,7 @@ fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
 }
 
 /// The first commit of a new store, number 0.
-pub(super) fn create(
+pub(crate) fn create(
     db: &Database,
     path: &Path,
     identity: Option<u64>,
@@ -234,7 +234,7 @@ pub(super) fn create(
     Ok((keyspaces, known))
 }
 
-pub(super) fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
+pub(crate) fn read_meta(keyspaces: &Keyspaces) -> Result<StoreMeta, OpenError> {
     fn row<T>(
         keyspaces: &Keyspaces,
         key: &[u8],

@@ -1,8 +1,8 @@
 //! The line of an export for a queue that is paused or has a temporary rate, or for a paused customer.
 
-use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
-use crate::engine::types::Key;
 use serde::{Deserialize, Serialize};
+use tidegate_types::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
+use tidegate_types::Key;
 
 /// The smallest valid end, because rows use smaller numbers with other meanings.
 const FIRST_END: u64 = 2;

@@ -3,8 +3,8 @@
 use super::errors::BrokenContract;
 use super::fields::{self, put_varint};
 use super::rows::{names, names_alone, prefix, seal, SmallRow};
-use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
-use crate::engine::types::{Key, Rate};
+use tidegate_types::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
+use tidegate_types::{Key, Rate};
 
 /// The end of a pause that only a command ends.
 const NO_END: u64 = 1;

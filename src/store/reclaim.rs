@@ -19,7 +19,7 @@ const FLUSH_LOOK: Duration = Duration::from_millis(5);
 const SPARE: u64 = 64 << 20;
 
 /// The part that runs on a separate thread, concurrently with commits, after all memtables were rotated.
-pub(super) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob {
+pub(crate) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob {
     Box::new(move || {
         let begun = Instant::now();
         for id in KeyspaceId::ALL {

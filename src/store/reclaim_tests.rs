@@ -6,14 +6,14 @@ use super::tests::{config, delete, disk_at, everything, group, item, key, open_a
 use super::thread::{StoreEvent, ThreadLimits};
 use super::thread_tests::{start, SOON};
 use super::*;
-use crate::engine::event::Stored;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
+use tidegate_types::event::Stored;
 
 /// Opens a store with the smallest possible memtables.
 fn open_small(path: &Path) -> Box<dyn Store> {
-    open(&config(path), 0, false, crate::clock::wall_ms()).unwrap().store
+    open(&config(path), 0, false, tidegate_common::clock::wall_ms()).unwrap().store
 }
 
 /// An incompressible item of 3 kB.

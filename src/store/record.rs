@@ -34,10 +34,10 @@ use super::fields::{
     RecordError,
 };
 use super::rows;
-use crate::engine::event::{Stored, DEAD_LETTERS};
-use crate::engine::types::{ClosedBy, Content, Dead, Identity, Key, Reason};
 use std::mem::size_of;
 use std::sync::Arc;
+use tidegate_types::event::{Stored, DEAD_LETTERS};
+use tidegate_types::{ClosedBy, Content, Dead, Identity, Key, Reason};
 
 /// The version byte that this code writes. Store formats 1 and 2 used version 1.
 pub const VERSION: u8 = 2;
@@ -440,7 +440,10 @@ mod tests {
     }
 
     fn blank() -> Stored {
-        Stored { content: Some(Arc::new(Content::default())), ..Stored::blank("app", Key::own(7, 1)) }
+        Stored {
+            content: Some(Arc::new(Content::default())),
+            ..tidegate_fake_store::blank("app", Key::own(7, 1))
+        }
     }
 
     fn row_of(item: &Stored) -> Vec<u8> {

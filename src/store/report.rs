@@ -1,10 +1,10 @@
 //! The reports of the store's threads, and the limits on a stalled store.
 
 use super::{StoreFailure, Usage};
-use crate::distribution::{Distribution, Recorder};
-use crate::engine::event::{Loaded, Token};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tidegate_common::distribution::{Distribution, Recorder};
+use tidegate_types::event::{Loaded, Token};
 
 /// Time within which each call of the storage engine must return: longer than any sync of a working disk.
 pub const STORE_CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -78,7 +78,7 @@ impl Default for CommitFigures {
 
 impl CommitFigures {
     /// Records one sync: its number of commits, and its duration.
-    pub(super) fn committed(&self, commits: u64, took_us: u64) {
+    pub(crate) fn committed(&self, commits: u64, took_us: u64) {
         let mut record = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         record.commits += commits;
         record.last_ms = took_us / 1_000;

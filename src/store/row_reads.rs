@@ -6,23 +6,25 @@
 //! ([`super::load`]).
 
 use super::keyspace::KeyspaceId;
-use super::load::damaged;
+use super::reading::damaged;
+use super::rows;
 use super::ReadError;
 use std::iter;
+use tidegate_types::Key;
 
 /// Bytes of a key or a value; cheap to clone.
-pub(super) type RowBytes = fjall::Slice;
+pub(crate) type RowBytes = fjall::Slice;
 
 /// A row's key and value.
-pub(super) type Row = (RowBytes, RowBytes);
+pub(crate) type Row = (RowBytes, RowBytes);
 
 /// Row keys from the first to before the second; empty unless the second is greater.
-pub(super) type RowBounds = (Vec<u8>, Vec<u8>);
+pub(crate) type RowBounds = (Vec<u8>, Vec<u8>);
 
 /// Read no bodies of items.
-pub(super) const NO_BODIES: u64 = 0;
+pub(crate) const NO_BODIES: u64 = 0;
 /// Read all bodies of items.
-pub(super) const ALL_BODIES: u64 = u64::MAX;
+pub(crate) const ALL_BODIES: u64 = u64::MAX;
 
 /// Reads of an engine. Each read sees every commit made before it began.
 ///
@@ -31,7 +33,7 @@ pub(super) const ALL_BODIES: u64 = u64::MAX;
 ///
 /// For items a remote engine may return only heads ([`super::record`]), if the caller wants no bodies, or if
 /// the bodies exceed the wanted bytes. A local engine returns whole records.
-pub(super) trait Rows {
+pub(crate) trait Rows {
     /// Number of look-ups that are made together. It is small for a local engine, since the results kept in
     /// between displace rows from the processor's caches.
     const TOGETHER: usize = 16;
@@ -103,4 +105,13 @@ pub(super) trait Rows {
 
     /// Notes that a closing is about to be written.
     fn note_closing(&self);
+}
+
+/// The row keys of a queue's items from `from` to before the due `until`.
+///
+/// # Errors
+///
+/// A name that is too long.
+pub(crate) fn item_bounds(queue: &str, from: Key, until: u64) -> Result<RowBounds, ReadError> {
+    Ok((rows::item_key(queue, from)?, rows::item_key(queue, Key::at(until))?))
 }

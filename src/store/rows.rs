@@ -5,10 +5,9 @@
 
 use super::errors::{broken_contract, BrokenContract};
 use super::fields::{self, closed_by_code};
-pub use super::queue_rows::{held_row, queue_row, read_held, read_of_queue, read_queue, OfQueue};
-use crate::engine::event::{BucketRow, ClosingRow, Marks, WindowRow};
-use crate::engine::types::{ClosedBy, Identity, Key};
 use std::sync::Arc;
+use tidegate_types::event::{BucketRow, ClosingRow, Marks, WindowRow};
+use tidegate_types::{ClosedBy, Identity, Key};
 
 /// Format of the whole store: its keyspaces and their contents.
 ///
@@ -112,7 +111,7 @@ pub fn read_item_key(row: &[u8]) -> Option<(&str, Key)> {
 }
 
 /// The names at the beginning of a key, and the bytes after them.
-pub(super) fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], &[u8]), String> {
+pub(crate) fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], &[u8]), String> {
     let mut out: [Arc<str>; N] = std::array::from_fn(|_| Arc::from(""));
     for name in &mut out {
         let (len, rest) = bytes.split_first().ok_or("the key is too short")?;
@@ -124,7 +123,7 @@ pub(super) fn names<const N: usize>(mut bytes: &[u8]) -> Result<([Arc<str>; N], 
 }
 
 /// The names of a key that may contain nothing else.
-pub(super) fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N], String> {
+pub(crate) fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N], String> {
     match names(bytes)? {
         (names, []) => Ok(names),
         (_, [_, ..]) => Err("the key is too long".to_owned()),
@@ -132,7 +131,7 @@ pub(super) fn names_alone<const N: usize>(bytes: &[u8]) -> Result<[Arc<str>; N],
 }
 
 /// A row's fields, sealed with a checksum over its key and themselves.
-pub(super) fn seal(key: &[u8], mut row: Vec<u8>) -> Vec<u8> {
+pub(crate) fn seal(key: &[u8], mut row: Vec<u8>) -> Vec<u8> {
     fields::seal(key, &mut row);
     row
 }
@@ -392,9 +391,10 @@ pub fn read_bucket(bucket: u8, bytes: &[u8]) -> Result<(BucketRow, u64), String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
-    use crate::engine::types::Rate;
+    use crate::queue_rows::{held_row, queue_row, read_held, read_of_queue, read_queue, OfQueue};
     use proptest::prelude::*;
+    use tidegate_types::event::{HeldRow, QueueRow, Slowed, FOR_EVER};
+    use tidegate_types::Rate;
 
     fn key(due: u64, seq: u64) -> Key {
         Key::own(due, seq)

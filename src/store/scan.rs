@@ -2,13 +2,13 @@
 
 use super::closings::{as_due, in_order};
 use super::keyspace::KeyspaceId;
-use super::load::{head, leads_nowhere, place};
+use super::reading::{head, leads_nowhere, place};
 use super::record::View;
 use super::row_reads::{Row, Rows, NO_BODIES};
 use super::{rows, ReadError};
-use crate::engine::event::{Along, Scan, Stored};
-use crate::engine::types::{Content, Key};
 use std::sync::Arc;
+use tidegate_types::event::{Along, Scan, Stored};
+use tidegate_types::{Content, Key};
 
 /// Bytes of rows that one step reads, apart from the first row. Without this bound a step over large rows
 /// could take minutes, while other steps wait.
@@ -22,7 +22,7 @@ type Step = (Vec<Stored>, Option<Key>);
 /// # Errors
 ///
 /// Errors of the storage engine; a row that does not read as it was written.
-pub(super) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -> Result<Step, ReadError> {
+pub(crate) fn scan<R: Rows>(rows: &R, scan: &Scan, is_late: &dyn Fn() -> bool) -> Result<Step, ReadError> {
     let extent = Extent { scan, is_late, together: R::AHEAD, rows: 0, looked_at: 0, bytes: 0 };
     match &scan.along {
         Along::Queue(queue) => along_queue(rows, extent, queue),

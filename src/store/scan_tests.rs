@@ -7,9 +7,9 @@ use super::keyspace::KeyspaceId;
 use super::rows;
 use super::tests::{delete, group, index, item, key, place, put_indexed, put_item, verdict, APP};
 use super::*;
-use crate::engine::event::{Along, Scan, Stored};
-use crate::engine::types::{Content, Key};
 use std::sync::Arc;
+use tidegate_types::event::{Along, Scan, Stored};
+use tidegate_types::{Content, Key};
 
 on_each! {
     a_queue_is_scanned_in_order,
@@ -45,7 +45,7 @@ fn rows_of(store: &mut dyn Store, scan: &Scan) -> (Vec<Stored>, Option<Key>) {
 }
 
 /// Keys of the items of a customer that have index rows.
-pub(super) fn of_customer(store: &mut dyn Store, name: &str) -> Vec<Key> {
+pub(crate) fn of_customer(store: &mut dyn Store, name: &str) -> Vec<Key> {
     let (rows, next) = rows_of(store, &customer(name));
     assert_eq!(next, None);
     rows.iter().map(|row| row.key).collect()

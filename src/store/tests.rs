@@ -6,11 +6,11 @@ use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent};
 use super::ground::{on_each, Ground, GroundKind};
 use super::*;
-use crate::engine::event::{IndexRows, Range, RangeRows, Standing, Stored};
-use crate::engine::types::{ClosedBy, Dead, Identity, Key, Reason};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use tidegate_types::event::{IndexRows, Range, RangeRows, Standing, Stored};
+use tidegate_types::{ClosedBy, Dead, Identity, Key, Reason};
 
 on_each! {
     scans_go_in_order_from_the_cursor,
@@ -35,17 +35,17 @@ on_each! {
 }
 
 /// The queue that most tests use.
-pub(super) const APP: &str = "app";
+pub(crate) const APP: &str = "app";
 
-pub(super) fn key(due: u64, seq: u64) -> Key {
+pub(crate) fn key(due: u64, seq: u64) -> Key {
     Key::own(due, seq)
 }
 
-pub(super) fn place(queue: &str, due: u64, seq: u64) -> Place {
+pub(crate) fn place(queue: &str, due: u64, seq: u64) -> Place {
     Place { queue: queue.into(), key: key(due, seq) }
 }
 
-pub(super) fn item(due: u64, seq: u64) -> Stored {
+pub(crate) fn item(due: u64, seq: u64) -> Stored {
     let content = Content { properties: vec![1, 2], body: format!("body {seq}").into_bytes(), json: true };
     Stored {
         customer: Some("c".into()),
@@ -53,49 +53,49 @@ pub(super) fn item(due: u64, seq: u64) -> Stored {
         own_time: true,
         weight: 100,
         content: Some(Arc::new(content)),
-        ..Stored::blank(APP, key(due, seq))
+        ..tidegate_fake_store::blank(APP, key(due, seq))
     }
 }
 
 /// The identity of an item with a producer's id.
-pub(super) fn given(n: u8) -> Identity {
+pub(crate) fn given(n: u8) -> Identity {
     Identity::given([n; 16])
 }
 
 /// Item number `n`, with a producer's id.
-pub(super) fn named(due: u64, n: u8) -> Stored {
+pub(crate) fn named(due: u64, n: u8) -> Stored {
     Stored { given: Some(given(n)), fingerprint: 7, ..item(due, n.into()) }
 }
 
-pub(super) fn put_item(item: Stored, indexed: bool) -> Op {
+pub(crate) fn put_item(item: Stored, indexed: bool) -> Op {
     Op::Put { item: Box::new(item), indexed }
 }
 
-pub(super) fn put(due: u64, seq: u64) -> Op {
+pub(crate) fn put(due: u64, seq: u64) -> Op {
     put_item(item(due, seq), false)
 }
 
 /// Puts an item with its customer row.
-pub(super) fn put_indexed(due: u64, seq: u64, customer: &str) -> Op {
+pub(crate) fn put_indexed(due: u64, seq: u64, customer: &str) -> Op {
     put_item(Stored { customer: Some(customer.into()), ..item(due, seq) }, true)
 }
 
 /// Index rows of an identity, and of a customer if the name is not empty.
-pub(super) fn index(identity: Option<Identity>, customer: &str) -> IndexRows {
+pub(crate) fn index(identity: Option<Identity>, customer: &str) -> IndexRows {
     let customer = (!customer.is_empty()).then(|| (APP.into(), customer.into()));
     IndexRows { identity, customer }
 }
 
-pub(super) fn delete(due: u64, seq: u64) -> Op {
+pub(crate) fn delete(due: u64, seq: u64) -> Op {
     Op::Delete { place: place(APP, due, seq), rows: IndexRows::default() }
 }
 
-pub(super) fn verdict() -> Arc<Dead> {
+pub(crate) fn verdict() -> Arc<Dead> {
     Arc::new(Dead { reason: Reason::Attempts, error: "3 attempts".into() })
 }
 
 /// A move without index rows.
-pub(super) fn moved(from: Place, to: Place, standing: Standing) -> Op {
+pub(crate) fn moved(from: Place, to: Place, standing: Standing) -> Op {
     let (removed, written) = (IndexRows::default(), IndexRows::default());
     Op::Move { from, to, removed, written, standing: Box::new(standing) }
 }
@@ -106,17 +106,17 @@ fn of_its_own() -> Standing {
 }
 
 /// A failed attempt, written under the item's present key.
-pub(super) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
+pub(crate) fn failed(due: u64, seq: u64, attempts: u32) -> Op {
     let standing = Standing { attempts, last_error: Some("no queue".into()), ..of_its_own() };
     moved(place(APP, due, seq), place(APP, due, seq), standing)
 }
 
-pub(super) fn group(token: Token, ops: Vec<Op>) -> CommitGroup {
+pub(crate) fn group(token: Token, ops: Vec<Op>) -> CommitGroup {
     CommitGroup { ops, token, marks: Marks { next_seq: token + 1, wall: 0 }, hurried: false }
 }
 
-pub(super) fn config(path: &Path) -> config::StoreConfig {
-    config::StoreConfig {
+pub(crate) fn config(path: &Path) -> tidegate_config::StoreConfig {
+    tidegate_config::StoreConfig {
         kind: StoreKind::Disk,
         path: path.to_owned(),
         hold_max: std::time::Duration::from_secs(1_500),
@@ -124,18 +124,18 @@ pub(super) fn config(path: &Path) -> config::StoreConfig {
     }
 }
 
-pub(super) fn open_at(path: &Path) -> OpenStore {
-    open_with(path, crate::clock::wall_ms()).unwrap()
+pub(crate) fn open_at(path: &Path) -> OpenStore {
+    open_with(path, tidegate_common::clock::wall_ms()).unwrap()
 }
 
 /// The same at the wall clock `wall`.
-pub(super) fn open_with(path: &Path, wall: u64) -> Result<OpenStore, OpenError> {
+pub(crate) fn open_with(path: &Path, wall: u64) -> Result<OpenStore, OpenError> {
     unlocked(|| open(&config(path), 32 << 20, false, wall))
 }
 
 /// Retries while this process itself holds the lock: a child that another test starts inherits the open files
 /// of this process for a moment.
-pub(super) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Result<OpenStore, OpenError> {
+pub(crate) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Result<OpenStore, OpenError> {
     let begun = std::time::Instant::now();
     loop {
         match open() {
@@ -150,31 +150,33 @@ pub(super) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Resul
 }
 
 /// A disk store that a test can flush; otherwise its threads decide when to flush.
-pub(super) fn disk_at(path: &Path, memory_limit: u64) -> DiskStore {
+pub(crate) fn disk_at(path: &Path, memory_limit: u64) -> DiskStore {
     let directory = Directory::open(path).unwrap();
-    open_in(directory, memory_limit, false, IfAbsent::Make(None), crate::clock::wall_ms()).unwrap().store
+    open_in(directory, memory_limit, false, IfAbsent::Make(None), tidegate_common::clock::wall_ms())
+        .unwrap()
+        .store
 }
 
-pub(super) fn refusal(path: &Path) -> OpenError {
-    match open(&config(path), 32 << 20, false, crate::clock::wall_ms()) {
+pub(crate) fn refusal(path: &Path) -> OpenError {
+    match open(&config(path), 32 << 20, false, tidegate_common::clock::wall_ms()) {
         Ok(_) => panic!("opened"),
         Err(error) => error,
     }
 }
 
 /// A separate directory, and a store in it.
-pub(super) fn fresh() -> (tempfile::TempDir, Box<dyn Store>) {
+pub(crate) fn fresh() -> (tempfile::TempDir, Box<dyn Store>) {
     let dir = tempfile::tempdir().unwrap();
     let store = open_at(dir.path()).store;
     (dir, store)
 }
 
-pub(super) fn range(queue: &str, from: Key, until: u64, max_rows: usize) -> Range {
+pub(crate) fn range(queue: &str, from: Key, until: u64, max_rows: usize) -> Range {
     Range { queue: queue.into(), from, until, max_rows }
 }
 
 /// All rows of a queue, with contents.
-pub(super) fn whole(queue: &str) -> Load {
+pub(crate) fn whole(queue: &str) -> Load {
     Load::Ranges {
         ranges: vec![range(queue, Key::default(), u64::MAX, usize::MAX)],
         max_rows: usize::MAX,
@@ -182,7 +184,7 @@ pub(super) fn whole(queue: &str) -> Load {
     }
 }
 
-pub(super) fn ranges(store: &mut dyn Store, ranges: Vec<Range>, max_bytes: u64) -> Vec<RangeRows> {
+pub(crate) fn ranges(store: &mut dyn Store, ranges: Vec<Range>, max_bytes: u64) -> Vec<RangeRows> {
     let queues: Vec<_> = ranges.iter().map(|range| range.queue.clone()).collect();
     match store.load(&Load::Ranges { ranges, max_rows: usize::MAX, max_bytes }).unwrap() {
         Loaded::Ranges(answers) => {
@@ -194,25 +196,25 @@ pub(super) fn ranges(store: &mut dyn Store, ranges: Vec<Range>, max_bytes: u64) 
 }
 
 /// The items of a queue with their contents.
-pub(super) fn items(store: &mut dyn Store, queue: &str) -> Vec<Stored> {
+pub(crate) fn items(store: &mut dyn Store, queue: &str) -> Vec<Stored> {
     let all = vec![range(queue, Key::default(), u64::MAX, usize::MAX)];
     ranges(store, all, u64::MAX).remove(0).rows
 }
 
 /// A part of the queue that most tests use.
-pub(super) fn part(store: &mut dyn Store, from: Key, until: u64, max_rows: usize) -> (Vec<Key>, Option<Key>) {
+pub(crate) fn part(store: &mut dyn Store, from: Key, until: u64, max_rows: usize) -> (Vec<Key>, Option<Key>) {
     let RangeRows { rows, next, .. } =
         ranges(store, vec![range(APP, from, until, max_rows)], u64::MAX).remove(0);
     (rows.iter().map(|r| r.key).collect(), next)
 }
 
 /// Keys of the queue that most tests use.
-pub(super) fn everything(store: &mut dyn Store) -> Vec<Key> {
+pub(crate) fn everything(store: &mut dyn Store) -> Vec<Key> {
     items(store, APP).iter().map(|item| item.key).collect()
 }
 
 /// Copies all files in their present state, as a killed process would leave them.
-pub(super) fn crash_image(from: &Path, to: &Path) {
+pub(crate) fn crash_image(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         let target = to.join(entry.file_name());
@@ -500,7 +502,8 @@ fn room_is_measured() {
 
 #[test]
 fn the_memory_store_keeps_no_items() {
-    let settings = config::StoreConfig { kind: StoreKind::Memory, ..config(Path::new("/nowhere/at/all")) };
+    let settings =
+        tidegate_config::StoreConfig { kind: StoreKind::Memory, ..config(Path::new("/nowhere/at/all")) };
     let (first, second) =
         (open(&settings, 1 << 20, false, 0).unwrap(), open(&settings, 1 << 20, false, 0).unwrap());
     assert_ne!(first.identity, second.identity);

@@ -18,14 +18,14 @@ pub use super::report::{
 
 use super::jobs::{size, Job, Jobs, Queued, JOB_COST};
 use super::{CloseError, CommitGroup, LookJob, ReadError, SpawnError, Store, StoreFailure, Usage};
-use crate::clock;
-use crate::engine::event::{Load, Place};
 use beside::{look, read, watch};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
+use tidegate_common::clock;
+use tidegate_types::event::{Load, Place};
 
 /// Minimum time between two attempts to reclaim space, ms.
 const RECLAIM_PAUSE: u64 = 60_000;
@@ -528,9 +528,9 @@ fn commit(
     shared: &ThreadShared,
 ) -> Result<(), StoreFailure> {
     let started_us = clock::mono_us();
-    failpoint!("before-commit");
+    tidegate_common::failpoint!("before-commit");
     store.commit(groups)?;
-    failpoint!("after-commit");
+    tidegate_common::failpoint!("after-commit");
     shared.commits.committed(groups.len() as u64, clock::mono_us().saturating_sub(started_us));
     if let Some(last) = groups.last() {
         shared.report(StoreEvent::Committed(last.token));

@@ -5,13 +5,13 @@
 use super::tests::{delete, group, item, open_at, place, put, put_item, whole, APP};
 use super::thread::{spawn, CommitFigures, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
-use crate::engine::event::{Along, Found, Stored, Wanted};
-use crate::engine::types::{Content, Identity, Key};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
 use std::time::Duration;
+use tidegate_types::event::{Along, Found, Stored, Wanted};
+use tidegate_types::{Content, Identity, Key};
 
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// Limits with which no commit waits for others.
 const PROMPT: ThreadLimits =
     ThreadLimits { queued: 64 << 20, call: STORE_CALL_LIMIT, linger: Duration::ZERO };
@@ -135,7 +135,7 @@ impl Bench {
     }
 }
 
-pub(super) fn start(store: Box<dyn Store>, limits: ThreadLimits) -> (StoreHandle, Receiver<StoreEvent>) {
+pub(crate) fn start(store: Box<dyn Store>, limits: ThreadLimits) -> (StoreHandle, Receiver<StoreEvent>) {
     start_counting(store, limits, Arc::default())
 }
 

@@ -13,16 +13,17 @@ use super::errors::BrokenContract;
 use super::frozen::Frozen;
 use super::keyspace::{self, KeyspaceId};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
+use super::queue_rows::{self, OfQueue};
 use super::record::{self, View};
 use super::row_reads::{Rows, NO_BODIES};
-use super::rows::{self, OfQueue, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
+use super::rows::{self, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
 use super::{directory, ended, OpenError, ReadError};
-use crate::engine::event::{Marks, QueueRow, BUCKETS, DEAD_LETTERS};
-use crate::engine::types::{Identity, Key};
 use fjall::Slice;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use tidegate_types::event::{Marks, QueueRow, BUCKETS, DEAD_LETTERS};
+use tidegate_types::{Identity, Key};
 
 /// A fault of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -205,7 +206,7 @@ impl StoreWalk<'_> {
 
     fn queues(&mut self) {
         self.each(KeyspaceId::Queues, |walk, key, value| {
-            if let OfQueue::Queue(row) = rows::read_of_queue(key, value)? {
+            if let OfQueue::Queue(row) = queue_rows::read_of_queue(key, value)? {
                 walk.summary.queues += 1;
                 walk.summary.paused += u64::from(row.paused.is_some());
                 walk.queues.insert(Arc::clone(&row.queue), row);

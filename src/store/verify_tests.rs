@@ -7,9 +7,9 @@ use super::rows;
 use super::tests::{disk_at, given, group, index, item, key, named, open_at, place, put_item, APP};
 use super::verify::{verify, RowFault, StoreSummary, WalkStep, Watcher};
 use super::*;
-use crate::engine::event::{BucketRow, QueueRow, Stored, WindowRow};
-use crate::engine::types::{Dead, End, Ended, Reason};
 use std::path::Path;
+use tidegate_types::event::{BucketRow, QueueRow, Stored, WindowRow};
+use tidegate_types::{Dead, End, Ended, Reason};
 
 #[derive(Default)]
 struct Told {

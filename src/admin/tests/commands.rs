@@ -1,9 +1,9 @@
 //! Tests of commands and applications over the wire.
 
 use super::*;
-use crate::engine::types::{CustomerOf, Filter, ListedStage, Selection, TimelineQuery};
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Mutex;
+use tidegate_types::{CustomerOf, Filter, ListedStage, Selection, TimelineQuery};
 
 /// A loop that answers every command alike, and passes the commands on.
 fn commanded(status: Status, document: Value) -> (Running, Receiver<CommandRequest>) {
@@ -83,7 +83,7 @@ fn every_path_is_a_command() {
         (
             "POST",
             "/api/v1/customers/a/c%2Fd/pause?for=9",
-            CommandRequest::PauseCustomer(of(), Some(crate::engine::types::Moment::After(9))),
+            CommandRequest::PauseCustomer(of(), Some(tidegate_types::Moment::After(9))),
         ),
         ("POST", "/api/v1/customers/a/c%2Fd/resume", CommandRequest::ResumeCustomer(of())),
         ("POST", "/api/v1/applications/a%20b/flush", CommandRequest::FlushAll(app())),
@@ -91,12 +91,12 @@ fn every_path_is_a_command() {
         (
             "POST",
             "/api/v1/applications/a%20b/pause?for=9",
-            CommandRequest::Pause(app(), Some(crate::engine::types::Moment::After(9))),
+            CommandRequest::Pause(app(), Some(tidegate_types::Moment::After(9))),
         ),
         (
             "POST",
             "/api/v1/applications/a%20b/pause?until=1970-01-01T00:00:09Z",
-            CommandRequest::Pause(app(), Some(crate::engine::types::Moment::At(9_000))),
+            CommandRequest::Pause(app(), Some(tidegate_types::Moment::At(9_000))),
         ),
         (
             "POST",
@@ -106,7 +106,7 @@ fn every_path_is_a_command() {
         (
             "POST",
             "/api/v1/applications/a%20b/rate?for=9&rate=10%2Fs",
-            CommandRequest::Slow(app(), "10/s".parse().ok(), Some(crate::engine::types::Moment::After(9))),
+            CommandRequest::Slow(app(), "10/s".parse().ok(), Some(tidegate_types::Moment::After(9))),
         ),
         ("DELETE", "/api/v1/applications/a%20b/rate", CommandRequest::Slow(app(), None, None)),
         ("POST", "/api/v1/applications/a%20b/resume", CommandRequest::Resume(app())),
@@ -293,7 +293,7 @@ fn only_what_is_parked_is_told_as_parked() {
 fn an_application_that_may_be_there_is_not_called_unknown() {
     let mut input = example();
     let one = input.snapshot.applications[0].clone();
-    let many = crate::engine::snapshot::Snapshot::MAX_APPLICATIONS;
+    let many = tidegate_types::snapshot::Snapshot::MAX_APPLICATIONS;
     input.snapshot.applications = vec![one; many];
     input.snapshot.applications_total = many as u64 + 1;
     let it = start(None, Arc::new(move |query| tell(query, input.clone())));

@@ -10,20 +10,20 @@
 
 use super::batch::{batch_id, BATCH_TYPE};
 use super::copied::Choices;
+use super::dead_letter::RETRIED;
 use super::fields;
 use super::fingerprint::{is_of_broker, Fingerprint};
-use super::letter::RETRIED;
+use super::message::{item, too_deep, Message, Terms};
 use super::properties::{put_headers, Basic};
-use super::request::{item, too_deep, Message, Terms};
-use crate::config::terms::{batch_header, MAX_NAME};
-use crate::config::{Readings, Redeliver};
-use crate::engine::types::{BatchId, Dead, DuplicateRule, NewItem, Reason, Tried};
+use tidegate_config::terms::{batch_header, MAX_NAME};
+use tidegate_config::{Readings, Redeliver};
+use tidegate_types::{BatchId, Dead, DuplicateRule, NewItem, Reason, Tried};
 
 /// Upper bound on what an entry of a batch adds to its body, apart from the third for base64: names and ids.
 const AROUND_A_BODY: u64 = 1 << 20;
 
 /// The next try of a message that has come back, if its application has tries.
-pub(super) struct Comeback {
+pub(crate) struct Comeback {
     /// Number of the try that follows.
     retry: u32,
     /// When it is delivered again unless its consumer says otherwise, UTC ms.
@@ -34,12 +34,12 @@ pub(super) struct Comeback {
 
 impl Comeback {
     /// The time that its consumer wishes, else that of the comeback.
-    pub(super) fn due(comeback: Option<&Self>, wished: Option<u64>) -> Option<u64> {
+    pub(crate) fn due(comeback: Option<&Self>, wished: Option<u64>) -> Option<u64> {
         wished.or(comeback.map(|comeback| comeback.due))
     }
 
     /// Adds the number of the try, and the verdict once there are no further tries.
-    pub(super) fn apply(comeback: Option<&Self>, tried: Tried) -> (Tried, Option<Box<Dead>>) {
+    pub(crate) fn apply(comeback: Option<&Self>, tried: Tried) -> (Tried, Option<Box<Dead>>) {
         match comeback {
             Some(Comeback { retry, over, .. }) => (Tried { retry: *retry, ..tried }, over.clone()),
             None => (tried, None),
@@ -55,13 +55,13 @@ impl Message<'_> {
 
     /// Selects the headers that go with an item of this application: where tries are counted here, brokers'
     /// notes and the number of the try do not.
-    pub(super) fn kept_headers(&self, application: &str) -> impl Fn(&str) -> bool + Copy {
+    pub(crate) fn kept_headers(&self, application: &str) -> impl Fn(&str) -> bool + Copy {
         let counted = self.redeliver(application).is_some();
         move |name: &str| !counted || name != batch_header::RETRY && !is_of_broker(name)
     }
 
     /// `None`: the message has not come back, or is treated as any other request.
-    pub(super) fn comeback(&self, application: &str) -> Option<Comeback> {
+    pub(crate) fn comeback(&self, application: &str) -> Option<Comeback> {
         self.tried(None).batch?;
         Some(self.try_again(self.redeliver(application)?))
     }
@@ -89,7 +89,7 @@ impl Message<'_> {
 
     /// Whether it is a batch that tidegate has published: known by its type, or by its id where its consumer
     /// has published it without. `None`: it is not. `Some(None)`: it is, and has no batch id.
-    pub(super) fn returned_batch(&self) -> Option<Option<BatchId>> {
+    pub(crate) fn returned_batch(&self) -> Option<Option<BatchId>> {
         let id = self.basic.message_id.and_then(|id| batch_id(id.as_bytes()));
         let named = self.tried(None).batch;
         if self.basic.kind == Some(BATCH_TYPE) {
@@ -102,7 +102,7 @@ impl Message<'_> {
 
     /// Most bytes of a batch that comes back: those of a full batch, or of one with a single item of the
     /// largest size.
-    pub(super) fn most_of_a_batch(&self) -> u64 {
+    pub(crate) fn most_of_a_batch(&self) -> u64 {
         let application = self.application().ok().flatten().unwrap_or_default();
         let largest = (self.limits.max_body / 3 * 4).saturating_add(AROUND_A_BODY);
         largest.max(self.readings.of(&application).redeliver.largest)
@@ -112,7 +112,7 @@ impl Message<'_> {
     ///
     /// # Errors
     /// Its application has no tries, or it has no batch id.
-    pub(super) fn whole_batch(&self, batch: Option<BatchId>, body: &mut Vec<u8>) -> Result<NewItem, Dead> {
+    pub(crate) fn whole_batch(&self, batch: Option<BatchId>, body: &mut Vec<u8>) -> Result<NewItem, Dead> {
         let application: Box<str> = self.required_application()?.into();
         let Some(redeliver) = self.redeliver(&application) else {
             let name = fields::show_text(&application);

@@ -2,9 +2,9 @@
 
 use super::batch::APP_ID;
 use super::properties::{short, Basic};
-use crate::engine::types::ReplyTo;
 use lapin::types::{FieldTable, ShortString};
 use lapin::BasicProperties;
+use tidegate_types::ReplyTo;
 
 const ANSWER_TYPE: &str = "tidegate.answer";
 

@@ -1,27 +1,28 @@
 //! Encodes batches as output messages: four body formats, and the properties and headers around them.
 //!
 //! Bodies are written straight into one buffer, in one pass over the items; a body that leaves as it came is
-//! shared, not copied. `engine::size` bounds the length of a body beforehand, and the tests check that bound.
+//! shared, not copied. `tidegate_types::size` bounds the length of a body beforehand, and the tests check
+//! that bound.
 
 use super::copied::Copied;
 use super::event::OwnEvent;
 use super::identity::assigned;
 use super::json::{coding, is_media_type, push_number, push_payload, push_segment, push_string};
-use super::properties::{has_choice, parse_table, short, signed, Basic};
+use super::properties::{has_choice, parse_table, set_number, set_text, short, signed, Basic};
 use super::trace::{BatchTrace, Traces, TRACEPARENT, TRACESTATE};
 use super::{dead, fields};
-use crate::config::terms::batch_header as header;
-use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 use jiff::Timestamp;
-use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::types::{FieldTable, ShortString};
 use lapin::BasicProperties;
 use std::borrow::Cow;
 use std::io::Write as _;
 use std::ops::Deref;
 use std::sync::Arc;
+use tidegate_config::terms::batch_header as header;
+use tidegate_types::{AssignedId, Batch, BatchId, BatchItem, Content, Format};
 
-pub(super) const APP_ID: &str = "tidegate";
-pub(super) const BATCH_TYPE: &str = "tidegate.batch";
+pub(crate) const APP_ID: &str = "tidegate";
+pub(crate) const BATCH_TYPE: &str = "tidegate.batch";
 /// CloudEvents `type` of an item whose request had no `type`.
 const ITEM_TYPE: &str = "tidegate.item";
 /// Hex digits of a batch id (128 bits).
@@ -118,18 +119,18 @@ pub fn encode(batch: &Batch, names: &Exchanges, store_identity: u64, now_ms: u64
     let hex = id.to_string();
     let mut headers = FieldTable::default();
     if let Some(customer) = &batch.customer {
-        put_text(&mut headers, fields::CUSTOMER, customer);
+        set_text(&mut headers, fields::CUSTOMER, customer);
     }
-    put_number(&mut headers, header::COUNT, batch.items.len() as u64);
-    put_number(&mut headers, header::DUE, batch.due);
-    put_text(&mut headers, header::CLOSED_BY, batch.closed_by.as_str());
-    put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
-    put_text(&mut headers, header::BATCH, &hex);
+    set_number(&mut headers, header::COUNT, batch.items.len() as u64);
+    set_number(&mut headers, header::DUE, batch.due);
+    set_text(&mut headers, header::CLOSED_BY, batch.closed_by.as_str());
+    set_number(&mut headers, header::ATTEMPT, batch.attempt.into());
+    set_text(&mut headers, header::BATCH, &hex);
     put_retry(&mut headers, batch);
     let trace = members.traces.of_attempt(id, batch.attempt);
     if let Some(BatchTrace { context, state, .. }) = &trace {
-        put_text(&mut headers, TRACEPARENT, &context.to_string());
-        state.iter().for_each(|state| put_text(&mut headers, TRACESTATE, state));
+        set_text(&mut headers, TRACEPARENT, &context.to_string());
+        state.iter().for_each(|state| set_text(&mut headers, TRACESTATE, state));
     }
     let basic = Basic {
         content_type: Some(content_type),
@@ -155,7 +156,7 @@ pub fn batch_id_of(properties: &BasicProperties) -> Option<BatchId> {
 }
 
 /// Reads a batch id from its hexadecimal digits.
-pub(super) fn batch_id(text: &[u8]) -> Option<BatchId> {
+pub(crate) fn batch_id(text: &[u8]) -> Option<BatchId> {
     // Only digits: the number parser would accept a sign, too.
     let digits: &[u8; BATCH_ID_LENGTH] = text.try_into().ok()?;
     let digits = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'))?;
@@ -181,9 +182,9 @@ fn alone(
     members.add(&message_id, item.seq);
     let id = members.id();
     let mut headers = parse_table(table);
-    put_number(&mut headers, header::DUE, item.due);
-    put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
-    put_text(&mut headers, header::BATCH, &id.to_string());
+    set_number(&mut headers, header::DUE, item.due);
+    set_number(&mut headers, header::ATTEMPT, batch.attempt.into());
+    set_text(&mut headers, header::BATCH, &id.to_string());
     put_retry(&mut headers, batch);
     let exchange = match &batch.dead {
         Some(verdict) => {
@@ -211,9 +212,9 @@ fn again(
     id: BatchId,
 ) -> Outgoing {
     let mut headers = parse_table(table);
-    put_number(&mut headers, header::DUE, item.due);
-    put_number(&mut headers, header::ATTEMPT, batch.attempt.into());
-    put_text(&mut headers, header::BATCH, &id.to_string());
+    set_number(&mut headers, header::DUE, item.due);
+    set_number(&mut headers, header::ATTEMPT, batch.attempt.into());
+    set_text(&mut headers, header::BATCH, &id.to_string());
     put_retry(&mut headers, batch);
     Outgoing {
         exchange: names.egress.clone(),
@@ -229,7 +230,7 @@ fn again(
 fn put_retry(headers: &mut FieldTable, batch: &Batch) {
     let retry = batch.items.iter().map(|item| item.retry).max().unwrap_or_default();
     if retry > 0 && batch.dead.is_none() {
-        put_number(headers, header::RETRY, retry.into());
+        set_number(headers, header::RETRY, retry.into());
     }
 }
 
@@ -390,16 +391,6 @@ fn id_of<'a>(basic: &Basic<'a>, store_identity: u64, id: AssignedId) -> Cow<'a, 
 
 fn assigned_id(item: &BatchItem) -> AssignedId {
     AssignedId { seq: item.seq, due: item.accepted_due, window: item.window }
-}
-
-/// Sets a header, a signed 64-bit number.
-pub(super) fn put_number(headers: &mut FieldTable, name: &str, number: u64) {
-    headers.insert(short(name), AMQPValue::LongLongInt(signed(number)));
-}
-
-/// Sets a header, a long string.
-pub(super) fn put_text(headers: &mut FieldTable, name: &str, text: &str) {
-    headers.insert(short(name), AMQPValue::LongString(text.into()));
 }
 
 /// A hash over the application and the (id, arrival number) of each member, so that the same members have the

@@ -6,20 +6,20 @@
 use super::envelope::{given_of, is_array, raw, text_of, ShownJson};
 use super::fields;
 use super::identity::target;
-use super::request::Message;
-use crate::config::rfc3339::Rounding;
-use crate::config::terms::{MAX_ID, MAX_NAME};
-use crate::engine::types::{Command, CustomerOf, Dead, Moment, ReplyTo, Target};
+use super::message::Message;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
+use tidegate_config::rfc3339::Rounding;
+use tidegate_config::terms::{MAX_ID, MAX_NAME};
+use tidegate_types::{Command, CustomerOf, Dead, Moment, ReplyTo, Target};
 
 /// Prefix of the types that are reserved for tidegate: an unknown one would be a command of a later version.
 const RESERVED: &str = "tidegate.";
 
 /// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(crate) enum Verb {
     Cancel,
     Lookup,
     Flush,
@@ -32,7 +32,7 @@ pub(super) enum Verb {
 ///
 /// # Errors
 /// Another type that is reserved.
-pub(super) fn verb(kind: Option<&str>) -> Result<Option<Verb>, Dead> {
+pub(crate) fn verb(kind: Option<&str>) -> Result<Option<Verb>, Dead> {
     let Some(kind) = kind.filter(|kind| is_reserved(kind)) else { return Ok(None) };
     match &kind[RESERVED.len()..] {
         "cancel" => Ok(Some(Verb::Cancel)),
@@ -49,12 +49,12 @@ pub(super) fn verb(kind: Option<&str>) -> Result<Option<Verb>, Dead> {
 }
 
 /// Whether a message of this `type` claims to be a command, known or not.
-pub(super) fn is_reserved(kind: &str) -> bool {
+pub(crate) fn is_reserved(kind: &str) -> bool {
     kind.starts_with(RESERVED)
 }
 
 /// Where the answer goes; `None`: none is wanted.
-pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
+pub(crate) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
     let queue = message.basic.reply_to.filter(|queue| !queue.is_empty())?;
     Some(ReplyTo { queue: queue.into(), correlation_id: message.basic.correlation_id.map(Into::into) })
 }
@@ -63,7 +63,7 @@ pub(super) fn reply_to(message: &Message<'_>) -> Option<ReplyTo> {
 ///
 /// # Errors
 /// A field that is missing or not understood.
-pub(super) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Command, Dead> {
+pub(crate) fn read(verb: Verb, message: &Message<'_>, body: &[u8]) -> Result<Command, Dead> {
     let mut given = CommandFields::read(message, body)?;
     let application = match given.application.take() {
         Some(name) => name,

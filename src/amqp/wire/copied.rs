@@ -11,9 +11,9 @@
 use super::json::{push_base64, push_number, push_string};
 use super::properties::{elements, entries, put_choice, Basic, RawValue, MAX_DEPTH};
 use super::trace::{state, SpanContext, TRACEPARENT, TRACESTATE};
-use crate::config::{event_name, is_event_member, CopiedProperty, Reading, Readings};
 use jiff::Timestamp;
 use std::io::Write as _;
+use tidegate_config::{event_name, is_event_member, CopiedProperty, Reading, Readings};
 
 /// The bit of the trace context among the chosen properties.
 const TRACED: u8 = 0x80;
@@ -24,7 +24,7 @@ const FIRST_SECOND: i64 = -62_167_219_200;
 
 /// Chosen properties and headers of one item.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Copied<'a> {
+pub(crate) struct Copied<'a> {
     basic: Basic<'a>,
     /// The entries of the header table, without its length.
     table: &'a [u8],
@@ -41,7 +41,7 @@ enum PropertyValue<'a> {
 
 /// A choice for an entry, and its length.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
+pub(crate) struct Choice {
     bytes: Vec<u8>,
     /// Most bytes that it adds to an entry, in any format.
     pub cost: usize,
@@ -82,7 +82,7 @@ impl Choice {
     }
 
     /// Stores the choice with the properties that it was made from.
-    pub(super) fn keep(&self, stored: &mut Vec<u8>) {
+    pub(crate) fn keep(&self, stored: &mut Vec<u8>) {
         if !self.bytes.is_empty() {
             put_choice(stored, &self.bytes);
         }
@@ -90,7 +90,7 @@ impl Choice {
 }
 
 /// The choices of one message, whose entries may be of different applications.
-pub(super) struct Choices<'a> {
+pub(crate) struct Choices<'a> {
     readings: &'a Readings,
     traced: bool,
     made: Vec<(&'a Reading, Choice)>,
@@ -98,13 +98,13 @@ pub(super) struct Choices<'a> {
 
 impl<'a> Choices<'a> {
     /// `traced`: the message may have a trace context.
-    pub(super) fn new(readings: &'a Readings, traced: bool) -> Self {
+    pub(crate) fn new(readings: &'a Readings, traced: bool) -> Self {
         Choices { readings, traced, made: Vec::new() }
     }
 
     /// The choice for an entry of this application. Entries do not differ in anything that can be chosen, so
     /// it is made and measured once for all of them.
-    pub(super) fn of(&mut self, application: &str, stored: &[u8]) -> &Choice {
+    pub(crate) fn of(&mut self, application: &str, stored: &[u8]) -> &Choice {
         let reading = self.readings.of(application);
         let known = self.made.iter().position(|(made, _)| std::ptr::eq(*made, reading));
         let at = known.unwrap_or_else(|| {
@@ -117,12 +117,12 @@ impl<'a> Choices<'a> {
 
 impl<'a> Copied<'a> {
     /// From the parts that [`Basic::parse_with_choice`] returns.
-    pub(super) fn of(basic: Basic<'a>, table: &'a [u8], choice: &'a [u8]) -> Self {
+    pub(crate) fn of(basic: Basic<'a>, table: &'a [u8], choice: &'a [u8]) -> Self {
         Copied { basic, table: table.get(4..).unwrap_or_default(), choice }
     }
 
     /// For `json` and `ndjson`: `,"correlation_id":".."` and the like, then `,"headers":{..}`.
-    pub(super) fn push_fields(&self, out: &mut Vec<u8>) {
+    pub(crate) fn push_fields(&self, out: &mut Vec<u8>) {
         for (property, value) in self.properties() {
             push_name(out, property.name());
             push_property(out, value);
@@ -147,7 +147,7 @@ impl<'a> Copied<'a> {
     }
 
     /// The trace context of its entry, with its state.
-    pub(super) fn trace(&self) -> Option<(SpanContext, Option<&'a str>)> {
+    pub(crate) fn trace(&self) -> Option<(SpanContext, Option<&'a str>)> {
         let traced = self.choice.first().is_some_and(|chosen| chosen & TRACED != 0);
         let (text, state) = traced.then(|| trace_of(self.table)).flatten()?;
         Some((SpanContext::parse(text.as_bytes())?, state))
@@ -165,7 +165,7 @@ impl<'a> Copied<'a> {
     /// The configuration refuses names that events cannot carry. What was chosen for another format is left
     /// out where its name is taken, so that no name occurs twice; so are names that the request's own event
     /// `has`.
-    pub(super) fn push_attributes(&self, out: &mut Vec<u8>, has: &dyn Fn(&str) -> bool) {
+    pub(crate) fn push_attributes(&self, out: &mut Vec<u8>, has: &dyn Fn(&str) -> bool) {
         let mut taken: Vec<String> = Vec::new();
         let mut take = |name: &str| {
             let name = event_name(name);
@@ -258,7 +258,7 @@ fn push_property(out: &mut Vec<u8>, value: PropertyValue<'_>) {
     }
 }
 
-pub(super) fn push_name(out: &mut Vec<u8>, name: &str) {
+pub(crate) fn push_name(out: &mut Vec<u8>, name: &str) {
     out.push(b',');
     push_string(out, name);
     out.push(b':');
@@ -266,7 +266,7 @@ pub(super) fn push_name(out: &mut Vec<u8>, name: &str) {
 
 /// Writes a header's value as JSON. `depth` counts the tables and arrays around it, and is bounded as it was
 /// when the headers were stored.
-pub(super) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
+pub(crate) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
     match value.kind {
         b'S' => match std::str::from_utf8(value.bytes) {
             Ok(text) => push_string(out, text),
@@ -308,7 +308,7 @@ pub(super) fn push_value(out: &mut Vec<u8>, value: RawValue<'_>, depth: usize) {
 
 /// Writes a header's value as a CloudEvents attribute: a boolean, a number of 32 bits, or text. A table or an
 /// array becomes the text of its JSON.
-pub(super) fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
+pub(crate) fn push_attribute(out: &mut Vec<u8>, value: RawValue<'_>) {
     match value.kind {
         b'S' | b'x' => match std::str::from_utf8(value.bytes) {
             Ok(text) if value.kind == b'S' => push_string(out, text),

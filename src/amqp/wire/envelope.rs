@@ -10,12 +10,9 @@ use super::event;
 use super::fields;
 use super::fingerprint::Fingerprint;
 use super::json::is_json_type;
+use super::message::{item, too_deep, Message, Terms};
 use super::properties::{put_header_number, put_header_text, put_headers, Basic, TooDeep};
-use super::request::{item, too_deep, Message, Terms};
 use super::time::{self, Given};
-use crate::config::rfc3339::Rounding;
-use crate::config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
-use crate::engine::types::{Dead, DuplicateRule, NewItem, Reason};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use serde::de::{Deserializer, SeqAccess, Visitor};
@@ -23,6 +20,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::convert::Infallible;
+use tidegate_config::rfc3339::Rounding;
+use tidegate_config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
+use tidegate_types::{Dead, DuplicateRule, NewItem, Reason};
 
 /// Content type of a payload that names none.
 const DEFAULT_CONTENT_TYPE: &str = "application/json";
@@ -93,7 +93,7 @@ impl EnvelopeEntry<'_> {
 }
 
 /// Unlike serde's default, `null` is a value here: a payload may be `null`.
-pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
+pub(crate) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(from).map(Some)
 }
 
@@ -101,7 +101,7 @@ pub(super) fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawV
 ///
 /// # Errors
 /// One invalid entry rejects them all; the sentence names its index.
-pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, Dead> {
+pub(crate) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, Dead> {
     let text = std::str::from_utf8(body).map_err(|_| fields::invalid("the envelope is not UTF-8"))?;
     let mut base = Vec::new();
     // Attributes of an event are left out: with them each entry would be the same event.
@@ -142,14 +142,14 @@ pub(super) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
 
 /// Names that can be read from a rejected envelope.
 #[derive(Debug, Default)]
-pub(super) struct EnvelopeNames {
+pub(crate) struct EnvelopeNames {
     pub application: Option<Box<str>>,
     pub customer: Option<Box<str>>,
 }
 
 /// The names in a single object, whatever else is wrong with it. The entries of an array may differ, so an
 /// array gives none.
-pub(super) fn names(body: &[u8]) -> EnvelopeNames {
+pub(crate) fn names(body: &[u8]) -> EnvelopeNames {
     #[derive(Deserialize)]
     struct Loose<'a> {
         #[serde(borrow)]
@@ -166,7 +166,7 @@ pub(super) fn names(body: &[u8]) -> EnvelopeNames {
     EnvelopeNames { application: name(loose.application), customer: name(loose.customer) }
 }
 
-pub(super) fn is_array(text: &str) -> bool {
+pub(crate) fn is_array(text: &str) -> bool {
     text.trim_start_matches([' ', '\t', '\r', '\n']).starts_with('[')
 }
 
@@ -358,7 +358,7 @@ fn payload(entry: &EnvelopeEntry<'_>, json: bool) -> Result<Vec<u8>, Dead> {
 }
 
 /// A field that is text, or an integer, which counts as its decimal text. Null and empty are absent.
-pub(crate) fn text_of<'a>(
+pub fn text_of<'a>(
     name: &str,
     value: Option<&'a RawValue>,
     max: usize,
@@ -385,7 +385,7 @@ fn is_integer(json: &str) -> bool {
 }
 
 /// A time field: number or text. Null and empty are absent.
-pub(super) fn given_of(
+pub(crate) fn given_of(
     name: &str,
     value: Option<&RawValue>,
     rounding: Rounding,
@@ -415,7 +415,7 @@ fn string_of<'a>(name: &str, value: &'a RawValue) -> Result<Option<Cow<'a, str>>
 }
 
 /// A value for a sentence, formatted only when one is needed.
-pub(super) struct ShownJson<'a>(pub Option<&'a RawValue>);
+pub(crate) struct ShownJson<'a>(pub Option<&'a RawValue>);
 
 impl std::fmt::Display for ShownJson<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

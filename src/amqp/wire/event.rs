@@ -9,13 +9,13 @@
 use super::copied::{push_attribute, push_name, Copied};
 use super::json::{coding, is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
 use super::properties::{entries, Basic, RawValue};
-use crate::config::rfc3339::{rfc3339_ms, Rounding};
-use crate::engine::types::Content;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use fluent_uri::{Uri, UriRef};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::borrow::Cow;
 use std::fmt;
+use tidegate_config::rfc3339::{rfc3339_ms, Rounding};
+use tidegate_types::Content;
 
 /// Content type of an event in structured form.
 const STRUCTURED: &str = "application/cloudevents+json";
@@ -37,7 +37,7 @@ const VERSION: &str = "1.0";
 
 /// A request that is an event.
 #[derive(Debug)]
-pub(super) enum OwnEvent<'a> {
+pub(crate) enum OwnEvent<'a> {
     /// The body is the event.
     Structured {
         /// Names of its members.
@@ -51,13 +51,13 @@ pub(super) enum OwnEvent<'a> {
 }
 
 /// Whether a header may be an attribute of an event.
-pub(super) fn is_attribute(header: &str) -> bool {
+pub(crate) fn is_attribute(header: &str) -> bool {
     PREFIXES.iter().any(|prefix| header.starts_with(prefix))
 }
 
 /// Most bytes that the attributes of a request's own event add to its entry. `table`: its header table with
 /// the length.
-pub(super) fn cost(table: &[u8]) -> usize {
+pub(crate) fn cost(table: &[u8]) -> usize {
     let mut out = Vec::new();
     if let Some(attributes) = attributes(table) {
         attributes.into_iter().for_each(|(name, value)| push(&mut out, name, value));
@@ -67,7 +67,7 @@ pub(super) fn cost(table: &[u8]) -> usize {
 
 impl<'a> OwnEvent<'a> {
     /// The event that this request is, if it is one. `table`: its header table with the length.
-    pub(super) fn of(basic: &Basic<'a>, table: &'a [u8], content: &'a Content) -> Option<Self> {
+    pub(crate) fn of(basic: &Basic<'a>, table: &'a [u8], content: &'a Content) -> Option<Self> {
         let is_structured =
             basic.content_type.is_some_and(|text| media_type(text).eq_ignore_ascii_case(STRUCTURED));
         if is_structured {
@@ -85,7 +85,7 @@ impl<'a> OwnEvent<'a> {
     }
 
     /// Writes the event, and adds its due and the copied fields where it has no attributes of these names.
-    pub(super) fn push(
+    pub(crate) fn push(
         &self,
         out: &mut Vec<u8>,
         (basic, copied): (&Basic<'_>, &Copied<'_>),

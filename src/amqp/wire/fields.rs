@@ -2,22 +2,23 @@
 //! they do not.
 
 use super::event;
+use super::header_value::{header_value, HeaderValue};
 use super::time::{self, Given, TimeFault};
 use super::trace::TRACEPARENT;
-use crate::config::rfc3339::Rounding;
-use crate::config::terms::batch_header;
-pub(super) use crate::config::terms::request_header::*;
-use crate::engine::types::{Dead, DuplicateRule, Reason};
-use lapin::types::{AMQPValue, DecimalValue, FieldTable};
+use lapin::types::{AMQPValue, FieldTable};
 use std::borrow::Cow;
 use std::fmt::Display;
+use tidegate_config::rfc3339::Rounding;
+use tidegate_config::terms::batch_header;
+pub(crate) use tidegate_config::terms::request_header::*;
+use tidegate_types::{Dead, DuplicateRule, Reason};
 
 /// Where RabbitMQ notes the time of a message's arrival, ms (its timestamp interceptor).
-pub(super) const TIMESTAMP_IN_MS: &str = "timestamp_in_ms";
+pub(crate) const TIMESTAMP_IN_MS: &str = "timestamp_in_ms";
 /// That header in a sentence.
 const NOTED: &str = "timestamp_in_ms, which delays count from,";
 /// Where RabbitMQ notes that it has moved a message.
-pub(super) const DEATHS: &str = "x-death";
+pub(crate) const DEATHS: &str = "x-death";
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
@@ -25,7 +26,7 @@ const MAX_SHOWN: usize = 60;
 
 /// The headers with a meaning, found in one pass over the table. Void ones are absent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     pub application: Option<&'a AMQPValue>,
     pub customer: Option<&'a AMQPValue>,
     pub deliver_at: Option<&'a AMQPValue>,
@@ -45,7 +46,7 @@ pub(super) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn gather(headers: Option<&'a FieldTable>) -> Self {
+    pub(crate) fn gather(headers: Option<&'a FieldTable>) -> Self {
         let mut fields = Fields::default();
         for (name, value) in headers.into_iter().flatten() {
             if let Some(slot) = fields.slot(name.as_str()) {
@@ -78,7 +79,7 @@ impl<'a> Fields<'a> {
 
     /// The name that a header without meaning was probably meant to have: another case, underscores, or no
     /// `x-`.
-    pub(super) fn meant(name: &str) -> Option<&'static str> {
+    pub(crate) fn meant(name: &str) -> Option<&'static str> {
         let same = |a: u8, b: u8| a.eq_ignore_ascii_case(&b) || (a == b'_' && b == b'-');
         let alike = |given: &str, meant: &str| {
             given.len() == meant.len() && given.bytes().zip(meant.bytes()).all(|(a, b)| same(a, b))
@@ -92,23 +93,23 @@ impl<'a> Fields<'a> {
     }
 
     /// Whether this header carries a field.
-    pub(super) fn is_field(name: &str) -> bool {
+    pub(crate) fn is_field(name: &str) -> bool {
         Fields::default().slot(name).is_some()
     }
 }
 
 /// For each header that nearly has the name of one with a meaning, the name that was probably meant.
-pub(crate) fn near_misses(headers: Option<&FieldTable>) -> impl Iterator<Item = &'static str> + '_ {
+pub fn near_misses(headers: Option<&FieldTable>) -> impl Iterator<Item = &'static str> + '_ {
     headers.into_iter().flatten().filter_map(|(name, _)| Fields::meant(name.as_str()))
 }
 
 /// A verdict of reason `invalid`; the sentence is cut to a bound.
-pub(super) fn invalid(sentence: impl Into<String>) -> Dead {
+pub(crate) fn invalid(sentence: impl Into<String>) -> Dead {
     verdict(Reason::Invalid, sentence)
 }
 
 /// A verdict; the sentence is cut to a bound.
-pub(super) fn verdict(reason: Reason, sentence: impl Into<String>) -> Dead {
+pub(crate) fn verdict(reason: Reason, sentence: impl Into<String>) -> Dead {
     let mut sentence = sentence.into();
     if sentence.contains(char::is_control) {
         // A parser's error text may repeat a key as it came.
@@ -126,7 +127,7 @@ pub(super) fn verdict(reason: Reason, sentence: impl Into<String>) -> Dead {
 }
 
 /// The text in a header. An integer counts as its decimal text; empty is absent.
-pub(super) fn text<'a>(
+pub(crate) fn text<'a>(
     name: &str,
     value: Option<&'a AMQPValue>,
     max: usize,
@@ -145,42 +146,8 @@ pub(super) fn text<'a>(
     bounded(name, text, max)
 }
 
-/// A header's value by its meaning: AMQP has seven kinds of integers, and three of text.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum HeaderValue<'a> {
-    Absent,
-    Integer(i64),
-    Text(&'a [u8]),
-    Float(f64),
-    Decimal(DecimalValue),
-    /// In seconds, by the protocol; may be a negative number as two's complement.
-    Timestamp(u64),
-    Other,
-}
-
-pub(super) fn header_value(value: &AMQPValue) -> HeaderValue<'_> {
-    match value {
-        AMQPValue::Void => HeaderValue::Absent,
-        AMQPValue::ShortShortInt(number) => HeaderValue::Integer((*number).into()),
-        AMQPValue::ShortShortUInt(number) => HeaderValue::Integer((*number).into()),
-        AMQPValue::ShortInt(number) => HeaderValue::Integer((*number).into()),
-        AMQPValue::ShortUInt(number) => HeaderValue::Integer((*number).into()),
-        AMQPValue::LongInt(number) => HeaderValue::Integer((*number).into()),
-        AMQPValue::LongUInt(number) => HeaderValue::Integer((*number).into()),
-        AMQPValue::LongLongInt(number) => HeaderValue::Integer(*number),
-        AMQPValue::ShortString(text) => HeaderValue::Text(text.as_str().as_bytes()),
-        AMQPValue::LongString(text) => HeaderValue::Text(text.as_bytes()),
-        AMQPValue::ByteArray(text) => HeaderValue::Text(text.as_slice()),
-        AMQPValue::Float(number) => HeaderValue::Float((*number).into()),
-        AMQPValue::Double(number) => HeaderValue::Float(*number),
-        AMQPValue::DecimalValue(number) => HeaderValue::Decimal(*number),
-        AMQPValue::Timestamp(seconds) => HeaderValue::Timestamp(*seconds),
-        AMQPValue::Boolean(_) | AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => HeaderValue::Other,
-    }
-}
-
 /// Empty is absent; longer than `max` bytes is a fault.
-pub(super) fn bounded<'a>(name: &str, text: Cow<'a, str>, max: usize) -> Result<Option<Cow<'a, str>>, Dead> {
+pub(crate) fn bounded<'a>(name: &str, text: Cow<'a, str>, max: usize) -> Result<Option<Cow<'a, str>>, Dead> {
     match text.len() {
         0 => Ok(None),
         length if length > max => {
@@ -191,7 +158,7 @@ pub(super) fn bounded<'a>(name: &str, text: Cow<'a, str>, max: usize) -> Result<
 }
 
 /// Reads the rule's name as the contract writes it.
-pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<DuplicateRule, Dead> {
+pub(crate) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<DuplicateRule, Dead> {
     match text {
         None | Some("keep") => Ok(DuplicateRule::Keep),
         Some("replace") => Ok(DuplicateRule::Replace),
@@ -207,7 +174,7 @@ pub(super) fn duplicate_rule(name: &str, text: Option<&str>) -> Result<Duplicate
 
 /// When a request was made, if its delays count from then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Made {
+pub(crate) enum Made {
     /// Not stated: delays count from the receipt.
     Unknown,
     /// At this moment, UTC ms.
@@ -218,7 +185,7 @@ pub(super) enum Made {
 
 /// Gathers the fields that name an own time, which must all mean the same moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OwnTime {
+pub(crate) struct OwnTime {
     received: u64,
     made: Made,
     max_delay: u64,
@@ -227,12 +194,12 @@ pub(super) struct OwnTime {
 
 impl OwnTime {
     /// `received`: UTC ms; `max_delay`: ms, from the receipt.
-    pub(super) fn new(received: u64, made: Made, max_delay: u64) -> Self {
+    pub(crate) fn new(received: u64, made: Made, max_delay: u64) -> Self {
         OwnTime { received, made, max_delay, found: None }
     }
 
     /// Adds a point in time; a past one counts as now.
-    pub(super) fn at(
+    pub(crate) fn at(
         &mut self,
         name: &'static str,
         given: Option<Given>,
@@ -245,7 +212,7 @@ impl OwnTime {
 
     /// Adds a delay from the moment of receipt, or from when the request was made; a negative one counts as
     /// 0.
-    pub(super) fn after(
+    pub(crate) fn after(
         &mut self,
         name: &'static str,
         given: Option<Given>,
@@ -267,12 +234,12 @@ impl OwnTime {
     }
 
     /// The delay that ends at `moment`, ms; 0 if that is over.
-    pub(super) fn delay_until(&self, moment: u64) -> u64 {
+    pub(crate) fn delay_until(&self, moment: u64) -> u64 {
         moment.saturating_sub(self.delays_from())
     }
 
     /// UTC ms, not before the moment of receipt.
-    pub(super) fn moment(self) -> Option<u64> {
+    pub(crate) fn moment(self) -> Option<u64> {
         self.found.map(|(_, moment)| moment)
     }
 
@@ -300,12 +267,12 @@ impl OwnTime {
 }
 
 /// A point in time by which the item must have left; UTC ms.
-pub(super) fn expiry(name: &str, given: Option<Given>, shown: impl Display) -> Result<Option<u64>, Dead> {
+pub(crate) fn expiry(name: &str, given: Option<Given>, shown: impl Display) -> Result<Option<u64>, Dead> {
     given.map(|given| time::moment(given).map_err(|fault| time_fault(name, fault, shown))).transpose()
 }
 
 /// The value of a time header.
-pub(super) fn given(
+pub(crate) fn given(
     name: &str,
     value: Option<&AMQPValue>,
     rounding: Rounding,
@@ -315,12 +282,12 @@ pub(super) fn given(
 }
 
 /// The sentence for a fault in a time field.
-pub(super) fn time_fault(name: &str, fault: TimeFault, shown: impl Display) -> Dead {
+pub(crate) fn time_fault(name: &str, fault: TimeFault, shown: impl Display) -> Dead {
     invalid(format!("{name} {fault}: {shown}"))
 }
 
 /// A header's value for a sentence: short, on one line.
-pub(super) fn show(value: &AMQPValue) -> String {
+pub(crate) fn show(value: &AMQPValue) -> String {
     match value {
         AMQPValue::Boolean(value) => value.to_string(),
         AMQPValue::ShortShortInt(value) => value.to_string(),
@@ -345,7 +312,7 @@ pub(super) fn show(value: &AMQPValue) -> String {
 }
 
 /// Text for a sentence: quoted, escaped, cut.
-pub(super) fn show_text(text: &str) -> String {
+pub(crate) fn show_text(text: &str) -> String {
     let mut shown: String = text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect();
     shown.insert(0, '"');
     shown.push('"');

@@ -6,8 +6,8 @@
 //! since both requests belong to the producer that names the id: the hash need only be quick (XXH3). A
 //! request without an id has no fingerprint.
 
+use super::message::Message;
 use super::properties::{put_headers, TooDeep};
-use super::request::Message;
 use lapin::types::AMQPValue;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -17,10 +17,10 @@ const BROKER_HEADERS: [&str; 3] = ["x-death", "x-delivery-count", "x-acquired-co
 const BROKER_PREFIXES: [&str; 2] = ["x-first-death-", "x-last-death-"];
 
 /// An unfinished hash. Every part is hashed with its length, so that no two sequences of parts are alike.
-pub(super) struct Fingerprint(Xxh3);
+pub(crate) struct Fingerprint(Xxh3);
 
 impl Fingerprint {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Fingerprint(Xxh3::new())
     }
 
@@ -31,7 +31,7 @@ impl Fingerprint {
     ///
     /// # Errors
     /// [`TooDeep`], for headers nested too deep.
-    pub(super) fn of_message(
+    pub(crate) fn of_message(
         message: &Message<'_>,
         stored: &[u8],
         application: &str,
@@ -55,13 +55,13 @@ impl Fingerprint {
         Ok(fingerprint)
     }
 
-    pub(super) fn part(&mut self, bytes: &[u8]) {
+    pub(crate) fn part(&mut self, bytes: &[u8]) {
         self.0.update(&(bytes.len() as u64).to_le_bytes());
         self.0.update(bytes);
     }
 
     /// Absent differs from empty.
-    pub(super) fn text(&mut self, text: Option<&str>) {
+    pub(crate) fn text(&mut self, text: Option<&str>) {
         match text {
             Some(text) => self.part(text.as_bytes()),
             None => {
@@ -71,17 +71,17 @@ impl Fingerprint {
     }
 
     /// A copy of the hash so far, for another entry.
-    pub(super) fn branch(&self) -> Self {
+    pub(crate) fn branch(&self) -> Self {
         Fingerprint(self.0.clone())
     }
 
     /// The hash, complete with the body.
-    pub(super) fn finish(self) -> u64 {
+    pub(crate) fn finish(self) -> u64 {
         self.0.digest()
     }
 }
 
 /// A header that a broker has written.
-pub(super) fn is_of_broker(name: &str) -> bool {
+pub(crate) fn is_of_broker(name: &str) -> bool {
     BROKER_HEADERS.contains(&name) || BROKER_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }

@@ -8,11 +8,11 @@
 use super::batch::Outgoing;
 use super::fields;
 use super::properties::{put_headers, Basic};
-use crate::config::terms::batch_header;
-use crate::engine::types::{Batch, Format};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::BasicProperties;
 use std::collections::BTreeMap;
+use tidegate_config::terms::batch_header;
+use tidegate_types::{Batch, Format};
 
 /// Bytes of a header frame beside the properties: type, channel and length; class, weight and length of the
 /// body; the end.

@@ -1,6 +1,6 @@
 //! Which item an application and an id name, and the ids that this store assigns.
 
-use crate::engine::types::{AssignedId, Identity, Target};
+use tidegate_types::{AssignedId, Identity, Target};
 
 /// The identity of a producer's id within an application: the first 128 bits of a cryptographic hash over
 /// both, so that no choice of ids makes two of them collide.
@@ -30,7 +30,7 @@ pub fn target(application: &str, id: &str, store_identity: u64) -> Target {
 /// The id of an item that came without one. It is unique, because the store's identity is unique, and so is
 /// the arrival number within the store. The due as accepted follows, and for every member of a window but the
 /// first the distance to the first one, so that the store finds the item by its id alone.
-pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
+pub(crate) fn assigned(store_identity: u64, id: AssignedId) -> String {
     let AssignedId { seq, due, .. } = id;
     match id.key().behind_first() {
         0 => format!("{store_identity:016x}-{seq:x}-{due:x}"),
@@ -39,7 +39,7 @@ pub(super) fn assigned(store_identity: u64, id: AssignedId) -> String {
 }
 
 /// Reads an id of exactly the form of [`assigned`].
-pub(super) fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
+pub(crate) fn read_assigned(id: &str, store_identity: u64) -> Option<AssignedId> {
     let (_, numbers) = id.split_once('-')?;
     let (seq, rest) = numbers.split_once('-')?;
     let (due, behind) = rest.split_once('-').unwrap_or((rest, "0"));

@@ -2,11 +2,11 @@
 //!
 //! There is deliberately no value tree: bodies are written straight into their buffer.
 
-use crate::engine::size::{base64_len, is_unreserved};
-use crate::engine::types::Content;
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use serde::de::IgnoredAny;
+use tidegate_types::size::{base64_len, is_unreserved};
+use tidegate_types::Content;
 
 /// Deepest nesting of a payload that is embedded. Consumers' parsers have limits of their own near this.
 const MAX_DEPTH: usize = 128;
@@ -34,12 +34,12 @@ pub fn is_embeddable(content_type: Option<&str>, content_encoding: Option<&str>,
 
 /// A content encoding, if it is one. Clients also write the character set there, which is none; nor is
 /// `identity`, nor the empty text.
-pub(super) fn coding(content_encoding: Option<&str>) -> Option<&str> {
+pub(crate) fn coding(content_encoding: Option<&str>) -> Option<&str> {
     content_encoding.filter(|text| !NO_CODING.iter().any(|none| text.eq_ignore_ascii_case(none)))
 }
 
 /// `application/json` or `*+json`, with any parameters.
-pub(super) fn is_json_type(content_type: &str) -> bool {
+pub(crate) fn is_json_type(content_type: &str) -> bool {
     let media = media_type(content_type);
     media.eq_ignore_ascii_case("application/json")
         || media
@@ -51,7 +51,7 @@ pub(super) fn is_json_type(content_type: &str) -> bool {
 
 /// Whether a text is a media type as RFC 2045 writes it: `type/subtype`, both tokens, and printable
 /// parameters.
-pub(super) fn is_media_type(text: &str) -> bool {
+pub(crate) fn is_media_type(text: &str) -> bool {
     let token = |part: &str| {
         let special = |byte: u8| br#"()<>@,;:\"/[]?="#.contains(&byte);
         !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_graphic() && !special(byte))
@@ -63,7 +63,7 @@ pub(super) fn is_media_type(text: &str) -> bool {
 }
 
 /// A content type without its parameters.
-pub(super) fn media_type(content_type: &str) -> &str {
+pub(crate) fn media_type(content_type: &str) -> &str {
     content_type.split(';').next().unwrap_or_default().trim()
 }
 
@@ -119,8 +119,8 @@ fn escaped_unit(json: &[u8], at: usize) -> Option<u16> {
     u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Writes a JSON string, quotes included; `engine::size::quoted_len` is its length.
-pub(super) fn push_string(out: &mut Vec<u8>, text: &str) {
+/// Writes a JSON string, quotes included; `tidegate_types::size::quoted_len` is its length.
+pub(crate) fn push_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
     let bytes = text.as_bytes();
     let mut clean = 0;
@@ -154,7 +154,7 @@ fn push_hex(out: &mut Vec<u8>, byte: u8, digits: &[u8; 16]) {
 }
 
 /// Writes a decimal number.
-pub(super) fn push_number(out: &mut Vec<u8>, mut number: u64) {
+pub(crate) fn push_number(out: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0_u8; 20];
     let mut at = digits.len();
     loop {
@@ -169,7 +169,7 @@ pub(super) fn push_number(out: &mut Vec<u8>, mut number: u64) {
 }
 
 /// Writes one segment of a URI path.
-pub(super) fn push_segment(out: &mut Vec<u8>, text: &str) {
+pub(crate) fn push_segment(out: &mut Vec<u8>, text: &str) {
     for byte in text.bytes() {
         if is_unreserved(byte) {
             out.push(byte);
@@ -181,7 +181,7 @@ pub(super) fn push_segment(out: &mut Vec<u8>, text: &str) {
 }
 
 /// Writes `,"NAME":` and the payload, or `,"NAME_base64":` and its base64.
-pub(super) fn push_payload(out: &mut Vec<u8>, name: &str, content: &Content) {
+pub(crate) fn push_payload(out: &mut Vec<u8>, name: &str, content: &Content) {
     out.extend_from_slice(b",\"");
     out.extend_from_slice(name.as_bytes());
     if content.json {
@@ -194,7 +194,7 @@ pub(super) fn push_payload(out: &mut Vec<u8>, name: &str, content: &Content) {
 }
 
 /// Writes valid JSON as it is, but on one line.
-pub(super) fn push_one_line(out: &mut Vec<u8>, json: &[u8]) {
+pub(crate) fn push_one_line(out: &mut Vec<u8>, json: &[u8]) {
     let start = out.len();
     out.extend_from_slice(json);
     // In valid JSON a line break can only stand between tokens; inside a string it is always escaped.
@@ -206,7 +206,7 @@ pub(super) fn push_one_line(out: &mut Vec<u8>, json: &[u8]) {
 }
 
 /// Writes bytes as a JSON string of padded base64.
-pub(super) fn push_base64(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn push_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     out.push(b'"');
     let start = out.len();
     let length = usize::try_from(base64_len(bytes.len() as u64)).unwrap_or(usize::MAX);
@@ -220,8 +220,8 @@ pub(super) fn push_base64(out: &mut Vec<u8>, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::size::quoted_len;
     use proptest::prelude::*;
+    use tidegate_types::size::quoted_len;
 
     fn embeddable(body: &[u8]) -> bool {
         is_embeddable(Some("application/json"), None, body)

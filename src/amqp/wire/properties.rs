@@ -5,14 +5,14 @@
 //! borrow from those bytes; a header table is only decoded where it leaves as a table (`passthrough`, dead
 //! letters). The delivery mode is not kept: it is 2 on every output.
 
-use crate::config::terms::NEVER_COPIED;
 use lapin::types::parsing::parse_field_table;
 use lapin::types::{AMQPValue, FieldTable, ShortString, MAX_SHORT_STRING_LENGTH};
 use lapin::BasicProperties;
+use tidegate_config::terms::NEVER_COPIED;
 
 /// Deepest nesting of tables and arrays inside the headers. RabbitMQ relays any depth, but the encoder here,
 /// the decoder of the stored copy, and those of all consumers recurse.
-pub(super) const MAX_DEPTH: usize = 64;
+pub(crate) const MAX_DEPTH: usize = 64;
 
 const DELIVERY_MODE_PERSISTENT: u8 = 2;
 
@@ -24,12 +24,12 @@ const USER_ID_HEADER: &str = "x-user-id";
 
 /// The header table is nested deeper than [`MAX_DEPTH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TooDeep;
+pub(crate) struct TooDeep;
 
 /// Properties without headers, borrowed from a message or from stored bytes. What is never copied has no
 /// field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Basic<'a> {
+pub(crate) struct Basic<'a> {
     /// Empty is absent.
     pub content_type: Option<&'a str>,
     /// Empty is absent.
@@ -48,7 +48,7 @@ pub(super) struct Basic<'a> {
 
 impl<'a> Basic<'a> {
     /// Of a message as it came.
-    pub(super) fn of(properties: &'a BasicProperties) -> Self {
+    pub(crate) fn of(properties: &'a BasicProperties) -> Self {
         fn text(value: &Option<ShortString>) -> Option<&str> {
             value.as_ref().map(ShortString::as_str)
         }
@@ -68,12 +68,12 @@ impl<'a> Basic<'a> {
 
     /// Of stored bytes, with the encoded header table (length included; empty if there is none). `None`:
     /// damage.
-    pub(super) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
+    pub(crate) fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         Self::parse_with_choice(bytes).map(|(basic, table, _)| (basic, table))
     }
 
     /// The same, with the choice that [`put_choice`] has put behind them; empty if there is none.
-    pub(super) fn parse_with_choice(bytes: &'a [u8]) -> Option<(Self, &'a [u8], &'a [u8])> {
+    pub(crate) fn parse_with_choice(bytes: &'a [u8]) -> Option<(Self, &'a [u8], &'a [u8])> {
         let mut from = TableReader(bytes);
         let flags = u16::from_be_bytes(from.array()?);
         let has = |bit: u32| flags & (1 << (15 - bit)) != 0;
@@ -110,7 +110,7 @@ impl<'a> Basic<'a> {
     ///
     /// # Errors
     /// Those of `entries`.
-    pub(super) fn write<E>(&self, entries: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Vec<u8>, E> {
+    pub(crate) fn write<E>(&self, entries: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<Vec<u8>, E> {
         let mut out = Vec::with_capacity(256);
         out.extend_from_slice(&[0, 0]);
         let mut flags = 0_u16;
@@ -144,7 +144,7 @@ impl<'a> Basic<'a> {
     }
 
     /// For the publisher: persistent, with these headers.
-    pub(super) fn to_amqp(self, headers: FieldTable) -> BasicProperties {
+    pub(crate) fn to_amqp(self, headers: FieldTable) -> BasicProperties {
         let mut properties =
             BasicProperties::default().with_delivery_mode(DELIVERY_MODE_PERSISTENT).with_headers(headers);
         type Setter = fn(BasicProperties, ShortString) -> BasicProperties;
@@ -174,7 +174,7 @@ impl<'a> Basic<'a> {
 }
 
 /// A short string: never longer than the 255 bytes that the protocol can carry.
-pub(super) fn short(text: &str) -> ShortString {
+pub(crate) fn short(text: &str) -> ShortString {
     let mut end = text.len().min(MAX_SHORT_STRING_LENGTH);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -183,7 +183,7 @@ pub(super) fn short(text: &str) -> ShortString {
 }
 
 /// The header table of stored bytes, as [`Basic::parse`] gives it. Damage reads as no headers.
-pub(super) fn parse_table(table: &[u8]) -> FieldTable {
+pub(crate) fn parse_table(table: &[u8]) -> FieldTable {
     if table.is_empty() {
         return FieldTable::default();
     }
@@ -195,7 +195,7 @@ pub(super) fn parse_table(table: &[u8]) -> FieldTable {
 ///
 /// # Errors
 /// [`TooDeep`], and `out` holds an unfinished table.
-pub(super) fn put_headers(
+pub(crate) fn put_headers(
     out: &mut Vec<u8>,
     properties: &BasicProperties,
     keep: impl Fn(&str, &AMQPValue) -> bool,
@@ -216,21 +216,21 @@ pub(super) fn put_headers(
 }
 
 /// Writes one entry, text.
-pub(super) fn put_header_text(out: &mut Vec<u8>, name: &str, text: &str) {
+pub(crate) fn put_header_text(out: &mut Vec<u8>, name: &str, text: &str) {
     put_name(out, name);
     out.push(b'S');
     put_long(out, text.as_bytes());
 }
 
 /// Writes one entry, a signed 64-bit number.
-pub(super) fn put_header_number(out: &mut Vec<u8>, name: &str, number: u64) {
+pub(crate) fn put_header_number(out: &mut Vec<u8>, name: &str, number: u64) {
     put_name(out, name);
     out.push(b'l');
     out.extend_from_slice(&signed(number).to_be_bytes());
 }
 
 /// Puts a choice behind stored bytes that have none.
-pub(super) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
+pub(crate) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
     let Some(flags) = bytes.first_chunk_mut() else { return };
     *flags = (u16::from_be_bytes(*flags) | 1 << (15 - CHOICE)).to_be_bytes();
     bytes.reserve_exact(choice.len());
@@ -238,12 +238,12 @@ pub(super) fn put_choice(bytes: &mut Vec<u8>, choice: &[u8]) {
 }
 
 /// Whether there is a choice behind stored bytes.
-pub(super) fn has_choice(bytes: &[u8]) -> bool {
+pub(crate) fn has_choice(bytes: &[u8]) -> bool {
     bytes.first_chunk().is_some_and(|flags| u16::from_be_bytes(*flags) & 1 << (15 - CHOICE) != 0)
 }
 
 /// The nearest signed number.
-pub(super) fn signed(number: u64) -> i64 {
+pub(crate) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
@@ -323,19 +323,19 @@ fn put_value(out: &mut Vec<u8>, value: &AMQPValue, depth: usize) -> Result<(), T
 
 /// A value inside a table or an array: the protocol's mark of its type, and its bytes without their length.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RawValue<'a> {
+pub(crate) struct RawValue<'a> {
     pub kind: u8,
     pub bytes: &'a [u8],
 }
 
 /// The entries of a table without its length. Damage ends it.
-pub(super) fn entries(table: &[u8]) -> impl Iterator<Item = (&str, RawValue<'_>)> {
+pub(crate) fn entries(table: &[u8]) -> impl Iterator<Item = (&str, RawValue<'_>)> {
     let mut from = TableReader(table);
     std::iter::from_fn(move || Some((from.text(!from.0.is_empty())??, from.value()?)))
 }
 
 /// The values of an array without its length. Damage ends it.
-pub(super) fn elements(array: &[u8]) -> impl Iterator<Item = RawValue<'_>> {
+pub(crate) fn elements(array: &[u8]) -> impl Iterator<Item = RawValue<'_>> {
     let mut from = TableReader(array);
     std::iter::from_fn(move || from.value())
 }
@@ -390,4 +390,14 @@ impl<'a> TableReader<'a> {
         };
         Some(RawValue { kind, bytes })
     }
+}
+
+/// Sets a header, a signed 64-bit number.
+pub(crate) fn set_number(headers: &mut FieldTable, name: &str, number: u64) {
+    headers.insert(short(name), AMQPValue::LongLongInt(signed(number)));
+}
+
+/// Sets a header, a long string.
+pub(crate) fn set_text(headers: &mut FieldTable, name: &str, text: &str) {
+    headers.insert(short(name), AMQPValue::LongString(text.into()));
 }

@@ -5,14 +5,14 @@
 //! over in any case and rounds away from 0. There is no clock here: "now" is the moment of receipt, which the
 //! caller gives.
 
-use super::fields::{header_value, HeaderValue};
-use crate::config::rfc3339::{rfc3339_ms, Rounding};
-use crate::config::terms::FIRST_PLAUSIBLE_MS;
+use super::header_value::{header_value, HeaderValue};
 use lapin::types::{AMQPValue, DecimalValue};
+use tidegate_config::rfc3339::{rfc3339_ms, Rounding};
+use tidegate_config::terms::FIRST_PLAUSIBLE_MS;
 
 /// A value of a time field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Given {
+pub(crate) enum Given {
     /// A bare number of milliseconds.
     Number(i128),
     /// A value that says itself which moment it is (AMQP timestamp, RFC 3339 text): UTC ms.
@@ -21,7 +21,7 @@ pub(super) enum Given {
 
 /// What is wrong with a value of a time field; the text ends a sentence that begins with the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum TimeFault {
+pub(crate) enum TimeFault {
     #[error("is neither a number of milliseconds nor RFC 3339 text with an offset")]
     NotATime,
     #[error("must be a number of milliseconds, not a point in time")]
@@ -31,7 +31,7 @@ pub(super) enum TimeFault {
 }
 
 /// Reads a header value. `None`: void or empty text, which is absent.
-pub(super) fn of_header(value: &AMQPValue, rounding: Rounding) -> Result<Option<Given>, TimeFault> {
+pub(crate) fn of_header(value: &AMQPValue, rounding: Rounding) -> Result<Option<Given>, TimeFault> {
     match header_value(value) {
         HeaderValue::Absent => Ok(None),
         HeaderValue::Integer(number) => Ok(Some(Given::Number(number.into()))),
@@ -45,7 +45,7 @@ pub(super) fn of_header(value: &AMQPValue, rounding: Rounding) -> Result<Option<
 }
 
 /// Reads text: a decimal number or RFC 3339. `None`: empty, which is absent.
-pub(super) fn of_text(text: &[u8], rounding: Rounding) -> Result<Option<Given>, TimeFault> {
+pub(crate) fn of_text(text: &[u8], rounding: Rounding) -> Result<Option<Given>, TimeFault> {
     if text.is_empty() {
         return Ok(None);
     }
@@ -58,7 +58,7 @@ pub(super) fn of_text(text: &[u8], rounding: Rounding) -> Result<Option<Given>, 
 }
 
 /// Reads a JSON number, which may have an exponent.
-pub(super) fn of_json_number(text: &str, rounding: Rounding) -> Result<Given, TimeFault> {
+pub(crate) fn of_json_number(text: &str, rounding: Rounding) -> Result<Given, TimeFault> {
     match of_digits(text, rounding) {
         Some(number) => Ok(Given::Number(number)),
         None => of_float(text.parse().map_err(|_| TimeFault::NotATime)?, rounding),
@@ -66,7 +66,7 @@ pub(super) fn of_json_number(text: &str, rounding: Rounding) -> Result<Given, Ti
 }
 
 /// A point in time, UTC ms, between 0 and `i64::MAX`.
-pub(super) fn moment(given: Given) -> Result<u64, TimeFault> {
+pub(crate) fn moment(given: Given) -> Result<u64, TimeFault> {
     match given {
         Given::Number(number) if (0..i128::from(FIRST_PLAUSIBLE_MS)).contains(&number) => {
             Err(TimeFault::Seconds)
@@ -76,7 +76,7 @@ pub(super) fn moment(given: Given) -> Result<u64, TimeFault> {
 }
 
 /// A delay, ms, between 0 and `i64::MAX`.
-pub(super) fn delay(given: Given) -> Result<u64, TimeFault> {
+pub(crate) fn delay(given: Given) -> Result<u64, TimeFault> {
     match given {
         Given::Number(number) => Ok(to_ms(number)),
         Given::Moment(_) => Err(TimeFault::NotADelay),

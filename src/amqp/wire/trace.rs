@@ -5,14 +5,18 @@
 //! new one, and each member's context is in its entry, for links. Nothing is random: ids are derived from the
 //! batch id and the number of the attempt, so an attempt that is seen twice is one span.
 
-use crate::engine::types::BatchId;
-use crate::telemetry::{SpanName, MOST_LINKS};
 use std::fmt;
+use tidegate_types::BatchId;
+
+/// Most links of one span: the default limit of collectors.
+pub const MOST_LINKS: usize = 128;
+/// Trace id and span id.
+pub type SpanName = ([u8; 16], [u8; 8]);
 
 /// Header of a request, and of a batch.
-pub(super) const TRACEPARENT: &str = "traceparent";
+pub(crate) const TRACEPARENT: &str = "traceparent";
 /// What tracing systems add to it.
-pub(super) const TRACESTATE: &str = "tracestate";
+pub(crate) const TRACESTATE: &str = "tracestate";
 /// Longest state that is passed on, bytes: what the recommendation asks everyone to carry.
 const LONGEST_STATE: usize = 512;
 /// Length of a context in version 00, the only one whose form is known completely.
@@ -20,7 +24,7 @@ const LENGTH: usize = 55;
 
 /// A span in a trace, as others refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SpanContext {
+pub(crate) struct SpanContext {
     /// Not all zero.
     pub trace: [u8; 16],
     /// Not all zero.
@@ -32,7 +36,7 @@ pub(super) struct SpanContext {
 impl SpanContext {
     /// Reads the text of a header. `None`: it is invalid, and counts as absent, as the recommendation
     /// demands.
-    pub(super) fn parse(text: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let (known, rest) = text.split_at_checked(LENGTH)?;
         let [a, b, b'-', rest_of @ ..] = known else { return None };
         let version = hex_byte(*a, *b)?;
@@ -58,7 +62,7 @@ impl fmt::Display for SpanContext {
 
 /// Contexts of the members of a batch, from which its own is made.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Traces<'a> {
+pub(crate) struct Traces<'a> {
     first: Option<(SpanContext, Option<&'a str>)>,
     /// Spans of the members, as many as a span may have links.
     links: Vec<SpanName>,
@@ -70,7 +74,7 @@ pub(super) struct Traces<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchTrace {
     /// Its own, with a span of this attempt.
-    pub(super) context: SpanContext,
+    pub(crate) context: SpanContext,
     /// The member's span that it continues; `None`: it is the root of a new trace.
     pub parent: Option<[u8; 8]>,
     /// Trace state of that member.
@@ -88,7 +92,7 @@ impl BatchTrace {
 
 impl<'a> Traces<'a> {
     /// Adds a member's context, if it has one, with its state.
-    pub(super) fn add(&mut self, member: Option<(SpanContext, Option<&'a str>)>) {
+    pub(crate) fn add(&mut self, member: Option<(SpanContext, Option<&'a str>)>) {
         let Some((context, state)) = member else { return };
         self.sampled |= context.sampled;
         if self.links.len() < MOST_LINKS {
@@ -104,7 +108,7 @@ impl<'a> Traces<'a> {
     }
 
     /// The context of this attempt to send the batch. `None`: no member has one.
-    pub(super) fn of_attempt(self, batch: BatchId, attempt: u32) -> Option<BatchTrace> {
+    pub(crate) fn of_attempt(self, batch: BatchId, attempt: u32) -> Option<BatchTrace> {
         let (first, state) = self.first?;
         let trace = if self.several { drawn("trace", batch, 0) } else { first.trace };
         let context = SpanContext { trace, span: drawn("span", batch, attempt), sampled: self.sampled };
@@ -130,7 +134,7 @@ fn drawn<const N: usize>(kind: &str, batch: BatchId, attempt: u32) -> [u8; N] {
 }
 
 /// A state that can be passed on: printable ASCII with a member at least, not too long.
-pub(super) fn state(text: &[u8]) -> Option<&str> {
+pub(crate) fn state(text: &[u8]) -> Option<&str> {
     let good = (1..=LONGEST_STATE).contains(&text.len())
         && text.contains(&b'=')
         && text.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ');

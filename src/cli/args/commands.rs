@@ -2,9 +2,9 @@
 
 use super::{id, name};
 use crate::admin::parse::{cursor, moment, stage};
-use crate::engine::types::{ListedStage, Rate};
 use clap::{Args, Subcommand};
 use std::time::Duration;
+use tidegate_types::{ListedStage, Rate};
 
 /// Most items of one list, which is held in memory for its column widths.
 const MAX_LISTED: u64 = 100_000;

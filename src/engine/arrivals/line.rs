@@ -1,16 +1,17 @@
 //! Arrivals, the lines that hold them, and what is known of each.
 
 use super::{Knowledge, Line, LineEntry, Placed};
-use crate::engine::event::Found;
-use crate::engine::live::Origin;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::reads::Watch;
-use crate::engine::types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
-use crate::engine::waits::Waiter;
+use crate::live::Origin;
+use crate::mutant::{mutated, Mutant};
+use crate::reads::Watch;
+use crate::waits::Waiter;
+use alloc::boxed::Box;
+use tidegate_types::event::Found;
+use tidegate_types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
 
 /// A request or command that has not been judged.
 #[derive(Debug)]
-pub(in crate::engine) enum Arrival {
+pub(crate) enum Arrival {
     Item(Box<NewItem>, Origin),
     Rejected(Box<Rejected>, Origin),
     /// `until`: set once it waits for an outcome; when that wait ends, monotonic ms.
@@ -23,7 +24,7 @@ pub(in crate::engine) enum Arrival {
 
 impl Arrival {
     /// The application and the identities that it concerns, in the order of looking.
-    pub(in crate::engine) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
+    pub(crate) fn subject(&self) -> Option<(&str, [Option<Identity>; 2])> {
         match self {
             Arrival::Item(item, _) => Some((&item.application, [item.identity, None])),
             Arrival::Command {
@@ -35,7 +36,7 @@ impl Arrival {
     }
 
     /// The message that it came with; the message may have other entries.
-    pub(in crate::engine) fn delivery(&self) -> Option<Delivery> {
+    pub(crate) fn delivery(&self) -> Option<Delivery> {
         match self {
             Arrival::Item(_, origin) | Arrival::Rejected(_, origin) => Some(origin.delivery),
             Arrival::Command { .. } => None,
@@ -43,7 +44,7 @@ impl Arrival {
     }
 
     /// The application and customer that it concerns.
-    pub(in crate::engine) fn customer(&self) -> Option<(&str, &str)> {
+    pub(crate) fn customer(&self) -> Option<(&str, &str)> {
         match self {
             Arrival::Item(item, _) => Some((&item.application, item.customer.as_deref()?)),
             Arrival::Command {
@@ -146,7 +147,7 @@ impl Line {
 
 /// Name of one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum LineName {
+pub(crate) enum LineName {
     /// Arrivals that have waited for an outcome; judged before new ones.
     Returned,
     Requests,

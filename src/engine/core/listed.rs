@@ -1,14 +1,15 @@
 //! The state of items as lists and look-ups report it.
 
 use super::Core;
-use crate::engine::event::Stored;
-use crate::engine::ids::{ItemId, QueueId};
-use crate::engine::items::{Residence, Stage};
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{Listed, ListedStage, Now};
+use crate::ids::{ItemId, QueueId};
+use crate::items::{Residence, Stage};
+use crate::mutant::{mutated, Mutant};
+use alloc::vec::Vec;
+use tidegate_types::event::Stored;
+use tidegate_types::{Listed, ListedStage, Now};
 
 /// Describes an item in memory.
-pub(in crate::engine) fn near(core: &Core, id: ItemId) -> Listed {
+pub(crate) fn near(core: &Core, id: ItemId) -> Listed {
     let item = &core.live.items()[id];
     let (application, customer) = core.live.row(item).address();
     let stage = if core.is_in_flight(id) {
@@ -45,7 +46,7 @@ fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
 }
 
 /// Describes an item that is in the store only.
-pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
+pub(crate) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
     let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
     let queue = core.live.queues.find(stored.queue()).filter(|_| is_due);
     Listed {
@@ -64,7 +65,7 @@ pub(in crate::engine) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
 }
 
 /// Items that only the broker keeps, for lists.
-pub(in crate::engine) fn pending(core: &Core) -> Vec<ItemId> {
+pub(crate) fn pending(core: &Core) -> Vec<ItemId> {
     let is_pending = |id: &ItemId| {
         let item = &core.live.items()[*id];
         matches!(item.residence(), Residence::Pending(_)) && item.letter().is_none()

@@ -1,13 +1,14 @@
 //! The outcome of a publish, and what it means for the items of its batch and for their queue.
 
 use super::Core;
-use crate::engine::ids::{ItemId, QueueId};
-use crate::engine::items::LetterFacts;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::queue::Condition;
-use crate::engine::snapshot::Counters;
-use crate::engine::types::{BatchId, End, Now, Outcome, Reason, Settled};
-use std::sync::Arc;
+use crate::ids::{ItemId, QueueId};
+use crate::items::LetterFacts;
+use crate::mutant::{mutated, Mutant};
+use crate::queue::Condition;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::snapshot::Counters;
+use tidegate_types::{BatchId, End, Now, Outcome, Reason, Settled};
 
 /// First delay of a dead letter that the broker refuses, ms; doubled with each further refusal, up to
 /// [`LAST_ASIDE_MS`].
@@ -16,12 +17,12 @@ const LAST_ASIDE_MS: u64 = 300_000;
 
 impl Core {
     /// Takes ended publishes; [`Core::settle`] processes them.
-    pub(in crate::engine) fn hand_in(&mut self, settled: Vec<Settled>) {
+    pub(crate) fn hand_in(&mut self, settled: Vec<Settled>) {
         self.settled.extend(settled);
     }
 
     /// Processes ended publishes in order, until `rows` items have been in them. Whether that was all.
-    pub(in crate::engine) fn settle(&mut self, rows: usize, now: Now) -> bool {
+    pub(crate) fn settle(&mut self, rows: usize, now: Now) -> bool {
         let mut done = 0;
         let mut delivered = Vec::new();
         while done < rows {
@@ -29,7 +30,7 @@ impl Core {
             done += self.dispatch.flights.get(settled.number).map_or(0, |flight| flight.rows.len());
             if !matches!(settled.outcome, Outcome::Confirmed(_)) {
                 // The next outcomes must find these items ended.
-                self.live.finish(&std::mem::take(&mut delivered));
+                self.live.finish(&core::mem::take(&mut delivered));
             }
             Landing { core: self, number: settled.number, now }.judge(settled.outcome, &mut delivered);
         }

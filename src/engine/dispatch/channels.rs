@@ -6,11 +6,12 @@
 //! gives its channel up once another needs it, flights of failing queues first. No channel is given up
 //! without need: a queue that confirms late has received its batch once.
 
-use crate::engine::ids::QueueId;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{Now, ALONE_CHANNELS};
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use crate::ids::QueueId;
+use crate::mutant::{mutated, Mutant};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+use core::ops::Bound;
+use tidegate_types::{Now, ALONE_CHANNELS};
 
 use super::LATE_PROBE_MS;
 

@@ -1,11 +1,11 @@
 //! The state of egress: whether it takes batches, and how many more.
 
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::Settings;
+use crate::mutant::{mutated, Mutant};
+use tidegate_types::Settings;
 
 /// See the module's page.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Egress {
+pub(crate) struct Egress {
     /// As last reported.
     ready: bool,
     blocked: bool,
@@ -23,7 +23,7 @@ impl Egress {
     }
 
     /// A new connection is not blocked.
-    pub(in crate::engine) fn set_ready(&mut self, ready: bool) {
+    pub(crate) fn set_ready(&mut self, ready: bool) {
         self.ready = ready;
         self.blocked &= mutated(Mutant::BlockedForEver);
     }
@@ -32,12 +32,12 @@ impl Egress {
         self.blocked = blocked;
     }
 
-    pub(in crate::engine) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.ready && !self.blocked
     }
 
     /// Batches that hold a slot.
-    pub(in crate::engine) fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.slots
     }
 
@@ -47,7 +47,7 @@ impl Egress {
     }
 
     /// Whether a slot is free, also while egress is not open.
-    pub(in crate::engine) fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.slots < self.max_in_flight
             && (self.slots == 0 || self.bytes < self.max_bytes || mutated(Mutant::BytesIgnoredInFlight))
     }
@@ -63,7 +63,7 @@ impl Egress {
     }
 
     /// Maximum number of slots for one queue: a batch of another finds a free slot within one confirm time.
-    pub(in crate::engine) fn share(&self) -> usize {
+    pub(crate) fn share(&self) -> usize {
         if mutated(Mutant::OneTakesAllSlots) {
             return self.max_in_flight;
         }

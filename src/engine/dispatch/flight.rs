@@ -1,19 +1,20 @@
 //! Candidates, which could be sent next, and flights, which have been formed.
 
-use crate::engine::ids::{CustomerId, ItemId, QueueId};
-use crate::engine::items::{Item, NumberMap, Stage};
-use crate::engine::live::LiveItems;
-use crate::engine::lookup::Lookup;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::Format;
+use crate::ids::{CustomerId, ItemId, QueueId};
+use crate::items::{Item, NumberMap, Stage};
+use crate::live::LiveItems;
+use crate::lookup::Lookup;
+use crate::mutant::{mutated, Mutant};
+use alloc::vec::Vec;
+use tidegate_types::Format;
 
 /// A batch that could be sent next.
 #[derive(Debug)]
-pub(in crate::engine) struct Candidate {
+pub(crate) struct Candidate {
     /// Its number, if it is a repeat.
     pub(super) number: Option<u64>,
-    pub(in crate::engine) queue: QueueId,
-    pub(in crate::engine) rows: Vec<ItemId>,
+    pub(crate) queue: QueueId,
+    pub(crate) rows: Vec<ItemId>,
     pub(super) alone: bool,
     /// Its format and number of publishes, if it is a repeat.
     pub(super) before: Option<(Format, u32)>,
@@ -22,7 +23,7 @@ pub(in crate::engine) struct Candidate {
 
 impl Candidate {
     /// Whether it was published before, so that a consumer may have received it.
-    pub(in crate::engine) fn has_been_out(&self) -> bool {
+    pub(crate) fn has_been_out(&self) -> bool {
         self.before.is_some_and(|(_, publishes)| publishes > 0)
     }
 }
@@ -42,12 +43,12 @@ pub(super) enum FlightState {
 
 /// A batch, from its forming until its items have ended or returned to the queue.
 #[derive(Debug)]
-pub(in crate::engine) struct Flight {
-    pub(in crate::engine) queue: QueueId,
+pub(crate) struct Flight {
+    pub(crate) queue: QueueId,
     /// Customer of its items, if they have one.
     pub(super) customer: Option<CustomerId>,
     /// In order of (due, seq). Empty only while they are checked before they are sent.
-    pub(in crate::engine) rows: Vec<ItemId>,
+    pub(crate) rows: Vec<ItemId>,
     /// Payload bytes, against the publisher's bound.
     pub(super) bytes: u64,
     /// Fixed when it is formed: a repeat is the same message, also if the settings have changed.
@@ -55,8 +56,8 @@ pub(in crate::engine) struct Flight {
     pub(super) publishes: u32,
     pub(super) state: FlightState,
     /// When it took its slot, monotonic ms.
-    pub(in crate::engine) since: u64,
-    /// Same as [`crate::engine::types::Batch::held`].
+    pub(crate) since: u64,
+    /// Same as [`tidegate_types::Batch::held`].
     pub(super) held: Option<[u64; 2]>,
     /// Its queue was parked while payloads were fetched: its members return to the queue once these have
     /// come.
@@ -75,7 +76,7 @@ impl FlightState {
 
 /// All flights, by number.
 #[derive(Debug)]
-pub(in crate::engine) struct Flights {
+pub(crate) struct Flights {
     table: NumberMap<u64, Flight>,
     next_number: u64,
 }
@@ -96,7 +97,7 @@ impl Flights {
         self.table.insert(number, flight);
     }
 
-    pub(in crate::engine) fn get(&self, number: u64) -> Option<&Flight> {
+    pub(crate) fn get(&self, number: u64) -> Option<&Flight> {
         self.table.get(&number)
     }
 
@@ -105,7 +106,7 @@ impl Flights {
     }
 
     /// Ends a flight and returns it.
-    pub(in crate::engine) fn end(&mut self, number: u64) -> Option<Flight> {
+    pub(crate) fn end(&mut self, number: u64) -> Option<Flight> {
         self.table.remove(&number)
     }
 
@@ -115,32 +116,32 @@ impl Flights {
     }
 
     /// Whether the item's flight is with the publisher, or fetches payloads for that.
-    pub(in crate::engine) fn is_in_flight(&self, item: &Item) -> bool {
+    pub(crate) fn is_in_flight(&self, item: &Item) -> bool {
         self.of(item).is_some_and(|flight| flight.state.holds_slot())
     }
 
     /// Whether the item's flight waits for payloads.
-    pub(in crate::engine) fn is_fetching(&self, item: &Item) -> bool {
+    pub(crate) fn is_fetching(&self, item: &Item) -> bool {
         self.of(item).is_some_and(|flight| matches!(flight.state, FlightState::Fetching { .. }))
     }
 
     /// Whether the flight has never been published.
-    pub(in crate::engine) fn is_new(&self, number: u64) -> bool {
+    pub(crate) fn is_new(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.publishes == 0)
     }
 
     /// Whether its queue was parked since it was formed.
-    pub(in crate::engine) fn is_recalled(&self, number: u64) -> bool {
+    pub(crate) fn is_recalled(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.recalled)
     }
 
     /// Whether it holds a slot.
-    pub(in crate::engine) fn is_under_way(&self, number: u64) -> bool {
+    pub(crate) fn is_under_way(&self, number: u64) -> bool {
         self.get(number).is_some_and(|flight| flight.state.holds_slot())
     }
 
     /// This many members of a formed flight do not leave: the rates are not charged for them.
-    pub(in crate::engine) fn refund(&self, live: &mut LiveItems, number: u64, rows: u64) {
+    pub(crate) fn refund(&self, live: &mut LiveItems, number: u64, rows: u64) {
         if let Some(flight) = self.get(number) {
             live.queues.at(flight.queue).at_work().pace_mut().refund(rows);
             live.shared.customers.refund(flight.customer, rows);
@@ -148,23 +149,19 @@ impl Flights {
     }
 
     /// The flight was handed over, but was not published.
-    pub(in crate::engine) fn not_published(&mut self, number: u64) {
+    pub(crate) fn not_published(&mut self, number: u64) {
         if let Some(flight) = self.get_mut(number) {
             flight.publishes = flight.publishes.saturating_sub(u32::from(!mutated(Mutant::UnsentCounts)));
         }
     }
 
     /// Removes the members that `leaves` selects from a flight that has ended its publish, and returns them.
-    pub(in crate::engine) fn split_off(
-        &mut self,
-        number: u64,
-        leaves: impl Fn(ItemId) -> bool,
-    ) -> Vec<ItemId> {
+    pub(crate) fn split_off(&mut self, number: u64, leaves: impl Fn(ItemId) -> bool) -> Vec<ItemId> {
         let Some(flight) = self.get_mut(number) else { return Vec::new() };
         if !flight.rows.iter().any(|id| leaves(*id)) {
             return Vec::new();
         }
-        let (gone, left) = std::mem::take(&mut flight.rows).into_iter().partition(|id| leaves(*id));
+        let (gone, left) = core::mem::take(&mut flight.rows).into_iter().partition(|id| leaves(*id));
         flight.rows = left;
         gone
     }

@@ -1,16 +1,17 @@
 //! Flights that end without having been sent.
 
 use super::Dispatch;
-use crate::engine::ids::{ItemId, QueueId};
-use crate::engine::live::LiveItems;
-use crate::engine::mutant::{mutated, Mutant};
-use std::collections::VecDeque;
+use crate::ids::{ItemId, QueueId};
+use crate::live::LiveItems;
+use crate::mutant::{mutated, Mutant};
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 impl Dispatch {
     /// Ends all flights of a parked queue that wait for their next try. Returns their members, in order.
     /// Flights that wait for payloads are only marked, and end once these have come: failed ones go before
     /// them.
-    pub(in crate::engine) fn recall(&mut self, live: &mut LiveItems, queue: QueueId) -> Vec<ItemId> {
+    pub(crate) fn recall(&mut self, live: &mut LiveItems, queue: QueueId) -> Vec<ItemId> {
         for number in live.queues.at(queue).at_work().flights().fetching() {
             if let Some(flight) = self.flights.get_mut(number) {
                 flight.recalled = true;

@@ -1,11 +1,12 @@
 //! Batches that wait for the rate of their application, and until when.
 
 use super::Dispatch;
-use crate::engine::ids::QueueId;
-use crate::engine::live::LiveItems;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::Now;
-use std::collections::BTreeSet;
+use crate::ids::QueueId;
+use crate::live::LiveItems;
+use crate::mutant::{mutated, Mutant};
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use tidegate_types::Now;
 
 /// The step that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,7 +19,7 @@ enum PacedStep {
 
 /// Queues that wait for their rates, by the time of the next check, monotonic ms.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct PacedQueues(BTreeSet<(u64, QueueId, PacedStep)>);
+pub(crate) struct PacedQueues(BTreeSet<(u64, QueueId, PacedStep)>);
 
 impl PacedQueues {
     /// Time of the next check.
@@ -27,7 +28,7 @@ impl PacedQueues {
     }
 
     /// Checks the formed batches of the queue at once: their wait may have ended or become shorter.
-    pub(in crate::engine) fn recheck(&mut self, queue: QueueId) {
+    pub(crate) fn recheck(&mut self, queue: QueueId) {
         self.0.insert((0, queue, PacedStep::Leave));
     }
 
@@ -46,7 +47,7 @@ impl PacedQueues {
 
     /// Puts queues whose next batch may be formed now into the run queue, and returns those of which a formed
     /// batch may leave.
-    pub(in crate::engine) fn end(&mut self, live: &mut LiveItems, now: Now) -> Vec<QueueId> {
+    pub(crate) fn end(&mut self, live: &mut LiveItems, now: Now) -> Vec<QueueId> {
         let mut leave = Vec::new();
         while let Some((_, queue, step)) = self.0.first().copied().filter(|(at, ..)| *at <= now.mono) {
             if mutated(Mutant::HeldForEver) {

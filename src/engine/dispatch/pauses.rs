@@ -2,21 +2,22 @@
 
 use super::channels::Shortage;
 use super::{Dispatch, LATE_PROBE_MS};
-use crate::engine::ids::QueueId;
-use crate::engine::live::LiveItems;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::queue::Condition;
-use crate::engine::types::Now;
-use std::collections::BTreeSet;
+use crate::ids::QueueId;
+use crate::live::LiveItems;
+use crate::mutant::{mutated, Mutant};
+use crate::queue::Condition;
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+use tidegate_types::Now;
 
 impl Dispatch {
     /// Begins the back-off of a queue, until `until`, monotonic ms.
-    pub(in crate::engine) fn begin_backoff(&mut self, queue: QueueId, until: u64) {
+    pub(crate) fn begin_backoff(&mut self, queue: QueueId, until: u64) {
         self.backoffs.insert((until, queue));
     }
 
     /// Ends the back-offs whose time has come.
-    pub(in crate::engine) fn end_backoffs(&mut self, live: &mut LiveItems, now: Now) {
+    pub(crate) fn end_backoffs(&mut self, live: &mut LiveItems, now: Now) {
         if mutated(Mutant::ParkedForEver) {
             return;
         }
@@ -33,13 +34,13 @@ impl Dispatch {
     }
 
     /// Ends the back-off of a queue now, by a command.
-    pub(in crate::engine) fn retry_now(&mut self, live: &mut LiveItems, queue: QueueId, until: u64) {
+    pub(crate) fn retry_now(&mut self, live: &mut LiveItems, queue: QueueId, until: u64) {
         self.backoffs.remove(&(until, queue));
         self.end_backoff(live, queue, until);
     }
 
     /// Queues whose probes have become slow since the last call.
-    pub(in crate::engine) fn late_probes(&self, live: &LiveItems, now: Now) -> Vec<QueueId> {
+    pub(crate) fn late_probes(&self, live: &LiveItems, now: Now) -> Vec<QueueId> {
         let late = self.channels.taken().filter(|(_, since)| since + LATE_PROBE_MS <= now.mono);
         let queues = late.filter_map(|(number, _)| self.flights.get(number).map(|flight| flight.queue));
         queues
@@ -50,7 +51,7 @@ impl Dispatch {
     }
 
     /// When something must be done without an event, monotonic ms.
-    pub(in crate::engine) fn deadline(&self, live: &LiveItems) -> Option<u64> {
+    pub(crate) fn deadline(&self, live: &LiveItems) -> Option<u64> {
         let backoff = self.backoffs.first().map(|(at, _)| *at);
         let channel = self.channels.next_given_up(self.wanted(live));
         let late = self.channels.taken().filter(|(number, _)| {
@@ -85,13 +86,13 @@ impl Dispatch {
     }
 
     /// The flights that give up their channels for others; the publisher settles them.
-    pub(in crate::engine) fn give_up(&mut self, live: &LiveItems, now: Now) -> Vec<u64> {
+    pub(crate) fn give_up(&mut self, live: &LiveItems, now: Now) -> Vec<u64> {
         let wanted = self.wanted(live);
         self.channels.give_up(wanted, now)
     }
 
     /// A batch that took its slot at `since` was confirmed.
-    pub(in crate::engine) fn heard(&mut self, since: u64, now: Now) {
+    pub(crate) fn heard(&mut self, since: u64, now: Now) {
         self.channels.heard(now.mono.saturating_sub(since));
     }
 }

@@ -1,18 +1,19 @@
 //! One item in memory: the fields that the store keeps, and the volatile ones.
 
-pub(in crate::engine) use super::packed::ItemFlag;
+pub(crate) use super::packed::ItemFlag;
 use super::packed::{PackedResidence, PackedState};
-use crate::engine::event::{Stored, Token};
-use crate::engine::ids::{CustomerId, QueueId};
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::request::AssignedId;
-use crate::engine::types::{ClosedBy, Content, Dead, DuplicateRule, Identity, Key, NewItem};
-use std::num::NonZeroU64;
-use std::sync::Arc;
+use crate::ids::{CustomerId, QueueId};
+use crate::mutant::{mutated, Mutant};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::num::NonZeroU64;
+use tidegate_types::event::{Stored, Token};
+use tidegate_types::AssignedId;
+use tidegate_types::{ClosedBy, Content, Dead, DuplicateRule, Identity, Key, NewItem};
 
 /// The list that an item in memory is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Stage {
+pub(crate) enum Stage {
     /// Waits for its own time, in the schedule.
     Scheduled,
     /// Member of its customer's open window, at `pos` of its list. While `scheduled` it is in the schedule
@@ -28,14 +29,14 @@ pub(in crate::engine) enum Stage {
 
 impl Stage {
     /// Member of a flight.
-    pub(in crate::engine) fn is_in_batch(self) -> bool {
+    pub(crate) fn is_in_batch(self) -> bool {
         matches!(self, Stage::Flying(_))
     }
 }
 
 /// Where the only safe copy of an item is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Residence {
+pub(crate) enum Residence {
     /// The broker's unacked message with this tag, of the present generation.
     Pending(NonZeroU64),
     /// The broker's message, which it will redeliver: the item here must be forgotten.
@@ -48,7 +49,7 @@ pub(in crate::engine) enum Residence {
 /// item comes due come first.
 #[derive(Debug)]
 #[repr(C)]
-pub(in crate::engine) struct Item {
+pub(crate) struct Item {
     /// The due in its key, UTC ms.
     planned: u64,
     /// Its arrival number.
@@ -86,50 +87,50 @@ struct Extra {
 
 /// The results of its attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::engine) struct Tries {
+pub(crate) struct Tries {
     /// Failed attempts that count.
-    pub(in crate::engine) attempts: u32,
+    pub(crate) attempts: u32,
     /// The outcome of an attempt is unknown, and the broker has refused none since: it may have been
     /// delivered.
-    pub(in crate::engine) outcome_unknown: bool,
-    pub(in crate::engine) last_error: Option<Arc<str>>,
+    pub(crate) outcome_unknown: bool,
+    pub(crate) last_error: Option<Arc<str>>,
     /// How often its consumer has sent it back; if not 0, it leaves in a batch of its own.
-    pub(in crate::engine) retry: u32,
+    pub(crate) retry: u32,
 }
 
 static UNTRIED: Tries = Tries { attempts: 0, outcome_unknown: false, last_error: None, retry: 0 };
 
 /// Additional fields of a dead letter.
 #[derive(Clone, Debug)]
-pub(in crate::engine) struct LetterFacts {
+pub(crate) struct LetterFacts {
     /// Reason and error of its death.
-    pub(in crate::engine) dead: Arc<Dead>,
+    pub(crate) dead: Arc<Dead>,
     /// The application and customer it was meant for.
-    pub(in crate::engine) meant_for: Address,
+    pub(crate) meant_for: Address,
     /// Without a store: its former identity, which is remembered with its confirm.
-    pub(in crate::engine) former: Option<Identity>,
+    pub(crate) former: Option<Identity>,
 }
 
 /// Application and customer by name.
-pub(in crate::engine) type Address = (Arc<str>, Option<Arc<str>>);
+pub(crate) type Address = (Arc<str>, Option<Arc<str>>);
 
 /// Place and origin of a new item.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::engine) struct Placement {
-    pub(in crate::engine) key: Key,
-    pub(in crate::engine) queue: QueueId,
-    pub(in crate::engine) customer: Option<CustomerId>,
+pub(crate) struct Placement {
+    pub(crate) key: Key,
+    pub(crate) queue: QueueId,
+    pub(crate) customer: Option<CustomerId>,
     /// When it arrived, UTC ms.
-    pub(in crate::engine) received: u64,
+    pub(crate) received: u64,
     /// Tag of its delivery; 0 = the broker no longer has it.
-    pub(in crate::engine) tag: u64,
+    pub(crate) tag: u64,
 }
 
 impl Item {
     // ---- how it comes to be -------------------------------------------------------------------------------
 
     /// An item of a request. `own_time`: the request named its due.
-    pub(in crate::engine) fn arrived(new: NewItem, own_time: bool, placement: Placement) -> Self {
+    pub(crate) fn arrived(new: NewItem, own_time: bool, placement: Placement) -> Self {
         let mut item = Item {
             expiry: new.expiry.unwrap_or(u64::MAX),
             identity: new.identity.unwrap_or(Identity::assigned(placement.key.seq)),
@@ -146,7 +147,7 @@ impl Item {
     }
 
     /// An item of a request that is a dead letter from the start.
-    pub(in crate::engine) fn dead_on_arrival(
+    pub(crate) fn dead_on_arrival(
         dead: Arc<Dead>,
         meant_for: Address,
         content: Arc<Content>,
@@ -160,7 +161,7 @@ impl Item {
     }
 
     /// An item as the store has kept it.
-    pub(in crate::engine) fn restored(stored: Stored, queue: QueueId, customer: Option<CustomerId>) -> Self {
+    pub(crate) fn restored(stored: Stored, queue: QueueId, customer: Option<CustomerId>) -> Self {
         let is_dead = stored.dead.is_some();
         let key = stored.key;
         let accepted_due = (stored.accepted_due != key.due).then_some(stored.accepted_due);
@@ -217,152 +218,152 @@ impl Item {
     // ---- what it is ---------------------------------------------------------------------------------------
 
     /// Its key in the store.
-    pub(in crate::engine) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         Key { due: self.planned, window: self.seq - u64::from(self.behind), seq: self.seq }
     }
 
     /// Its actual due, UTC ms: earlier than the due in its key if its window closed sooner.
-    pub(in crate::engine) fn due(&self) -> u64 {
+    pub(crate) fn due(&self) -> u64 {
         self.due
     }
 
     /// When it arrived, UTC ms.
-    pub(in crate::engine) fn received(&self) -> u64 {
+    pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
     /// UTC ms; `u64::MAX` = none.
-    pub(in crate::engine) fn expiry(&self) -> u64 {
+    pub(crate) fn expiry(&self) -> u64 {
         self.expiry
     }
 
-    pub(in crate::engine) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         self.identity
     }
 
-    pub(in crate::engine) fn fingerprint(&self) -> u64 {
+    pub(crate) fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    pub(in crate::engine) fn queue(&self) -> QueueId {
+    pub(crate) fn queue(&self) -> QueueId {
         self.queue
     }
 
-    pub(in crate::engine) fn customer(&self) -> Option<CustomerId> {
+    pub(crate) fn customer(&self) -> Option<CustomerId> {
         self.customer
     }
 
-    pub(in crate::engine) fn weight(&self) -> u32 {
+    pub(crate) fn weight(&self) -> u32 {
         self.weight
     }
 
-    pub(in crate::engine) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> Stage {
         self.state.stage()
     }
 
-    pub(in crate::engine) fn residence(&self) -> Residence {
+    pub(crate) fn residence(&self) -> Residence {
         self.residence.into()
     }
 
-    pub(in crate::engine) fn closed_by(&self) -> ClosedBy {
+    pub(crate) fn closed_by(&self) -> ClosedBy {
         self.state.closed_by()
     }
 
-    pub(in crate::engine) fn is(&self, flag: ItemFlag) -> bool {
+    pub(crate) fn is(&self, flag: ItemFlag) -> bool {
         self.state.has(flag)
     }
 
     /// The results of its attempts.
-    pub(in crate::engine) fn tries(&self) -> &Tries {
+    pub(crate) fn tries(&self) -> &Tries {
         self.extra.as_deref().map_or(&UNTRIED, |extra| &extra.tries)
     }
 
     /// Its additional fields, if it is a dead letter.
-    pub(in crate::engine) fn letter(&self) -> Option<&LetterFacts> {
+    pub(crate) fn letter(&self) -> Option<&LetterFacts> {
         self.extra.as_deref()?.letter.as_ref()
     }
 
     /// Its payload; `None`: it is in the store only.
-    pub(in crate::engine) fn content(&self) -> Option<&Arc<Content>> {
+    pub(crate) fn content(&self) -> Option<&Arc<Content>> {
         self.content.as_ref()
     }
 
     /// Its place in the order of leaving; also compared with its queue's bound in memory.
-    pub(in crate::engine) fn place(&self) -> Key {
+    pub(crate) fn place(&self) -> Key {
         Key { due: self.due, ..self.key() }
     }
 
-    pub(in crate::engine) fn is_stored(&self) -> bool {
+    pub(crate) fn is_stored(&self) -> bool {
         matches!(self.residence(), Residence::Stored(_))
     }
 
-    pub(in crate::engine) fn is_orphaned(&self) -> bool {
+    pub(crate) fn is_orphaned(&self) -> bool {
         self.residence() == Residence::Orphaned
     }
 
     /// Another item takes its place, by this rule, unless the attempt under way succeeds.
-    pub(in crate::engine) fn superseded(&self) -> Option<DuplicateRule> {
+    pub(crate) fn superseded(&self) -> Option<DuplicateRule> {
         self.extra.as_deref()?.superseded
     }
 
-    pub(in crate::engine) fn accepted_due(&self) -> u64 {
+    pub(crate) fn accepted_due(&self) -> u64 {
         self.extra.as_deref().and_then(|extra| extra.accepted_due).unwrap_or(self.planned)
     }
 
     /// The id that it was assigned.
-    pub(in crate::engine) fn assigned_id(&self) -> AssignedId {
+    pub(crate) fn assigned_id(&self) -> AssignedId {
         AssignedId::of(self.key(), self.accepted_due())
     }
 
     /// The identity of its identity row in the store, if it has one.
-    pub(in crate::engine) fn identity_row(&self) -> Option<Identity> {
+    pub(crate) fn identity_row(&self) -> Option<Identity> {
         let moved = self.accepted_due() != self.planned;
         (self.letter().is_none() && (self.identity.is_given() || moved)).then_some(self.identity)
     }
 
     // ---- what becomes of it -------------------------------------------------------------------------------
 
-    pub(in crate::engine) fn set_stage(&mut self, stage: Stage) {
+    pub(crate) fn set_stage(&mut self, stage: Stage) {
         self.state.set_stage(stage);
     }
 
     /// Its window has closed: sets its due and the cause.
-    pub(in crate::engine) fn close(&mut self, due: u64, cause: ClosedBy) {
+    pub(crate) fn close(&mut self, due: u64, cause: ClosedBy) {
         self.due = due;
         self.state.set_closed_by(cause);
     }
 
     /// Its row is written with this commit, and is complete.
-    pub(in crate::engine) fn set_stored(&mut self, token: Token) {
+    pub(crate) fn set_stored(&mut self, token: Token) {
         self.residence = Residence::Stored(token).into();
         self.state.set(ItemFlag::Amended, false);
     }
 
     /// Its only safe copy is the broker's message with this tag; `None`: it is orphaned.
-    pub(in crate::engine) fn set_tag(&mut self, tag: Option<NonZeroU64>) {
+    pub(crate) fn set_tag(&mut self, tag: Option<NonZeroU64>) {
         self.residence = tag.map_or(Residence::Orphaned, Residence::Pending).into();
     }
 
-    pub(in crate::engine) fn set(&mut self, flag: ItemFlag, on: bool) {
+    pub(crate) fn set(&mut self, flag: ItemFlag, on: bool) {
         self.state.set(flag, on);
     }
 
     /// It is in flight, and another item has taken its place: it is not kept beyond this attempt.
-    pub(in crate::engine) fn supersede(&mut self, rule: DuplicateRule) {
+    pub(crate) fn supersede(&mut self, rule: DuplicateRule) {
         self.extra.get_or_insert_default().superseded = Some(rule);
         self.set_tag(None);
         self.state.set(ItemFlag::Indexed, false);
     }
 
     /// Sets a later due, for which it waits in the schedule.
-    pub(in crate::engine) fn defer(&mut self, until: u64) {
+    pub(crate) fn defer(&mut self, until: u64) {
         self.move_key(until);
         self.due = until;
         self.state.set_stage(Stage::Scheduled);
     }
 
     /// Sets an own time, whatever it waited for before.
-    pub(in crate::engine) fn reschedule(&mut self, due: u64) {
+    pub(crate) fn reschedule(&mut self, due: u64) {
         self.move_key(due);
         self.due = due;
         if !mutated(Mutant::RescheduledKeepsItsCause) {
@@ -381,7 +382,7 @@ impl Item {
     }
 
     /// Changes its tries; its row is out of date then.
-    pub(in crate::engine) fn amend(&mut self, change: impl FnOnce(&mut Tries)) {
+    pub(crate) fn amend(&mut self, change: impl FnOnce(&mut Tries)) {
         let mut tries = self.tries().clone();
         change(&mut tries);
         if tries != *self.tries() {
@@ -391,7 +392,7 @@ impl Item {
     }
 
     /// Sets the id and fingerprint of this dead letter's request, to be remembered with its confirm.
-    pub(in crate::engine) fn set_former(&mut self, identity: Identity, fingerprint: u64) {
+    pub(crate) fn set_former(&mut self, identity: Identity, fingerprint: u64) {
         self.fingerprint = fingerprint;
         if let Some(letter) = self.extra.as_mut().and_then(|extra| extra.letter.as_mut()) {
             letter.former = Some(identity);
@@ -400,7 +401,7 @@ impl Item {
 
     /// Turns it into a dead letter in the dead-letter queue, ordered by its due but due at once: an item may
     /// be dead-lettered before its time.
-    pub(in crate::engine) fn become_dead_letter(
+    pub(crate) fn become_dead_letter(
         &mut self,
         dead: Dead,
         meant_for: Address,
@@ -424,6 +425,6 @@ impl Item {
 
     /// Replaces the identity of a dead item by its arrival number. Returns the former identity.
     pub(super) fn lose_identity(&mut self) -> Identity {
-        std::mem::replace(&mut self.identity, Identity::assigned(self.seq))
+        core::mem::replace(&mut self.identity, Identity::assigned(self.seq))
     }
 }

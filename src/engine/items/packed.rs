@@ -2,8 +2,8 @@
 //! into two cache lines.
 
 use super::item::{Residence, Stage};
-use crate::engine::types::ClosedBy;
-use std::num::NonZeroU64;
+use core::num::NonZeroU64;
+use tidegate_types::ClosedBy;
 
 /// Causes, by number.
 const CAUSES: [ClosedBy; 6] =
@@ -17,7 +17,7 @@ const CAUSE: u64 = 7 << STAGE_BITS;
 /// Boolean facts about an item.
 #[derive(Clone, Copy, Debug)]
 #[repr(u64)]
-pub(in crate::engine) enum ItemFlag {
+pub(crate) enum ItemFlag {
     /// Its window is open, and it was due by the wall clock when it came into memory: the window counts it as
     /// an item that is in the store only.
     Stray = 1 << 60,

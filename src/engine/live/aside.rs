@@ -2,8 +2,9 @@
 //! passed over. Also how many due items of one customer memory holds.
 
 use super::*;
-use crate::engine::event::HeldRow;
-use crate::engine::queue::{Room, LAST};
+use crate::queue::{Room, LAST};
+use alloc::vec::Vec;
+use tidegate_types::event::HeldRow;
 
 impl LiveItems {
     /// Moves out of memory the due items of customers that are held back, and of other customers those beyond
@@ -29,7 +30,7 @@ impl LiveItems {
 
     /// Holds the customer of this name back until `until`, UTC ms. Returns until when it was held back
     /// before, if it was.
-    pub(in crate::engine) fn hold(&mut self, queue: QueueId, customer: &str, until: u64) -> Option<u64> {
+    pub(crate) fn hold(&mut self, queue: QueueId, customer: &str, until: u64) -> Option<u64> {
         let customer: Arc<str> = customer.into();
         let before = self.queues.at(queue).hold(&customer, until);
         let id = self.queues[queue].customer(&customer);
@@ -39,7 +40,7 @@ impl LiveItems {
     }
 
     /// Ends the hold of a customer. Returns whether it was held back.
-    pub(in crate::engine) fn let_go(&mut self, queue: QueueId, customer: &str) -> bool {
+    pub(crate) fn let_go(&mut self, queue: QueueId, customer: &str) -> bool {
         let id = self.queues[queue].customer(customer);
         if !self.queues.at(queue).let_go(customer) {
             return false;
@@ -50,7 +51,7 @@ impl LiveItems {
     }
 
     /// Whether the item's customer is held back.
-    pub(in crate::engine) fn is_held(&self, id: ItemId) -> bool {
+    pub(crate) fn is_held(&self, id: ItemId) -> bool {
         let item = &self.items()[id];
         let passed = self.queues[item.queue()].passed();
         let name = item.customer().and_then(|customer| self.customers().get(customer)).map(|of| &of.name);
@@ -58,7 +59,7 @@ impl LiveItems {
     }
 
     /// Puts all customers that are set aside back into the ready queue, as their conditions have changed.
-    pub(in crate::engine) fn call_all(&mut self, queue: QueueId) {
+    pub(crate) fn call_all(&mut self, queue: QueueId) {
         let aside = self.queues[queue].active().map(|active| active.ready().aside().clone());
         aside.into_iter().flatten().for_each(|id| self.at(queue).of(id).call());
     }
@@ -144,7 +145,7 @@ pub(super) fn count_due(at: &mut QueueItems<'_>, customer: Option<CustomerId>, c
 
 /// How many due items memory holds of a customer of this application once items of it were passed over.
 /// Further ones are read back when half of these have left.
-pub(in crate::engine) fn fill_of(live: &LiveItems, queue: QueueId) -> u64 {
+pub(crate) fn fill_of(live: &LiveItems, queue: QueueId) -> u64 {
     fill(live.queues.settings_of(queue), live.thresholds(), &live.shared)
 }
 
@@ -170,7 +171,7 @@ impl CustomerItems<'_, '_> {
     /// Changes where the customer waits, with the counts that depend on it.
     pub(super) fn turn_to(&mut self, turn: CustomerTurn) {
         let customer = &mut self.at.shared.customers[self.id];
-        let before = std::mem::replace(&mut customer.turn, turn);
+        let before = core::mem::replace(&mut customer.turn, turn);
         if before.is_aside() != turn.is_aside() {
             self.at.queue.ready_mut().set_aside(self.id, i64::from(customer.due), turn.is_aside());
         }
@@ -198,7 +199,7 @@ impl CustomerItems<'_, '_> {
 
     /// Puts it back into the ready queue if it waits for items that were passed over: more of them have been
     /// read.
-    pub(in crate::engine) fn call_behind(&mut self) {
+    pub(crate) fn call_behind(&mut self) {
         if self.at.shared.customers.get(self.id).is_some_and(|known| known.turn == CustomerTurn::Behind) {
             self.call();
         }
@@ -221,7 +222,7 @@ impl CustomerItems<'_, '_> {
 
     fn list_leaving(&mut self) {
         let SharedItems { customers, leaving, journal, .. } = &mut *self.at.shared;
-        let listed = std::mem::replace(&mut customers[self.id].is_leaving, true);
+        let listed = core::mem::replace(&mut customers[self.id].is_leaving, true);
         if !listed && journal.is_durable() {
             leaving.push_back((self.at.queue.id(), self.id));
         }

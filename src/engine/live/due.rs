@@ -1,7 +1,8 @@
 //! Due items of a queue: into its ready queue, and from there into batches.
 
 use super::*;
-use crate::engine::queue::LAST;
+use crate::queue::LAST;
+use alloc::vec::Vec;
 
 /// How long the members of a window that have been read wait for the rest while memory is full of items that
 /// cannot move, ms.
@@ -31,7 +32,7 @@ impl QueueItems<'_> {
     }
 
     /// Puts a due item into the ready queue.
-    pub(in crate::engine) fn push_ready(&mut self, id: ItemId) {
+    pub(crate) fn push_ready(&mut self, id: ItemId) {
         self.shared.set_stage(id, Stage::Ready);
         let (customer, place) = (self.shared.items[id].customer(), self.shared.items[id].place());
         let entry = match customer {
@@ -57,7 +58,7 @@ impl QueueItems<'_> {
     /// Takes the due items of the next batch, all of one customer, in order of (due, arrival). It takes none
     /// at or above the queue's bound, as older ones have still to be loaded, and none behind a due item that
     /// is still in the schedule. A window whose rest is beyond the bound waits for it.
-    pub(in crate::engine) fn take_batch(&mut self, most: usize, now: Now) -> Vec<ItemId> {
+    pub(crate) fn take_batch(&mut self, most: usize, now: Now) -> Vec<ItemId> {
         let near = if mutated(Mutant::FarOvertaken) { LAST } else { self.queue.near_until() };
         let scheduled = match self.shared.behind {
             Behind::Items(first) if !mutated(Mutant::ScheduledOvertaken) => first,
@@ -125,7 +126,7 @@ impl QueueItems<'_> {
 
     /// Puts stalled entries back into the ready queue, ahead of the others, as more of the queue has been
     /// loaded.
-    pub(in crate::engine) fn unstall(&mut self) {
+    pub(crate) fn unstall(&mut self) {
         self.shared.stalled.remove(&self.queue.id());
         let again = self.queue.ready_mut().unstall();
         self.shared.work += again.len() as u64;
@@ -140,7 +141,7 @@ impl QueueItems<'_> {
     /// The rest of the window that the queue waits for has no room, and nothing can make any. Where the due
     /// items here fill half of memory, or the queue has waited `REST_MS`, they leave without the rest.
     /// Returns how long the queue still waits, ms; `None`: it does not wait for the rest of a window.
-    pub(in crate::engine) fn leave_in_parts(&mut self, now: Now) -> Option<u64> {
+    pub(crate) fn leave_in_parts(&mut self, now: Now) -> Option<u64> {
         let half = self.shared.budget.rows as u64 / 2;
         let ready = self.queue.ready_mut();
         if !ready.has_stalled() || !ready.is_empty() {
@@ -156,7 +157,7 @@ impl QueueItems<'_> {
     }
 
     /// Sets whether an item is in flight; one that is may not be dropped.
-    pub(in crate::engine) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
+    pub(crate) fn set_flying(&mut self, id: ItemId, flight: Option<u64>) {
         let key = self.shared.items[id].place();
         self.shared.set_stage(id, flight.map_or(Stage::Ready, Stage::Flying));
         let active = self.queue.active_mut();

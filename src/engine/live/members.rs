@@ -2,11 +2,12 @@
 //! in a batch with other items of their customer.
 
 use super::*;
-use crate::engine::queue::{Room, LAST};
+use crate::queue::{Room, LAST};
+use alloc::vec::Vec;
 
 /// The live items of one customer of a queue.
 #[derive(Debug)]
-pub(in crate::engine) struct CustomerItems<'q, 's> {
+pub(crate) struct CustomerItems<'q, 's> {
     pub(super) id: CustomerId,
     pub(super) at: &'q mut QueueItems<'s>,
 }
@@ -141,7 +142,7 @@ impl CustomerItems<'_, '_> {
     }
 
     /// Closes the window: its members become due and stay so.
-    pub(in crate::engine) fn close_window(&mut self, cause: ClosedBy, now: Now) {
+    pub(crate) fn close_window(&mut self, cause: ClosedBy, now: Now) {
         self.at.shared.customers.pin(Some(self.id));
         let SharedItems { customers, journal, counters, .. } = &mut *self.at.shared;
         let ended = customers.at(self.id, self.at.queue.active_mut()).end(journal.ops());

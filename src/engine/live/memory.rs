@@ -1,6 +1,7 @@
 //! Moves between memory and store: into memory, out of it, and the rows written on the way.
 
 use super::*;
+use alloc::vec::Vec;
 
 impl<'s> QueueItems<'s> {
     /// Takes a stored item into memory.
@@ -117,7 +118,7 @@ impl<'s> QueueItems<'s> {
     }
 
     /// Takes an item off the list that it is on; an item in flight stays in its flight.
-    pub(in crate::engine) fn unlist(&mut self, id: ItemId) {
+    pub(crate) fn unlist(&mut self, id: ItemId) {
         let SharedItems { items, schedule, .. } = &mut *self.shared;
         let item = &items[id];
         let (key, customer, weight) = (item.place(), item.customer(), item.weight());

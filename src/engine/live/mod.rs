@@ -22,8 +22,6 @@ mod times;
 mod ways;
 
 use super::customers::{Customer, CustomerMut, CustomerTurn, Customers};
-pub(super) use super::event::HORIZON_MS;
-use super::event::{ClosingRow, IndexRows, Op, Opened, Place, Stored, FOR_EVER};
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::{self, Address, Item, ItemFlag, Items, Placement, Residence, Stage};
 use super::journal::Journal;
@@ -31,14 +29,17 @@ use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, Entry, QueueMut, Queues};
 use super::reads::ReadLine;
 use super::schedule::Taken;
-use super::types::{
+use super::window::{self, Member, Plan, Window};
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::num::NonZeroU64;
+pub(super) use tidegate_types::event::HORIZON_MS;
+use tidegate_types::event::{ClosingRow, IndexRows, Op, Opened, Place, Stored, FOR_EVER};
+use tidegate_types::{
     AppSettings, Budget, ClosedBy, Content, Dead, Delivery, DuplicateRule, Identity, Key, NewItem, Now,
     Thresholds,
 };
-use super::window::{self, Member, Plan, Window};
-use std::collections::BTreeSet;
-use std::num::NonZeroU64;
-use std::sync::Arc;
 
 use aside::count_due;
 pub(super) use aside::fill_of;
@@ -345,7 +346,7 @@ impl LiveItems {
         let waits_for = |live: &LiveItems, id: QueueId| (live.queues[id].near_until().due, id);
         let others = self.shared.stalled.iter().copied().filter(|id| *id != queue);
         let others = others.take(self.thresholds().ranges * 4);
-        let ids: Vec<QueueId> = std::iter::once(queue).chain(others).collect();
+        let ids: Vec<QueueId> = core::iter::once(queue).chain(others).collect();
         let mut left = most;
         for id in ids {
             let stalled_alone = |live: &LiveItems| {
@@ -385,7 +386,7 @@ impl LiveItems {
     /// Takes at most `limit` items whose time has come out of the schedule. Returns whether these are all.
     pub(super) fn take_due(&mut self, limit: usize, now: Now) -> bool {
         aside::call_paced(self, now);
-        for queue in std::mem::take(&mut self.shared.held) {
+        for queue in core::mem::take(&mut self.shared.held) {
             if self.queues.get(queue).is_some() {
                 self.queues.at(queue).run();
             }
@@ -519,8 +520,10 @@ impl LiveItems {
     /// Panics where an invariant is broken.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        let mut resident: std::collections::BTreeMap<QueueId, (u64, u64)> = std::collections::BTreeMap::new();
-        let mut seconds = std::collections::BTreeMap::<QueueId, std::collections::BTreeMap<u64, u32>>::new();
+        let mut resident: alloc::collections::BTreeMap<QueueId, (u64, u64)> =
+            alloc::collections::BTreeMap::new();
+        let mut seconds =
+            alloc::collections::BTreeMap::<QueueId, alloc::collections::BTreeMap<u64, u32>>::new();
         let batched = self.items().ids().filter(|id| self.items()[*id].stage().is_in_batch()).count();
         assert_eq!(self.shared.rows_in_batches(), batched, "items in batches");
         for id in self.items().ids() {

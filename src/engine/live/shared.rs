@@ -3,29 +3,32 @@
 //! handles only.
 
 use super::{Behind, KEEP_MS};
-use crate::engine::customers::Customers;
-use crate::engine::event::{ClosingRow, IndexRows, Op, Place, Rewritten, Standing, Stored};
-use crate::engine::ids::{CustomerId, ItemId, QueueId};
-use crate::engine::items::{self, Address, Item, ItemFlag, Items, Residence, Stage, Tries};
-use crate::engine::journal::Journal;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::reads::{Reads, Watch};
-use crate::engine::schedule::Schedule;
-use crate::engine::snapshot::Counters;
-use crate::engine::types::{Budget, Content, Identity, Key, Now};
-use std::collections::{BTreeSet, VecDeque};
-use std::sync::Arc;
+use crate::customers::Customers;
+use crate::ids::{CustomerId, ItemId, QueueId};
+use crate::items::{self, Address, Item, ItemFlag, Items, Residence, Stage, Tries};
+use crate::journal::Journal;
+use crate::mutant::{mutated, Mutant};
+use crate::reads::Rewritten;
+use crate::reads::{Reads, Watch};
+use crate::schedule::Schedule;
+use alloc::boxed::Box;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::event::{ClosingRow, IndexRows, Op, Place, Standing, Stored};
+use tidegate_types::snapshot::Counters;
+use tidegate_types::{Budget, Content, Identity, Key, Now};
 
 /// State that all queues share; see the module's page.
 #[derive(Debug)]
-pub(in crate::engine) struct SharedItems {
-    pub(in crate::engine) journal: Journal,
+pub(crate) struct SharedItems {
+    pub(crate) journal: Journal,
     /// Changes that reads of rows under way cannot know.
-    pub(in crate::engine) reads: Reads,
-    pub(in crate::engine) watch: Watch,
+    pub(crate) reads: Reads,
+    pub(crate) watch: Watch,
     pub(super) counters: Counters,
     pub(super) items: Items,
-    pub(in crate::engine) customers: Customers,
+    pub(crate) customers: Customers,
     /// Items that wait for their own time, and members of windows, by key; wall clock.
     pub(super) schedule: Schedule,
     /// Items that may be confirmed before they are stored, and the monotonic moment at which they are stored
@@ -80,28 +83,28 @@ impl SharedItems {
         }
     }
 
-    pub(in crate::engine) fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    pub(in crate::engine) fn counters_mut(&mut self) -> &mut Counters {
+    pub(crate) fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
     /// Counts rows that other modules have visited.
-    pub(in crate::engine) fn count_work(&mut self, rows: u64) {
+    pub(crate) fn count_work(&mut self, rows: u64) {
         self.work += rows;
     }
 
     #[cfg(test)]
-    pub(in crate::engine) fn work(&self) -> u64 {
+    pub(crate) fn work(&self) -> u64 {
         self.work
     }
 
     /// Reports the queues with items in the store alone that got another place since the last call, and from
     /// which place on.
-    pub(in crate::engine) fn tell_retold(&mut self, mut tell: impl FnMut(&str, Key)) {
-        for (queue, to) in std::mem::take(&mut self.retold) {
+    pub(crate) fn tell_retold(&mut self, mut tell: impl FnMut(&str, Key)) {
+        for (queue, to) in core::mem::take(&mut self.retold) {
             tell(&queue, to);
         }
     }
@@ -109,29 +112,29 @@ impl SharedItems {
     // ---- rows in memory -----------------------------------------------------------------------------------
 
     /// How many more rows fit in memory, apart from those that reads may bring.
-    pub(in crate::engine) fn free_rows(&self) -> usize {
+    pub(crate) fn free_rows(&self) -> usize {
         self.budget.rows.saturating_sub(self.items.len() + self.reserved.0)
     }
 
     /// Rows beyond the bound of memory, without those in batches: the batches of a queue that hangs take no
     /// room from other queues.
-    pub(in crate::engine) fn rows_beyond(&self) -> usize {
+    pub(crate) fn rows_beyond(&self) -> usize {
         let apart = if mutated(Mutant::BatchesCrowdOut) { 0 } else { self.batched };
         (self.items.len() + self.reserved.0).saturating_sub(self.budget.rows + apart)
     }
 
     /// How many more bytes of payloads fit, likewise.
-    pub(in crate::engine) fn free_bytes(&self) -> u64 {
+    pub(crate) fn free_bytes(&self) -> u64 {
         self.budget.contents.saturating_sub(self.items.content_bytes() + self.reserved.1)
     }
 
     /// Reserves room in memory for a read.
-    pub(in crate::engine) fn reserve(&mut self, rows: usize, bytes: u64) {
+    pub(crate) fn reserve(&mut self, rows: usize, bytes: u64) {
         self.reserved = (self.reserved.0 + rows, self.reserved.1 + bytes);
     }
 
     /// Frees the reserved room, as the rows that the read has brought count themselves.
-    pub(in crate::engine) fn fulfil(&mut self, rows: usize, bytes: u64) {
+    pub(crate) fn fulfil(&mut self, rows: usize, bytes: u64) {
         self.reserved = (self.reserved.0 - rows, self.reserved.1 - bytes);
     }
 
@@ -185,19 +188,19 @@ impl SharedItems {
     }
 
     /// Changes facts of an item, as a failed attempt does. They are written when the item leaves memory.
-    pub(in crate::engine) fn amend(&mut self, id: ItemId, change: impl FnOnce(&mut Tries)) {
+    pub(crate) fn amend(&mut self, id: ItemId, change: impl FnOnce(&mut Tries)) {
         self.items[id].amend(change);
     }
 
     /// Sets the id and the fingerprint of the request of this dead letter, which are to be remembered with
     /// its confirm.
-    pub(in crate::engine) fn set_former(&mut self, id: ItemId, identity: Identity, fingerprint: u64) {
+    pub(crate) fn set_former(&mut self, id: ItemId, identity: Identity, fingerprint: u64) {
         self.items[id].set_former(identity, fingerprint);
     }
 
     /// The broker redelivers what was not acked: items that it alone keeps become orphaned. The cost grows
     /// with the number of all items; it occurs once per connection.
-    pub(in crate::engine) fn orphan_pending(&mut self) -> Vec<ItemId> {
+    pub(crate) fn orphan_pending(&mut self) -> Vec<ItemId> {
         let pending: Vec<ItemId> = self.items.ids().filter(|id| !self.items[*id].is_stored()).collect();
         for id in &pending {
             self.items[*id].set_tag(None);
@@ -206,37 +209,37 @@ impl SharedItems {
     }
 
     #[cfg(test)]
-    pub(in crate::engine) fn rows_in_batches(&self) -> usize {
+    pub(crate) fn rows_in_batches(&self) -> usize {
         self.batched
     }
 
     // ---- their times --------------------------------------------------------------------------------------
 
     /// Puts the item into the schedule, to wait for its due.
-    pub(in crate::engine) fn await_time(&mut self, id: ItemId) {
+    pub(crate) fn await_time(&mut self, id: ItemId) {
         self.set_stage(id, Stage::Scheduled);
         self.schedule.insert(items::place_of(id), self.items[id].place());
     }
 
     /// When something in memory is due next, wall clock.
-    pub(in crate::engine) fn next_due(&self) -> Option<u64> {
+    pub(crate) fn next_due(&self) -> Option<u64> {
         self.schedule.next()
     }
 
     /// The wall clock went back: all items wait for their time anew.
-    pub(in crate::engine) fn rebase(&mut self, now: Now) {
+    pub(crate) fn rebase(&mut self, now: Now) {
         let items = &self.items;
         self.schedule
             .rebase(now.wall, |place| items.at(place).map_or(Key::default(), |id| items[id].place()));
     }
 
     /// Items that may be confirmed before they are written, where they still exist.
-    pub(in crate::engine) fn deferred(&self) -> impl Iterator<Item = ItemId> + '_ {
+    pub(crate) fn deferred(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.deferred.iter().map(|(_, id)| *id)
     }
 
     /// When the first of them is written at the latest, monotonic.
-    pub(in crate::engine) fn deferred_until(&self) -> Option<u64> {
+    pub(crate) fn deferred_until(&self) -> Option<u64> {
         self.deferred.front().map(|(at, _)| *at)
     }
 
@@ -253,7 +256,7 @@ impl SharedItems {
     }
 
     /// A commit became durable: the requests that waited for it are safe, and payloads may leave memory.
-    pub(in crate::engine) fn committed(&mut self, token: u64) {
+    pub(crate) fn committed(&mut self, token: u64) {
         let before = self.journal.uncommitted();
         for id in self.journal.committed(token) {
             let idle = self.items.get(id).is_some_and(|item| !item.stage().is_in_batch());
@@ -273,12 +276,12 @@ impl SharedItems {
     }
 
     /// Adds a payload that has come from the store.
-    pub(in crate::engine) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
+    pub(crate) fn set_content(&mut self, id: ItemId, content: Arc<Content>) {
         self.items.set_content(id, content);
     }
 
     /// Returns the payload for a publish. One that can be read again leaves memory.
-    pub(in crate::engine) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
+    pub(crate) fn lend_content(&mut self, id: ItemId) -> Option<Arc<Content>> {
         if self.is_readable(id) {
             self.items.take_content(id)
         } else {
@@ -305,7 +308,7 @@ impl SharedItems {
 
 /// An item as the store knows it: by names, not by handles.
 #[derive(Debug)]
-pub(in crate::engine) struct ItemRow<'a> {
+pub(crate) struct ItemRow<'a> {
     queue: &'a Arc<str>,
     customers: &'a Customers,
     item: &'a Item,
@@ -318,7 +321,7 @@ impl<'a> ItemRow<'a> {
     }
 
     /// Application and customer by name; of a dead item, those that it was meant for.
-    pub(in crate::engine) fn address(&self) -> Address {
+    pub(crate) fn address(&self) -> Address {
         if let Some(letter) = self.item.letter() {
             return letter.meant_for.clone();
         }
@@ -327,7 +330,7 @@ impl<'a> ItemRow<'a> {
     }
 
     /// Queue and key of its row.
-    pub(in crate::engine) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         Place { queue: Arc::clone(self.queue), key: self.item.key() }
     }
 

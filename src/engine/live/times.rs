@@ -2,7 +2,9 @@
 //! arrival number and its ids.
 
 use super::*;
-use crate::engine::event::{Rewritten, Standing};
+use crate::reads::Rewritten;
+use alloc::boxed::Box;
+use tidegate_types::event::Standing;
 
 impl QueueItems<'_> {
     /// Gives an item in memory `due` as its own time. It must be on no list and in no flight. An item that is
@@ -86,7 +88,7 @@ impl QueueItems<'_> {
     }
 
     /// Makes a dead letter wait until `until`, wall clock; other dead letters go before it.
-    pub(in crate::engine) fn defer_letter(&mut self, id: ItemId, until: u64, now: Now) {
+    pub(crate) fn defer_letter(&mut self, id: ItemId, until: u64, now: Now) {
         let from = self.row(&self.shared.items[id]).place();
         let Some(mut item) = self.remove(id) else { return };
         let old = item.place();

@@ -15,7 +15,7 @@ pub(super) struct Dying {
 
 impl<'s> QueueItems<'s> {
     /// The items of one customer of this queue.
-    pub(in crate::engine) fn of<'q>(&'q mut self, customer: CustomerId) -> CustomerItems<'q, 's> {
+    pub(crate) fn of<'q>(&'q mut self, customer: CustomerId) -> CustomerItems<'q, 's> {
         CustomerItems { id: customer, at: self }
     }
 
@@ -238,7 +238,7 @@ impl<'s> QueueItems<'s> {
 
     /// Forgets an item that the broker delivers again, or that another replaced while it was in flight. It
     /// must be on no list.
-    pub(in crate::engine) fn forget(&mut self, id: ItemId) {
+    pub(crate) fn forget(&mut self, id: ItemId) {
         debug_assert!(!self.shared.items[id].is_stored(), "what is stored is not given back to the broker");
         let Some(item) = self.remove(id) else { return };
         self.shared.watch.changed(item.identity());
@@ -251,7 +251,7 @@ impl<'s> QueueItems<'s> {
 
     /// The request of an orphaned item in flight has come again. The item takes this request over and is
     /// written, so that its attempt may last as long as it needs.
-    pub(in crate::engine) fn adopt(&mut self, id: ItemId, origin: Origin, now: Now) {
+    pub(crate) fn adopt(&mut self, id: ItemId, origin: Origin, now: Now) {
         self.shared.items[id].set_tag(NonZeroU64::new(origin.delivery.tag));
         self.store_pending(id, now);
     }
@@ -259,7 +259,7 @@ impl<'s> QueueItems<'s> {
     /// Another item takes the id of an item in flight, whose attempt may end late or never. From now on this
     /// item exists in its flight only. The end of the attempt decides whether it counts as sent or as
     /// replaced; a crash, which leaves that unknown, keeps the other item alone.
-    pub(in crate::engine) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
+    pub(crate) fn supersede(&mut self, id: ItemId, rule: DuplicateRule) {
         let item = &self.shared.items[id];
         let (place, rows) = (self.row(item).place(), self.row(item).index());
         let (residence, due_place) = (item.residence(), item.place());

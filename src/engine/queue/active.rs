@@ -6,17 +6,18 @@ use super::later::Later;
 use super::ready::ReadyQueue;
 use super::resident::Resident;
 use super::Loading;
-use crate::engine::health::Health;
-use crate::engine::ids::{CustomerId, ItemId, QueueId};
-use crate::engine::lookup::Lookup;
-use crate::engine::pace::{Bound, Pace};
-use crate::engine::types::{AppSettings, Key};
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use crate::health::Health;
+use crate::ids::{CustomerId, ItemId, QueueId};
+use crate::lookup::{NameKeys, NameMap};
+use crate::pace::Pace;
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use tidegate_types::rate::Bound;
+use tidegate_types::{AppSettings, Key};
 
 /// A condition of an active queue; several may hold at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Condition {
+pub(crate) enum Condition {
     /// A probe has been in flight for longer than a healthy queue takes.
     SlowProbe,
     /// Due rows are leaving memory.
@@ -30,11 +31,11 @@ pub(in crate::engine) enum Condition {
 
 /// The part of a queue that exists while it is active; see the module's page.
 #[derive(Debug)]
-pub(in crate::engine) struct ActiveQueue {
+pub(crate) struct ActiveQueue {
     id: QueueId,
     name: Arc<str>,
     settings: Arc<AppSettings>,
-    customers: Lookup<Arc<str>, CustomerId>,
+    customers: NameMap<CustomerId>,
     /// Customers with an open window.
     windows: BTreeSet<CustomerId>,
     ready: ReadyQueue,
@@ -53,12 +54,18 @@ pub(in crate::engine) struct ActiveQueue {
 }
 
 impl ActiveQueue {
-    pub(super) fn new(id: QueueId, name: Arc<str>, settings: Arc<AppSettings>, bound: Option<Bound>) -> Self {
+    pub(super) fn new(
+        id: QueueId,
+        name: Arc<str>,
+        settings: Arc<AppSettings>,
+        bound: Option<Bound>,
+        keys: NameKeys,
+    ) -> Self {
         ActiveQueue {
             id,
             name,
             settings,
-            customers: Lookup::new(),
+            customers: NameMap::with_hasher(keys),
             windows: BTreeSet::new(),
             ready: ReadyQueue::default(),
             flights: QueueFlights::default(),
@@ -80,86 +87,86 @@ impl ActiveQueue {
     }
 
     /// Handle of its queue.
-    pub(in crate::engine) fn id(&self) -> QueueId {
+    pub(crate) fn id(&self) -> QueueId {
         self.id
     }
 
-    pub(in crate::engine) fn name(&self) -> &Arc<str> {
+    pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    pub(in crate::engine) fn settings(&self) -> &Arc<AppSettings> {
+    pub(crate) fn settings(&self) -> &Arc<AppSettings> {
         &self.settings
     }
 
     // ---- customers and windows ----------------------------------------------------------------------------
 
-    pub(in crate::engine) fn customer(&self, name: &str) -> Option<CustomerId> {
+    pub(crate) fn customer(&self, name: &str) -> Option<CustomerId> {
         self.customers.get(name).copied()
     }
 
-    pub(in crate::engine) fn add_customer(&mut self, name: Arc<str>, id: CustomerId) {
+    pub(crate) fn add_customer(&mut self, name: Arc<str>, id: CustomerId) {
         self.customers.insert(name, id);
     }
 
-    pub(in crate::engine) fn forget_customer(&mut self, name: &str) {
+    pub(crate) fn forget_customer(&mut self, name: &str) {
         self.customers.remove(name);
     }
 
     /// Customers with an open window.
-    pub(in crate::engine) fn windows(&self) -> &BTreeSet<CustomerId> {
+    pub(crate) fn windows(&self) -> &BTreeSet<CustomerId> {
         &self.windows
     }
 
-    pub(in crate::engine) fn window_opened(&mut self, id: CustomerId) {
+    pub(crate) fn window_opened(&mut self, id: CustomerId) {
         self.windows.insert(id);
     }
 
-    pub(in crate::engine) fn window_ended(&mut self, id: CustomerId) {
+    pub(crate) fn window_ended(&mut self, id: CustomerId) {
         self.windows.remove(&id);
     }
 
     // ---- the way out --------------------------------------------------------------------------------------
 
-    pub(in crate::engine) fn ready(&self) -> &ReadyQueue {
+    pub(crate) fn ready(&self) -> &ReadyQueue {
         &self.ready
     }
 
-    pub(in crate::engine) fn ready_mut(&mut self) -> &mut ReadyQueue {
+    pub(crate) fn ready_mut(&mut self) -> &mut ReadyQueue {
         &mut self.ready
     }
 
-    pub(in crate::engine) fn flights(&self) -> &QueueFlights {
+    pub(crate) fn flights(&self) -> &QueueFlights {
         &self.flights
     }
 
-    pub(in crate::engine) fn flights_mut(&mut self) -> &mut QueueFlights {
+    pub(crate) fn flights_mut(&mut self) -> &mut QueueFlights {
         &mut self.flights
     }
 
-    pub(in crate::engine) fn health(&self) -> &Health {
+    pub(crate) fn health(&self) -> &Health {
         &self.health
     }
 
-    pub(in crate::engine) fn health_mut(&mut self) -> &mut Health {
+    pub(crate) fn health_mut(&mut self) -> &mut Health {
         &mut self.health
     }
 
     /// How fast its items leave.
-    pub(in crate::engine) fn pace(&self) -> &Pace {
+    pub(crate) fn pace(&self) -> &Pace {
         &self.pace
     }
 
-    pub(in crate::engine) fn pace_mut(&mut self) -> &mut Pace {
+    pub(crate) fn pace_mut(&mut self) -> &mut Pace {
         &mut self.pace
     }
 
     /// Items that the broker has confirmed in this life.
-    pub(in crate::engine) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    pub(in crate::engine) fn count_sent(&mut self, count: u64) {
+    pub(crate) fn count_sent(&mut self, count: u64) {
         self.sent += count;
     }
 
@@ -168,18 +175,18 @@ impl ActiveQueue {
         self.flights.first_to_resend().is_some() || !self.ready.is_empty()
     }
 
-    pub(in crate::engine) fn is(&self, condition: Condition) -> bool {
+    pub(crate) fn is(&self, condition: Condition) -> bool {
         self.conditions[condition as usize]
     }
 
     /// Sets a condition. Returns what it was before.
-    pub(in crate::engine) fn set(&mut self, condition: Condition, on: bool) -> bool {
-        std::mem::replace(&mut self.conditions[condition as usize], on)
+    pub(crate) fn set(&mut self, condition: Condition, on: bool) -> bool {
+        core::mem::replace(&mut self.conditions[condition as usize], on)
     }
 
     // ---- memory -------------------------------------------------------------------------------------------
 
-    pub(in crate::engine) fn resident(&self) -> &Resident {
+    pub(crate) fn resident(&self) -> &Resident {
         &self.resident
     }
 
@@ -196,24 +203,24 @@ impl ActiveQueue {
     }
 
     /// Read of the next rows, if one is under way.
-    pub(in crate::engine) fn loading(&self) -> Option<&Loading> {
+    pub(crate) fn loading(&self) -> Option<&Loading> {
         self.loading.as_ref()
     }
 
-    pub(in crate::engine) fn loading_mut(&mut self) -> &mut Option<Loading> {
+    pub(crate) fn loading_mut(&mut self) -> &mut Option<Loading> {
         &mut self.loading
     }
 
     // ---- droppable items ----------------------------------------------------------------------------------
 
     /// The item is in memory and not in flight: it may be dropped, where the settings drop the oldest.
-    pub(in crate::engine) fn may_drop(&mut self, key: Key, id: ItemId) {
+    pub(crate) fn may_drop(&mut self, key: Key, id: ItemId) {
         if self.settings.drops_oldest() {
             self.droppable.insert((key, id));
         }
     }
 
-    pub(in crate::engine) fn may_not_drop(&mut self, key: Key, id: ItemId) {
+    pub(crate) fn may_not_drop(&mut self, key: Key, id: ItemId) {
         self.droppable.remove(&(key, id));
     }
 
@@ -225,7 +232,7 @@ impl ActiveQueue {
     }
 
     /// Items that may be dropped, in the order in which they would be.
-    pub(in crate::engine) fn droppable(&self) -> impl Iterator<Item = (Key, ItemId)> + '_ {
+    pub(crate) fn droppable(&self) -> impl Iterator<Item = (Key, ItemId)> + '_ {
         self.droppable.iter().copied()
     }
 

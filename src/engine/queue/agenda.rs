@@ -3,18 +3,21 @@
 
 use super::passed::PassedOver;
 use super::{ActiveQueue, Condition, Loading, Queue, ReadyQueue, LAST};
-use crate::engine::event::{QueueRow, Slowed, DEAD_LETTERS, FOR_EVER};
-use crate::engine::ids::{ItemId, QueueId};
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::pace::Bound;
-use crate::engine::types::{AppSettings, Key, Settings, Thresholds};
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Deref;
-use std::sync::Arc;
+use crate::ids::{ItemId, QueueId};
+use crate::lookup::NameKeys;
+use crate::mutant::{mutated, Mutant};
+use alloc::boxed::Box;
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Deref;
+use tidegate_types::event::{QueueRow, Slowed, DEAD_LETTERS, FOR_EVER};
+use tidegate_types::rate::Bound;
+use tidegate_types::{AppSettings, Key, Settings, Thresholds};
 
 /// A state of a queue that ends by itself after a while.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::engine) enum EndOf {
+pub(crate) enum EndOf {
     /// Its own pause.
     Pause,
     /// The rate that a command has set.
@@ -24,8 +27,10 @@ pub(in crate::engine) enum EndOf {
 }
 
 /// State that all queues share; see the module's page.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Agenda {
+    /// Keys of the hashes of customers' names.
+    keys: NameKeys,
     /// Queues whose row is out of date, and queues that the loader has to visit.
     pub(super) dirty: Vec<QueueId>,
     pub(super) marked: Vec<QueueId>,
@@ -51,6 +56,26 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
+    pub(super) fn new(keys: NameKeys) -> Self {
+        Agenda {
+            keys,
+            dirty: Vec::new(),
+            marked: Vec::new(),
+            to_trim: Vec::new(),
+            run: VecDeque::new(),
+            active: 0,
+            occupied: 0,
+            paused: 0,
+            slowed: 0,
+            held: 0,
+            ends: BTreeSet::new(),
+            total: 0,
+            ready_rows: 0,
+            wall: 0,
+            mono: 0,
+        }
+    }
+
     /// Moves the end of a state, where it has or had one.
     fn note_end(&mut self, id: QueueId, of: EndOf, before: Option<u64>, ends: Option<u64>) {
         if let Some(before) = before {
@@ -61,7 +86,7 @@ impl Agenda {
 
     /// Sets or removes the temporary rate of a queue.
     fn note_slowed(&mut self, id: QueueId, known: &mut Option<Slowed>, slowed: Option<Slowed>) {
-        let before = std::mem::replace(known, slowed);
+        let before = core::mem::replace(known, slowed);
         let until = |slowed: Option<Slowed>| slowed.map(|slowed| slowed.until);
         self.note_end(id, EndOf::Rate, until(before), until(slowed));
         self.slowed = self.slowed + u64::from(slowed.is_some()) - u64::from(before.is_some());
@@ -70,7 +95,7 @@ impl Agenda {
 
 /// A queue to be changed: each change updates the state that all queues share.
 #[derive(Debug)]
-pub(in crate::engine) struct QueueMut<'q> {
+pub(crate) struct QueueMut<'q> {
     id: QueueId,
     queue: &'q mut Queue,
     agenda: &'q mut Agenda,
@@ -109,7 +134,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Its active part, created if it has none.
-    pub(in crate::engine) fn at_work(self) -> &'q mut ActiveQueue {
+    pub(crate) fn at_work(self) -> &'q mut ActiveQueue {
         let QueueMut { id, queue, agenda, settings } = self;
         let Queue { name, active, slowed, .. } = queue;
         active.get_or_insert_with(|| {
@@ -120,43 +145,44 @@ impl<'q> QueueMut<'q> {
                 Arc::clone(name),
                 Arc::clone(settings),
                 bound(name, *slowed, settings),
+                agenda.keys,
             ))
         })
     }
 
     /// The same, where further changes of the queue follow.
-    pub(in crate::engine) fn active_mut(&mut self) -> &mut ActiveQueue {
+    pub(crate) fn active_mut(&mut self) -> &mut ActiveQueue {
         QueueMut::new(self.id, self.queue, self.agenda, self.settings).at_work()
     }
 
-    pub(in crate::engine) fn ready_mut(&mut self) -> &mut ReadyQueue {
+    pub(crate) fn ready_mut(&mut self) -> &mut ReadyQueue {
         self.active_mut().ready_mut()
     }
 
-    pub(in crate::engine) fn id(&self) -> QueueId {
+    pub(crate) fn id(&self) -> QueueId {
         self.id
     }
 
     /// Limits at which the engine changes its behaviour.
-    pub(in crate::engine) fn thresholds(&self) -> &'q Thresholds {
+    pub(crate) fn thresholds(&self) -> &'q Thresholds {
         &self.settings.thresholds
     }
 
     /// Settings of its application, whether it is active or not.
-    pub(in crate::engine) fn settings(&self) -> &Arc<AppSettings> {
+    pub(crate) fn settings(&self) -> &Arc<AppSettings> {
         self.queue.settings(self.settings)
     }
 
     // ---- counts -------------------------------------------------------------------------------------------
 
     fn touch_row(&mut self) {
-        if !std::mem::replace(&mut self.queue.dirty, true) {
+        if !core::mem::replace(&mut self.queue.dirty, true) {
             self.agenda.dirty.push(self.id);
         }
     }
 
     /// Counts due items in or out: those of the ready queue, or of a customer that is set aside.
-    pub(in crate::engine) fn count_ready(&mut self, change: i64, aside: bool) {
+    pub(crate) fn count_ready(&mut self, change: i64, aside: bool) {
         self.active_mut().ready_mut().count(change, aside);
         self.agenda.ready_rows = self.agenda.ready_rows.saturating_add_signed(change);
         if change < 0 {
@@ -165,13 +191,13 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Counts an item in memory that only the broker keeps.
-    pub(in crate::engine) fn add_pending(&mut self) {
+    pub(crate) fn add_pending(&mut self) {
         self.active_mut();
         self.count_in();
         self.queue.pending += 1;
     }
 
-    pub(in crate::engine) fn remove_pending(&mut self) {
+    pub(crate) fn remove_pending(&mut self) {
         self.queue.pending -= 1;
         self.count_out();
     }
@@ -189,7 +215,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Counts an item that is written without a customer row and stays in memory.
-    pub(in crate::engine) fn add_resident(&mut self, place: Key) {
+    pub(crate) fn add_resident(&mut self, place: Key) {
         self.count_in();
         self.active_mut().resident_mut().add(place);
         self.queue.stored += 1;
@@ -199,7 +225,7 @@ impl<'q> QueueMut<'q> {
 
     /// Counts an item that is written and is in the store alone from now on. `passed`: its customer, if the
     /// item is passed over.
-    pub(in crate::engine) fn add_far(&mut self, place: Key, passed: Option<&str>) {
+    pub(crate) fn add_far(&mut self, place: Key, passed: Option<&str>) {
         self.count_in();
         self.count_later(place, true);
         self.queue.leave_in_store(place, passed);
@@ -209,13 +235,13 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Counts a stored item that has come into memory.
-    pub(in crate::engine) fn add_restored(&mut self, place: Key) {
+    pub(crate) fn add_restored(&mut self, place: Key) {
         self.active_mut().resident_mut().add(place);
         self.count_later(place, false);
     }
 
     /// Counts a stored item that has left memory. `passed`: its customer, if the item is passed over.
-    pub(in crate::engine) fn evicted(&mut self, place: Key, passed: Option<&str>) {
+    pub(crate) fn evicted(&mut self, place: Key, passed: Option<&str>) {
         self.count_later(place, true);
         self.queue.leave_in_store(place, passed);
         self.active_mut().resident_mut().remove(place);
@@ -223,7 +249,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// The window of an item in memory has closed: its place before, and now.
-    pub(in crate::engine) fn note_closed(&mut self, item: ItemId, places: (Key, Key), stored: bool) {
+    pub(crate) fn note_closed(&mut self, item: ItemId, places: (Key, Key), stored: bool) {
         let (before, now) = places;
         if before == now {
             return;
@@ -240,7 +266,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Counts out a stored item that has left this queue.
-    pub(in crate::engine) fn remove_stored(&mut self, place: Key, resident: bool) {
+    pub(crate) fn remove_stored(&mut self, place: Key, resident: bool) {
         self.queue.stored -= 1;
         if resident {
             self.active_mut().resident_mut().remove(place);
@@ -259,14 +285,14 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Items in the store alone got another place, from `to` on.
-    pub(in crate::engine) fn closed_far(&mut self, to: Key) {
+    pub(crate) fn closed_far(&mut self, to: Key) {
         self.queue.lower(to);
         self.touch_row();
         self.mark_for_loader();
     }
 
     /// `count` items in the store alone that were to be due at `end` are due now.
-    pub(in crate::engine) fn due_sooner(&mut self, end: u64, count: u64) {
+    pub(crate) fn due_sooner(&mut self, end: u64, count: u64) {
         if let Some(active) = self.queue.active.as_mut() {
             active.later_mut().due_sooner(end, count);
         }
@@ -276,7 +302,7 @@ impl<'q> QueueMut<'q> {
 
     /// A read of its next rows has ended. `next`: the first key that it has not read. Returns that read;
     /// `None`: there was none.
-    pub(in crate::engine) fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
+    pub(crate) fn loaded(&mut self, next: Option<Key>) -> Option<Loading> {
         let loading = self.queue.active.as_mut()?.loading_mut().take()?;
         let reached = if loading.void { loading.from } else { next.unwrap_or(Key::at(loading.until)) };
         let behind = loading.behind.filter(|_| !mutated(Mutant::BehindForgotten));
@@ -285,12 +311,12 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Sets when the loader visits it next, wall clock; `u64::MAX`: not at all. Returns what was set before.
-    pub(in crate::engine) fn wake_at(&mut self, at: u64) -> u64 {
-        std::mem::replace(&mut self.queue.wake, at)
+    pub(crate) fn wake_at(&mut self, at: u64) -> u64 {
+        core::mem::replace(&mut self.queue.wake, at)
     }
 
     /// The queue is held back from now on, or still.
-    pub(in crate::engine) fn begin_hold(&mut self, wall: u64) {
+    pub(crate) fn begin_hold(&mut self, wall: u64) {
         let (far, first) = (self.queue.far(), self.queue.near_until().due);
         if let Some(active) = self.queue.active.as_mut() {
             active.later_mut().begin((far > 0 && first > wall).then_some((first, far)));
@@ -298,7 +324,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Call where a reason to hold the queue back has ended: others may remain.
-    pub(in crate::engine) fn end_hold(&mut self) {
+    pub(crate) fn end_hold(&mut self) {
         let held = self.queue.is_held_back();
         if let Some(active) = self.queue.active.as_mut().filter(|_| !held) {
             active.later_mut().end();
@@ -306,7 +332,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Pauses the queue, or ends its pause. Returns whether that changed anything.
-    pub(in crate::engine) fn set_paused(&mut self, until: Option<u64>) -> bool {
+    pub(crate) fn set_paused(&mut self, until: Option<u64>) -> bool {
         if self.queue.paused == until {
             return false;
         }
@@ -317,14 +343,14 @@ impl<'q> QueueMut<'q> {
     }
 
     fn note_paused(&mut self, until: Option<u64>) {
-        let before = std::mem::replace(&mut self.queue.paused, until);
+        let before = core::mem::replace(&mut self.queue.paused, until);
         let ends = if mutated(Mutant::PauseHasNoEnd) { None } else { until };
         self.agenda.note_end(self.id, EndOf::Pause, before, ends);
         self.agenda.paused = self.agenda.paused + u64::from(until.is_some()) - u64::from(before.is_some());
     }
 
     /// Sets or removes a temporary rate. Returns whether that changed anything.
-    pub(in crate::engine) fn set_slowed(&mut self, slowed: Option<Slowed>) -> bool {
+    pub(crate) fn set_slowed(&mut self, slowed: Option<Slowed>) -> bool {
         if self.queue.slowed == slowed {
             return false;
         }
@@ -340,7 +366,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// Holds a customer back until `until`. Returns until when it was held back before, if it was.
-    pub(in crate::engine) fn hold(&mut self, customer: &Arc<str>, until: u64) -> Option<u64> {
+    pub(crate) fn hold(&mut self, customer: &Arc<str>, until: u64) -> Option<u64> {
         let before = self.queue.passed.hold(customer, until);
         self.agenda.note_end(self.id, EndOf::Customer(Arc::clone(customer)), before, Some(until));
         self.agenda.held += u64::from(before.is_none());
@@ -349,7 +375,7 @@ impl<'q> QueueMut<'q> {
 
     /// Ends the hold of a customer: its items that were passed over are read. Returns whether it was held
     /// back.
-    pub(in crate::engine) fn let_go(&mut self, customer: &str) -> bool {
+    pub(crate) fn let_go(&mut self, customer: &str) -> bool {
         let Some(until) = self.queue.passed.let_go(customer) else { return false };
         self.agenda.note_end(self.id, EndOf::Customer(customer.into()), Some(until), None);
         self.agenda.held -= 1;
@@ -360,7 +386,7 @@ impl<'q> QueueMut<'q> {
     // ---- what is passed over ------------------------------------------------------------------------------
 
     /// The first items are to be given up: those that were passed over are among them and are read as well.
-    pub(in crate::engine) fn read_passed(&mut self) {
+    pub(crate) fn read_passed(&mut self) {
         let low = self.queue.passed.take_low();
         if self.queue.far() > 0 && low < LAST && !mutated(Mutant::PassedOverForgotten) {
             self.queue.lower(low);
@@ -369,12 +395,12 @@ impl<'q> QueueMut<'q> {
     }
 
     /// An item in the store alone, or about to be, is passed over.
-    pub(in crate::engine) fn pass_over(&mut self, customer: &str, place: Key) {
+    pub(crate) fn pass_over(&mut self, customer: &str, place: Key) {
         self.queue.pass_over(customer, place);
     }
 
     /// Its items that are passed over, to be changed; the loader will visit the queue.
-    pub(in crate::engine) fn passed_mut(&mut self) -> &mut PassedOver {
+    pub(crate) fn passed_mut(&mut self) -> &mut PassedOver {
         self.mark_for_loader();
         &mut self.queue.passed
     }
@@ -382,28 +408,28 @@ impl<'q> QueueMut<'q> {
     // ---- work lists ---------------------------------------------------------------------------------------
 
     /// Something has changed for the queue: it gets a turn, and the loader visits it.
-    pub(in crate::engine) fn requeue(&mut self) {
+    pub(crate) fn requeue(&mut self) {
         self.mark_for_loader();
         self.run();
     }
 
     /// The loader has to visit it.
-    pub(in crate::engine) fn mark_for_loader(&mut self) {
-        if !std::mem::replace(&mut self.queue.marked, true) {
+    pub(crate) fn mark_for_loader(&mut self) {
+        if !core::mem::replace(&mut self.queue.marked, true) {
             self.agenda.marked.push(self.id);
         }
     }
 
     /// Something has changed in the queue: if its first items are to be given up and were not in memory, that
     /// is tried again.
-    pub(in crate::engine) fn may_trim(&mut self) {
+    pub(crate) fn may_trim(&mut self) {
         if self.queue.active().is_some_and(|active| active.is(Condition::Trimming)) {
             self.agenda.to_trim.push(self.id);
         }
     }
 
     /// Puts it into the run queue if it can send anything and is not paused.
-    pub(in crate::engine) fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let paused = self.queue.is_paused();
         let Some(active) = self.queue.active.as_mut() else { return };
         if !paused && active.has_work() && !active.set(Condition::Running, true) {

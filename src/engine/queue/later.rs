@@ -1,8 +1,8 @@
 //! Items of a queue that is held back that are in the store alone and were not due when they went there,
 //! counted by the second in which they become due. So the number of its due items is known without a read.
 
-use crate::engine::types::Key;
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use tidegate_types::Key;
 
 /// How many seconds have a count of their own; items that are due later count with the last.
 const SECONDS: usize = 4_096;

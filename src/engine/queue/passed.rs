@@ -7,14 +7,14 @@
 //! of the customer.
 
 use super::LAST;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::Key;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use crate::mutant::{mutated, Mutant};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
+use tidegate_types::Key;
 
 /// Whether memory has room for more items of a customer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Room {
+pub(crate) enum Room {
     /// Not known yet, or no longer.
     Unknown,
     /// More are wanted in memory.
@@ -35,21 +35,21 @@ struct PassedCustomer {
 
 /// A read of items that were passed over.
 #[derive(Debug)]
-pub(in crate::engine) struct ReadBack {
+pub(crate) struct ReadBack {
     /// Where it begins, and the first key that it does not read.
     from: Key,
     until: Key,
     /// Places in memory that it may fill.
-    pub(in crate::engine) rows: usize,
+    pub(crate) rows: usize,
     /// It reads the head of a queue that is held back, for a probe.
-    pub(in crate::engine) probe: bool,
+    pub(crate) probe: bool,
     /// The first item of each customer that was passed over since it began.
     behind: BTreeMap<Arc<str>, Key>,
 }
 
 /// All customers with items that were passed over; see the module's page.
 #[derive(Debug)]
-pub(in crate::engine) struct PassedOver {
+pub(crate) struct PassedOver {
     all: BTreeMap<Arc<str>, PassedCustomer>,
     /// Places of the first items that were passed over, for all customers, and for those of whom more are
     /// wanted.
@@ -72,17 +72,17 @@ impl PassedOver {
     }
 
     /// Customers that are held back.
-    pub(in crate::engine) fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.held
     }
 
     /// Whether no customer is held back, no item passed over, and no read under way.
-    pub(in crate::engine) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty() && self.reading.is_none()
     }
 
     /// Until when this customer's items are held back, UTC ms.
-    pub(in crate::engine) fn held_until(&self, customer: &str) -> Option<u64> {
+    pub(crate) fn held_until(&self, customer: &str) -> Option<u64> {
         // Most queues have no such customer.
         if self.all.is_empty() {
             return None;
@@ -96,7 +96,7 @@ impl PassedOver {
     }
 
     /// The first place that was passed over of one customer.
-    pub(in crate::engine) fn first(&self, customer: &str) -> Key {
+    pub(crate) fn first(&self, customer: &str) -> Key {
         if self.all.is_empty() {
             return LAST;
         }
@@ -156,12 +156,12 @@ impl PassedOver {
     }
 
     /// Whether memory has room for more of this customer.
-    pub(in crate::engine) fn room(&self, customer: &str) -> Room {
+    pub(crate) fn room(&self, customer: &str) -> Room {
         self.all.get(customer).map_or(Room::Unknown, |passed| passed.room)
     }
 
     /// Sets whether memory has room for more of it.
-    pub(in crate::engine) fn set_room(&mut self, customer: &str, room: Room) {
+    pub(crate) fn set_room(&mut self, customer: &str, room: Room) {
         let forgotten = room == Room::Some && mutated(Mutant::PassedOverForgotten);
         if self.all.get(customer).is_some_and(|passed| passed.room != room) && !forgotten {
             self.change(customer, |passed| passed.room = room);
@@ -169,7 +169,7 @@ impl PassedOver {
     }
 
     /// Memory has room for more of each customer.
-    pub(in crate::engine) fn want_all(&mut self) {
+    pub(crate) fn want_all(&mut self) {
         for (_, customer) in self.firsts.clone() {
             self.set_room(&customer, Room::Some);
         }
@@ -177,7 +177,7 @@ impl PassedOver {
 
     /// The first place that is to be read back, and for how many customers; `None` while such a read is under
     /// way.
-    pub(in crate::engine) fn wanted(&self) -> Option<(Key, usize)> {
+    pub(crate) fn wanted(&self) -> Option<(Key, usize)> {
         let first = self.wanted.first().map(|(first, _)| (*first, self.wanted.len()));
         first.filter(|_| self.reading.is_none())
     }
@@ -195,18 +195,18 @@ impl PassedOver {
     // ---- reads --------------------------------------------------------------------------------------------
 
     /// The read that is under way, if there is one.
-    pub(in crate::engine) fn reading(&self) -> Option<&ReadBack> {
+    pub(crate) fn reading(&self) -> Option<&ReadBack> {
         self.reading.as_ref()
     }
 
     /// Begins a read of the keys between these, which may bring `rows` rows into memory.
-    pub(in crate::engine) fn begin_read(&mut self, (from, until): (Key, Key), rows: usize, probe: bool) {
+    pub(crate) fn begin_read(&mut self, (from, until): (Key, Key), rows: usize, probe: bool) {
         self.reading = Some(ReadBack { from, until, rows, probe, behind: BTreeMap::new() });
     }
 
     /// Whether an item of this customer at this place comes behind one that was passed over since the read
     /// began.
-    pub(in crate::engine) fn is_behind(&self, customer: &str, place: Key) -> bool {
+    pub(crate) fn is_behind(&self, customer: &str, place: Key) -> bool {
         let behind = self.reading.as_ref().and_then(|reading| reading.behind.get(customer));
         behind.is_some_and(|behind| *behind < place)
     }
@@ -214,7 +214,7 @@ impl PassedOver {
     /// The read has ended. `next`: the first key that it has not read; `void`: it has brought nothing that
     /// counts; `near`: the queue's bound, beyond which nothing counts. Returns that read, and the customers
     /// of whom more may be in memory now.
-    pub(in crate::engine) fn end_read(
+    pub(crate) fn end_read(
         &mut self,
         next: Option<Key>,
         void: bool,

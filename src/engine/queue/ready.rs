@@ -1,19 +1,20 @@
 //! The due work of a queue, in order: entries that may leave, and entries that wait for older rows to be
 //! loaded.
 
-use crate::engine::ids::{CustomerId, ItemId};
-use std::collections::{BTreeSet, VecDeque};
+use crate::ids::{CustomerId, ItemId};
+use alloc::collections::{BTreeSet, VecDeque};
+use alloc::vec::Vec;
 
 /// An entry of a ready queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Entry {
+pub(crate) enum Entry {
     Customer(CustomerId),
     Single(ItemId),
 }
 
 /// The due work of a queue; see the module's page.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct ReadyQueue {
+pub(crate) struct ReadyQueue {
     /// Entries that may leave, in the order in which they came here.
     ready: VecDeque<Entry>,
     /// Entries whose first item, or the rest of its window, is at or above the bound.
@@ -31,59 +32,59 @@ pub(in crate::engine) struct ReadyQueue {
 
 impl ReadyQueue {
     /// Whether no entry may leave.
-    pub(in crate::engine) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.ready.is_empty()
     }
 
     /// Whether any entry waits for rows that have still to be loaded.
-    pub(in crate::engine) fn has_stalled(&self) -> bool {
+    pub(crate) fn has_stalled(&self) -> bool {
         !self.stalled.is_empty()
     }
 
     /// Entries that may leave.
-    pub(in crate::engine) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ready.len()
     }
 
     /// Items of all entries.
-    pub(in crate::engine) fn items(&self) -> u64 {
+    pub(crate) fn items(&self) -> u64 {
         self.items
     }
 
     /// Items of all entries, and of customers that are set aside.
-    pub(in crate::engine) fn all_items(&self) -> u64 {
+    pub(crate) fn all_items(&self) -> u64 {
         self.items + self.items_aside
     }
 
     /// Customers that are set aside.
-    pub(in crate::engine) fn aside(&self) -> &BTreeSet<CustomerId> {
+    pub(crate) fn aside(&self) -> &BTreeSet<CustomerId> {
         &self.aside
     }
 
     /// The first entry; where none may leave, the first stalled one.
-    pub(in crate::engine) fn first(&self) -> Option<Entry> {
+    pub(crate) fn first(&self) -> Option<Entry> {
         self.ready.front().or(self.stalled.first()).copied()
     }
 
-    pub(in crate::engine) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         self.ready.iter().chain(&self.stalled).copied()
     }
 
-    pub(in crate::engine) fn push(&mut self, entry: Entry) {
+    pub(crate) fn push(&mut self, entry: Entry) {
         self.ready.push_back(entry);
     }
 
     /// Puts an entry back as the first.
-    pub(in crate::engine) fn put_back(&mut self, entry: Entry) {
+    pub(crate) fn put_back(&mut self, entry: Entry) {
         self.ready.push_front(entry);
     }
 
-    pub(in crate::engine) fn take(&mut self) -> Option<Entry> {
+    pub(crate) fn take(&mut self) -> Option<Entry> {
         self.ready.pop_front()
     }
 
     /// Takes the last entry, stalled ones first.
-    pub(in crate::engine) fn take_last(&mut self) -> Option<Entry> {
+    pub(crate) fn take_last(&mut self) -> Option<Entry> {
         let last = self.stalled.pop().or_else(|| self.ready.pop_back());
         if last.is_none() {
             self.has_left();
@@ -92,41 +93,41 @@ impl ReadyQueue {
     }
 
     /// Adds an entry that waits for older rows.
-    pub(in crate::engine) fn stall(&mut self, entry: Entry) {
+    pub(crate) fn stall(&mut self, entry: Entry) {
         self.stalled.push(entry);
     }
 
     /// Takes all stalled entries to be examined; the caller stalls those again that stay.
-    pub(in crate::engine) fn take_stalled(&mut self) -> Vec<Entry> {
-        std::mem::take(&mut self.stalled)
+    pub(crate) fn take_stalled(&mut self) -> Vec<Entry> {
+        core::mem::take(&mut self.stalled)
     }
 
     /// Sets the stalled entries, in order.
-    pub(in crate::engine) fn put_stalled(&mut self, entries: Vec<Entry>) {
+    pub(crate) fn put_stalled(&mut self, entries: Vec<Entry>) {
         self.stalled = entries;
     }
 
     /// Notes that memory has no room for the rest of a window. Returns for how long it has had none, ms.
-    pub(in crate::engine) fn lacks_room(&mut self, mono: u64) -> u64 {
+    pub(crate) fn lacks_room(&mut self, mono: u64) -> u64 {
         mono.saturating_sub(*self.lacks_room.get_or_insert(mono))
     }
 
-    pub(in crate::engine) fn is_in_parts(&self) -> bool {
+    pub(crate) fn is_in_parts(&self) -> bool {
         self.in_parts
     }
 
-    pub(in crate::engine) fn leave_in_parts(&mut self) {
+    pub(crate) fn leave_in_parts(&mut self) {
         self.in_parts = true;
     }
 
     /// A batch has left, or no entries are left.
-    pub(in crate::engine) fn has_left(&mut self) {
+    pub(crate) fn has_left(&mut self) {
         (self.lacks_room, self.in_parts) = (None, false);
     }
 
     /// Puts the stalled entries back, ahead of the others. Returns them.
-    pub(in crate::engine) fn unstall(&mut self) -> Vec<Entry> {
-        let stalled = std::mem::take(&mut self.stalled);
+    pub(crate) fn unstall(&mut self) -> Vec<Entry> {
+        let stalled = core::mem::take(&mut self.stalled);
         for entry in stalled.iter().rev() {
             self.ready.push_front(*entry);
         }
@@ -146,7 +147,7 @@ impl ReadyQueue {
     }
 
     /// A customer with this many due items is set aside from now on, or no longer.
-    pub(in crate::engine) fn set_aside(&mut self, customer: CustomerId, items: i64, aside: bool) {
+    pub(crate) fn set_aside(&mut self, customer: CustomerId, items: i64, aside: bool) {
         if aside {
             self.aside.insert(customer);
         } else {

@@ -1,24 +1,24 @@
 //! Stored items of a queue that are in memory: their number, and how many are due in each second. The first
 //! of these seconds gives the low mark.
 
-use crate::engine::types::Key;
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use tidegate_types::Key;
 
 /// Counts of one queue; see the module's page.
 #[derive(Debug, Default)]
-pub(in crate::engine) struct Resident {
+pub(crate) struct Resident {
     count: u64,
     seconds: BTreeMap<u64, u32>,
 }
 
 impl Resident {
-    pub(in crate::engine) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
     /// How many are due in each second.
     #[cfg(test)]
-    pub(in crate::engine) fn seconds(&self) -> &BTreeMap<u64, u32> {
+    pub(crate) fn seconds(&self) -> &BTreeMap<u64, u32> {
         &self.seconds
     }
 

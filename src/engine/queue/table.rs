@@ -4,19 +4,20 @@
 use super::agenda::{bound, Agenda, EndOf, QueueMut};
 use super::passed::PassedOver;
 use super::{Condition, Queue, LAST};
-use crate::engine::event::{QueueRow, DEAD_LETTERS};
-use crate::engine::ids::QueueId;
-use crate::engine::lookup::Lookup;
-use crate::engine::slab::{self, Handle, Slab};
-use crate::engine::types::{AppSettings, Now, Settings, Thresholds};
-use std::ops::Index;
-use std::sync::Arc;
+use crate::ids::QueueId;
+use crate::lookup::{NameKeys, NameMap};
+use crate::slab::{self, Handle, Slab};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::ops::Index;
+use tidegate_types::event::{QueueRow, DEAD_LETTERS};
+use tidegate_types::{AppSettings, Now, Settings, Thresholds};
 
 /// All queues, by name and by handle.
 #[derive(Debug)]
-pub(in crate::engine) struct Queues {
+pub(crate) struct Queues {
     table: Slab<QueueId, Queue>,
-    names: Lookup<Arc<str>, QueueId>,
+    names: NameMap<QueueId>,
     settings: Arc<Settings>,
     agenda: Agenda,
     /// Idle queues are looked for when more than this many are active, or are known at all.
@@ -26,13 +27,15 @@ pub(in crate::engine) struct Queues {
 }
 
 impl Queues {
-    pub(in crate::engine) fn new(settings: Arc<Settings>, rows: &[QueueRow]) -> Self {
+    /// The queues of a store. The hashes of names follow from `seed`.
+    pub(crate) fn new(settings: Arc<Settings>, rows: &[QueueRow], seed: u64) -> Self {
+        let keys = NameKeys::of(seed);
         let idle = settings.thresholds.idle_queues;
         let mut queues = Queues {
             table: Slab::new(),
-            names: Lookup::new(),
+            names: NameMap::with_hasher(keys),
             settings,
-            agenda: Agenda::default(),
+            agenda: Agenda::new(keys),
             tidy_at: idle,
             tidy_names_at: 2 * idle,
             dead_letters: Handle::new(0, slab::FIRST),
@@ -46,12 +49,12 @@ impl Queues {
     }
 
     /// The queue of this name.
-    pub(in crate::engine) fn find(&self, name: &str) -> Option<QueueId> {
+    pub(crate) fn find(&self, name: &str) -> Option<QueueId> {
         self.names.get(name).copied()
     }
 
     /// The queue of this name, added if it is not known.
-    pub(in crate::engine) fn id(&mut self, name: &str) -> QueueId {
+    pub(crate) fn id(&mut self, name: &str) -> QueueId {
         if let Some(id) = self.names.get(name) {
             return *id;
         }
@@ -75,66 +78,66 @@ impl Queues {
         id
     }
 
-    pub(in crate::engine) fn dead_letters(&self) -> QueueId {
+    pub(crate) fn dead_letters(&self) -> QueueId {
         self.dead_letters
     }
 
     /// How many queues have items.
-    pub(in crate::engine) fn occupied(&self) -> u64 {
+    pub(crate) fn occupied(&self) -> u64 {
         self.agenda.occupied
     }
 
     /// How many queues are paused.
-    pub(in crate::engine) fn paused(&self) -> u64 {
+    pub(crate) fn paused(&self) -> u64 {
         self.agenda.paused
     }
 
     /// How many queues have a temporary rate.
-    pub(in crate::engine) fn slowed(&self) -> u64 {
+    pub(crate) fn slowed(&self) -> u64 {
         self.agenda.slowed
     }
 
     /// How many customers are held back, over all queues.
-    pub(in crate::engine) fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         self.agenda.held
     }
 
     /// When the next state ends by itself, UTC ms.
-    pub(in crate::engine) fn next_end(&self) -> Option<u64> {
+    pub(crate) fn next_end(&self) -> Option<u64> {
         self.agenda.ends.first().map(|(until, ..)| *until)
     }
 
     /// A state that was to end by then, and its queue.
-    pub(in crate::engine) fn ended(&self, wall: u64) -> Option<(QueueId, EndOf)> {
+    pub(crate) fn ended(&self, wall: u64) -> Option<(QueueId, EndOf)> {
         let first = self.agenda.ends.first().filter(|(until, ..)| *until <= wall);
         first.map(|(_, queue, ending)| (*queue, ending.clone()))
     }
 
-    pub(in crate::engine) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.agenda.total
     }
 
-    pub(in crate::engine) fn get(&self, id: QueueId) -> Option<&Queue> {
+    pub(crate) fn get(&self, id: QueueId) -> Option<&Queue> {
         self.table.get(id)
     }
 
     /// A queue to be changed.
-    pub(in crate::engine) fn at(&mut self, id: QueueId) -> QueueMut<'_> {
+    pub(crate) fn at(&mut self, id: QueueId) -> QueueMut<'_> {
         QueueMut::new(id, &mut self.table[id], &mut self.agenda, &self.settings)
     }
 
     /// All handles, in order of their places. The cost grows with the number of queues.
-    pub(in crate::engine) fn ids(&self) -> impl Iterator<Item = QueueId> + '_ {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = QueueId> + '_ {
         self.table.handles()
     }
 
     /// Settings of a queue's application, whether it is active or not.
-    pub(in crate::engine) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
+    pub(crate) fn settings_of(&self, id: QueueId) -> &Arc<AppSettings> {
         self.table[id].settings(&self.settings)
     }
 
     /// Sets new settings for all active queues. The cost grows with the number of queues.
-    pub(in crate::engine) fn configure(&mut self, settings: Arc<Settings>) {
+    pub(crate) fn configure(&mut self, settings: Arc<Settings>) {
         self.settings = settings;
         for id in self.table.handles().collect::<Vec<_>>() {
             let queue = &mut self.table[id];
@@ -149,21 +152,21 @@ impl Queues {
     }
 
     /// Sets the clocks: the wall clock separates due items from later ones, the monotonic one paces items.
-    pub(in crate::engine) fn observe(&mut self, now: Now) {
+    pub(crate) fn observe(&mut self, now: Now) {
         (self.agenda.wall, self.agenda.mono) = (now.wall, now.mono);
     }
 
     // ---- counts -------------------------------------------------------------------------------------------
 
     /// Due items of all queues.
-    pub(in crate::engine) fn ready_rows(&self) -> u64 {
+    pub(crate) fn ready_rows(&self) -> u64 {
         self.agenda.ready_rows
     }
 
     /// The rows that have changed since the last call.
-    pub(in crate::engine) fn take_dirty_rows(&mut self) -> Vec<QueueRow> {
+    pub(crate) fn take_dirty_rows(&mut self) -> Vec<QueueRow> {
         let mut rows = Vec::with_capacity(self.agenda.dirty.len());
-        for id in std::mem::take(&mut self.agenda.dirty) {
+        for id in core::mem::take(&mut self.agenda.dirty) {
             let Some(queue) = self.table.get_mut(id) else { continue };
             queue.dirty = false;
             rows.push(queue.row());
@@ -173,8 +176,8 @@ impl Queues {
 
     // ---- work lists ---------------------------------------------------------------------------------------
 
-    pub(in crate::engine) fn take_marked(&mut self) -> Vec<QueueId> {
-        let marked = std::mem::take(&mut self.agenda.marked);
+    pub(crate) fn take_marked(&mut self) -> Vec<QueueId> {
+        let marked = core::mem::take(&mut self.agenda.marked);
         for id in &marked {
             if let Some(queue) = self.table.get_mut(*id) {
                 queue.marked = false;
@@ -183,11 +186,11 @@ impl Queues {
         marked
     }
 
-    pub(in crate::engine) fn take_to_trim(&mut self) -> Vec<QueueId> {
-        std::mem::take(&mut self.agenda.to_trim)
+    pub(crate) fn take_to_trim(&mut self) -> Vec<QueueId> {
+        core::mem::take(&mut self.agenda.to_trim)
     }
 
-    pub(in crate::engine) fn next_to_run(&mut self) -> Option<QueueId> {
+    pub(crate) fn next_to_run(&mut self) -> Option<QueueId> {
         while let Some(id) = self.agenda.run.pop_front() {
             if let Some(active) = self.table.get_mut(id).and_then(|queue| queue.active.as_mut()) {
                 active.set(Condition::Running, false);
@@ -197,17 +200,17 @@ impl Queues {
         None
     }
 
-    pub(in crate::engine) fn is_anything_running(&self) -> bool {
+    pub(crate) fn is_anything_running(&self) -> bool {
         !self.agenda.run.is_empty()
     }
 
-    pub(in crate::engine) fn thresholds(&self) -> &Thresholds {
+    pub(crate) fn thresholds(&self) -> &Thresholds {
         &self.settings.thresholds
     }
 
     /// Frees the state of idle queues. A queue at rest keeps its state for a while: idle ones are looked for
     /// only once there are twice as many queues as were left the last time.
-    pub(in crate::engine) fn tidy(&mut self) {
+    pub(crate) fn tidy(&mut self) {
         if self.agenda.active <= self.tidy_at && self.table.len() <= self.tidy_names_at {
             return;
         }

@@ -1,10 +1,10 @@
 //! Closes the windows of an application that were open when the command was judged, some in each call.
 
-use crate::engine::core::Core;
-use crate::engine::ids::CustomerId;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{Answer, Asker, ClosedBy, Command, Now};
-use std::collections::VecDeque;
+use crate::core::Core;
+use crate::ids::CustomerId;
+use crate::mutant::{mutated, Mutant};
+use alloc::collections::VecDeque;
+use tidegate_types::{Answer, Asker, ClosedBy, Command, Now};
 
 /// One flush of an application under way.
 #[derive(Debug)]

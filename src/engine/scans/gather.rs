@@ -2,12 +2,13 @@
 
 use super::scope::Scope;
 use super::{Kind, Running};
-use crate::engine::core::{listed, Core};
-use crate::engine::ids::{CustomerId, ItemId, QueueId};
-use crate::engine::lookup::Lookup;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::queue::{Entry, LAST};
-use crate::engine::types::{CustomerOf, Filter, ListedStage};
+use crate::core::{listed, Core};
+use crate::ids::{CustomerId, ItemId, QueueId};
+use crate::lookup::Lookup;
+use crate::mutant::{mutated, Mutant};
+use crate::queue::{Entry, LAST};
+use alloc::vec::Vec;
+use tidegate_types::{CustomerOf, Filter, ListedStage};
 
 /// How often a customer's list is begun anew because its next item has left memory. After that the list is
 /// read in one step.

@@ -2,13 +2,14 @@
 
 use super::scope::Scope;
 use super::Kind;
-use crate::engine::core::Core;
-use crate::engine::event::Along;
-use crate::engine::ids::QueueId;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{Filter, Key, ListedStage, Now, Selection};
-use std::collections::VecDeque;
-use std::sync::Arc;
+use crate::core::Core;
+use crate::ids::QueueId;
+use crate::mutant::{mutated, Mutant};
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::event::Along;
+use tidegate_types::{Filter, Key, ListedStage, Now, Selection};
 
 /// Steps that one page of a list may take, for one application and for all. After that each remaining
 /// application has one step, and the page contains the key to continue at.

@@ -3,13 +3,14 @@
 use super::ranges::{most_steps, ScanRange};
 use super::scope::{Scope, Traits};
 use super::{end_of_cancel, Kind, Running};
-use crate::engine::core::{listed, Core};
-use crate::engine::event::{Along, Load, Scan, Stored};
-use crate::engine::ids::ItemId;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::reads::ReadLine;
-use crate::engine::types::{Answer, Key, Listed, Now};
-use std::collections::VecDeque;
+use crate::core::{listed, Core};
+use crate::ids::ItemId;
+use crate::mutant::{mutated, Mutant};
+use crate::reads::ReadLine;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use tidegate_types::event::{Along, Load, Scan, Stored};
+use tidegate_types::{Answer, Key, Listed, Now};
 
 impl Running {
     pub(super) fn is_through(&self) -> bool {
@@ -70,7 +71,7 @@ impl Running {
 
     /// Whether it meets an item for the first time, if this was rescheduled since it began.
     fn meets_anew(&mut self, seq: u64) -> bool {
-        self.retimed.get_mut(&seq).is_none_or(|met| !std::mem::replace(met, true))
+        self.retimed.get_mut(&seq).is_none_or(|met| !core::mem::replace(met, true))
     }
 
     /// Puts an item on the page. A rescheduled item that is on it with its former time is replaced.

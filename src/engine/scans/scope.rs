@@ -1,10 +1,11 @@
 //! The items that a cancel or count covers.
 
-use crate::engine::core::Core;
-use crate::engine::event::Stored;
-use crate::engine::ids::ItemId;
-use crate::engine::mutant::{mutated, Mutant};
-use crate::engine::types::{CustomerOf, Selection};
+use crate::core::Core;
+use crate::ids::ItemId;
+use crate::mutant::{mutated, Mutant};
+use alloc::boxed::Box;
+use tidegate_types::event::Stored;
+use tidegate_types::{CustomerOf, Selection};
 
 /// See the module's page.
 #[derive(Clone, Debug)]

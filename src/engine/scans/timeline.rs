@@ -4,12 +4,13 @@
 //! are due already are not read: their number has no bound, and it is counted elsewhere.
 
 use super::ranges::ScanRange;
-use crate::engine::core::Core;
-use crate::engine::event::Along;
-use crate::engine::queue::Queue;
-use crate::engine::types::{Key, Now, Timeline, TimelineQuery};
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use crate::core::Core;
+use crate::queue::Queue;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use tidegate_types::event::Along;
+use tidegate_types::{Key, Now, Timeline, TimelineQuery};
 
 /// Rows that one answer reads: some 40 ms of reading, in steps between which all other work continues.
 const ROWS: usize = 50_000;

@@ -2,11 +2,11 @@
 //! reports damage, and each application finds its own items and leaves those of the others alone.
 
 use super::sim::{number, Random};
-use super::twin::Twin;
+use super::twin;
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 const APPS: [&str; 3] = ["a", "b", "c"];
 
@@ -69,7 +69,7 @@ struct Asking {
 impl Asking {
     fn new(seed: u64, settings: Settings, real: bool) -> Self {
         let mut w = World::unconnected(settings);
-        w.twin = real.then(Twin::new);
+        w.twin = real.then(twin::on_disk);
         w.connect();
         w.drain_jobs();
         let mut ids: Vec<Id> = (0..4).map(|n| Id::given(&n.to_string())).collect();
@@ -369,7 +369,7 @@ fn id_of(w: &World, payload: &str) -> Id {
 #[test]
 fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application() {
     let mut w = World::unconnected(with(|app| app.window = 60_000));
-    w.twin = Some(Twin::new());
+    w.twin = Some(twin::on_disk());
     w.connect();
     w.drain_jobs();
     assert_eq!(w.ask(Command::Pause("a".into(), None)), Answer::Until { until: None, changed: true });
@@ -440,7 +440,7 @@ fn an_item_with_another_key_than_it_came_with_is_unknown_to_another_application(
 #[test]
 fn an_id_that_was_assigned_and_given_names_the_one_it_was_given_to() {
     let mut w = World::unconnected(settings());
-    w.twin = Some(Twin::new());
+    w.twin = Some(twin::on_disk());
     w.connect();
     w.drain_jobs();
     w.send(vec![at(T0 + 1_000, nameless("a", "", "first"))]);

@@ -3,8 +3,8 @@
 //! Judges promise 7.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 use DuplicateRule::Keep;
 
 /// A turn may decide on 4,096 arrivals or one whole envelope, make 10,000 rows due, and evict 1,000. Each row is

@@ -1,10 +1,10 @@
 //! Settings, items and commands for tests, and the results of a world.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 pub(super) fn settings() -> Settings {
     settings_of(AppSettings::default())

@@ -1,8 +1,8 @@
 //! Cancels of one item or of a customer that take time, and requests behind them.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 use DuplicateRule::Keep;
 
 fn named(rule: DuplicateRule, due: u64, payload: &str) -> NewItem {

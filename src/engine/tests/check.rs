@@ -1,9 +1,9 @@
 //! One function for transcripts: this input has exactly these effects.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::BTreeMap;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// A world that records every effect of the last input as a line of text.
 pub(super) struct Script {

@@ -1,9 +1,9 @@
 //! Clocks that step, and windows over a restart.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::VecDeque;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// Judges promise 4.
 #[test]

@@ -1,8 +1,8 @@
 //! Rates of customers: which items they hold back, where these are kept, and which items they leave alone.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 fn rated(rate: &str, burst: u32, change: impl FnOnce(&mut AppSettings)) -> Settings {
     with(|app| {

@@ -1,8 +1,8 @@
 //! Customers that are held back: their items stay, all others leave, and items that were passed over are found again.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 fn of(customer: &str) -> CustomerOf {
     CustomerOf { application: "a".into(), customer: customer.into() }

@@ -1,8 +1,8 @@
 //! Identity of items: the contract's table of duplicates, and the commands, as transcripts.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
 
 const RULES: [DuplicateRule; 5] = [Keep, Replace, Earliest, Latest, Reject];

@@ -1,30 +1,30 @@
 //! Views into an engine for tests only.
 
-use super::super::{queue, types, Engine};
+use crate::{queue, Engine};
 
 impl Engine {
     /// Panics where an invariant is broken.
-    pub(in crate::engine) fn check_invariants(&self) {
+    pub(crate) fn check_invariants(&self) {
         self.core.live.check();
     }
 
     /// Rows in memory, and bytes of payloads.
-    pub(in crate::engine) fn memory_bytes(&self) -> (usize, u64) {
+    pub(crate) fn memory_bytes(&self) -> (usize, u64) {
         (self.core.live.items().len(), self.core.live.items().content_bytes())
     }
 
     /// Rows in batches, in flight or to be sent again.
-    pub(in crate::engine) fn rows_in_batches(&self) -> usize {
+    pub(crate) fn rows_in_batches(&self) -> usize {
         self.core.live.shared.rows_in_batches()
     }
 
     /// Number of customers of all applications.
-    pub(in crate::engine) fn customers_in_memory(&self) -> usize {
+    pub(crate) fn customers_in_memory(&self) -> usize {
         self.core.live.customers().len()
     }
 
     /// Due rows of queues that are held back, which are moved to the store alone.
-    pub(in crate::engine) fn rows_leaving(&self) -> usize {
+    pub(crate) fn rows_leaving(&self) -> usize {
         let queues = &self.core.live.queues;
         let leaving = queues
             .ids()
@@ -34,33 +34,33 @@ impl Engine {
     }
 
     /// Number of changes that are remembered for reads under way.
-    pub(in crate::engine) fn noted_for_reads(&self) -> usize {
+    pub(crate) fn noted_for_reads(&self) -> usize {
         self.core.live.shared.reads.noted()
     }
 
     /// Whether the item with this number is in memory.
-    pub(in crate::engine) fn holds(&self, seq: u64) -> bool {
+    pub(crate) fn holds(&self, seq: u64) -> bool {
         self.core.live.items().by_seq(seq).is_some()
     }
 
     /// Rows of one application that are in memory and in the store.
-    pub(in crate::engine) fn rows_in_memory(&self, application: &str) -> u64 {
+    pub(crate) fn rows_in_memory(&self, application: &str) -> u64 {
         let queues = &self.core.live.queues;
         queues.find(application).map_or(0, |queue| queues[queue].resident())
     }
 
     /// Rows touched since the start.
-    pub(in crate::engine) fn work(&self) -> u64 {
+    pub(crate) fn work(&self) -> u64 {
         self.core.live.shared.work()
     }
 
     /// Applications of commands and requests by message that wait for an outcome, one for each that waits.
-    pub(in crate::engine) fn awaiting_by_message(&self) -> Vec<String> {
+    pub(crate) fn awaiting_by_message(&self) -> Vec<String> {
         self.arrivals.awaiting_by_message()
     }
 
     /// State of an identity in memory, for messages of tests.
-    pub(in crate::engine) fn describe_identity(&self, identity: types::Identity) -> String {
+    pub(crate) fn describe_identity(&self, identity: tidegate_types::Identity) -> String {
         let item = self
             .core
             .live
@@ -71,7 +71,7 @@ impl Engine {
     }
 
     /// State of all queues, for messages of tests.
-    pub(in crate::engine) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let queues = &self.core.live.queues;
         let queues: Vec<String> =
             queues.ids().filter_map(|id| queues.get(id)).map(queue::Queue::describe).collect();

@@ -1,8 +1,8 @@
 //! Behaviour at the limits of an application and of memory.
 
 use super::world::*;
-use crate::engine::event::Input;
-use crate::engine::types::*;
+use tidegate_types::event::Input;
+use tidegate_types::*;
 
 fn limited(on_full: OnFull) -> World {
     World::new(with(|app| {

@@ -1,11 +1,11 @@
 //! Figures of the engine alone: `make measure`. Store, broker and network are not included.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
-use crate::engine::Engine;
+use crate::Engine;
 use std::sync::Arc;
 use std::time::Instant;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// Number of requests per call.
 const CHUNK: u64 = 1_000;

@@ -15,7 +15,6 @@ mod cancels;
 mod check;
 mod clocks;
 mod customer_rates;
-pub(crate) mod fake_store;
 mod held;
 mod identity;
 mod inspect;

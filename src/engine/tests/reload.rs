@@ -1,8 +1,8 @@
 //! Items and windows that exist when the settings are reloaded, or when a life begins, follow the new settings.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 fn reload(w: &mut World, settings: Settings) {
     w.settings = settings.clone();
@@ -29,7 +29,7 @@ fn a_shorter_quiet_time_holds_for_windows_that_are_open() {
 /// Two items fit as JSON, and one as CloudEvents.
 #[test]
 fn a_batch_is_bounded_by_its_format_of_now() {
-    let json = crate::engine::size::overhead(Format::Json, "a", Some("ann"));
+    let json = tidegate_types::size::overhead(Format::Json, "a", Some("ann"));
     let max_bytes = json.batch + 2 * (json.item + 100) + 8;
     let settings = |format| with(|app| (app.format, app.max_bytes) = (format, max_bytes));
     let mut w = World::new(settings(Format::Json));
@@ -56,7 +56,7 @@ fn what_closed_a_window_is_told_after_a_restart() {
 /// A third item would exceed the limit of bytes.
 #[test]
 fn a_long_window_has_its_bytes_after_a_restart() {
-    let json = crate::engine::size::overhead(Format::Json, "a", Some("ann"));
+    let json = tidegate_types::size::overhead(Format::Json, "a", Some("ann"));
     let max_bytes = json.batch + 2 * (json.item + 100) + 8;
     let mut w = World::new(with(|app| (app.window, app.max_bytes) = (60_000, max_bytes)));
     w.send((0..2).map(|n| item("a", "ann", &n.to_string())).collect());

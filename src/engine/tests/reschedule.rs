@@ -4,9 +4,9 @@
 //! Judges promise 15.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_types::event::*;
+use tidegate_types::*;
 use DuplicateRule::Keep;
 
 fn named(id: &str, due: u64) -> NewItem {

@@ -2,8 +2,8 @@
 
 use super::bounded::{begin, end, fill, flat, roomy, SIZES};
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 fn all() -> Selection {
     Selection::all("a".into())

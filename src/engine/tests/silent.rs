@@ -4,8 +4,8 @@
 //! Judges promise 6.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// Bound on the lateness of every other application, ms.
 const LATE_MS: u64 = 1_000;

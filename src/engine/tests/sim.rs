@@ -34,16 +34,17 @@ mod verdicts;
 mod windows;
 mod writes;
 
-use super::twin::Twin;
+use super::twin;
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use asks::{app_settings, shared};
 use model::Model;
 use plan::Plan;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
+use tidegate_fake_store::Twin;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): a seed repeats its world exactly.
 pub(super) struct Random(pub(super) u64);
@@ -593,6 +594,6 @@ fn the_disk_answers_as_the_worlds_store_does() {
     let (first, seeds) = (number("SEED", 1), number("TWINS", 24));
     for seed in first..first + seeds {
         println!("seed {seed}");
-        run(Sim::beside(seed, || Some(Twin::new())), STEPS);
+        run(Sim::beside(seed, || Some(twin::on_disk())), STEPS);
     }
 }

@@ -1,8 +1,8 @@
 //! Answers that come too late, and limits at which no item can be given up.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// The store is slow during a whole reconnect, and the ingest queue is purged in that time. The answer about the lost
 /// request must not be used for the request that has taken its place.

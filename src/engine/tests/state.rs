@@ -1,7 +1,7 @@
 //! The state that is reported for an application counts each of its items once.
 
 use super::world::*;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 /// Due items of an application that cannot be delivered to are parked, and all others wait.
 #[test]

@@ -1,8 +1,8 @@
 //! A graceful stop: what it waits for, and what it does not.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// A channel was closed because of batches of an application that has been paused since. They wait for the resume; a
 /// graceful stop does not.

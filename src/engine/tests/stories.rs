@@ -1,9 +1,9 @@
 //! Short stories: what was sent, what arrived, and when.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::sync::Arc;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 #[test]
 fn a_window_closes_after_its_time_and_carries_its_customer_alone() {

@@ -1,7 +1,7 @@
 //! The timeline: each item is counted in its stretch, near or far, and one answer scans a bounded number of rows.
 
 use super::world::*;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 const MINUTE: TimelineQuery = TimelineQuery { application: None, each_ms: 1_000, stretches: 60 };
 

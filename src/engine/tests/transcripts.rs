@@ -2,8 +2,8 @@
 
 use super::check::Script;
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 fn of(customer: &str) -> CustomerOf {
     CustomerOf { application: "a".into(), customer: customer.into() }

@@ -3,8 +3,8 @@
 //! Judges promise 14.
 
 use super::world::*;
-use crate::engine::types::*;
 use std::sync::Arc;
+use tidegate_types::*;
 use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
 
 const RULES: [DuplicateRule; 5] = [Keep, Replace, Earliest, Latest, Reject];

@@ -1,76 +1,71 @@
-//! A real store beside the fake one: both get the same operations and reads, and must answer alike.
+//! The store on a disk, as the one that the fake store is compared with.
 
-use super::fake_store::FakeStore;
-use crate::engine::event::*;
-use crate::store::ground::{Ground, GroundKind};
-use crate::store::{CommitGroup, OpenStore, Reader, Store};
+use std::sync::Arc;
+use tempfile::TempDir;
+use tidegate_config::{Config, StoreConfig};
+use tidegate_fake_store::{Group, RealStore, Twin};
+use tidegate_store::{CommitGroup, OpenStore, Reader, Store};
+use tidegate_types::event::*;
+use tidegate_types::*;
 
-pub(crate) struct Twin {
-    ground: Ground,
-    /// `None` while the store is reopened.
+/// Of its cache, bytes.
+const MEMORY: u64 = 32 << 20;
+
+struct OnDisk {
+    folder: TempDir,
+    /// None while it is opened anew.
     store: Option<Box<dyn Store>>,
-    /// The reader that it gave last: some stores give only one.
+    /// The one that it gave last: some give one alone.
     reader: Option<Box<dyn Reader>>,
 }
 
-impl Twin {
-    /// A new store on the disk, in its own folder.
-    pub(crate) fn new() -> Self {
-        Twin::on(GroundKind::Disk)
+/// A new store in a folder of its own.
+pub(super) fn on_disk() -> Twin {
+    let mut real = OnDisk { folder: tempfile::tempdir().expect("a folder"), store: None, reader: None };
+    real.open(0);
+    Twin::new(real)
+}
+
+impl OnDisk {
+    fn config(&self) -> StoreConfig {
+        let path = self.folder.path().display().to_string();
+        let set = [("TIDEGATE__STORE__PATH".to_owned(), path)];
+        Config::load(None, set.into_iter()).expect("a configuration").config.store
     }
 
-    /// A new store of this kind.
-    pub(crate) fn on(kind: GroundKind) -> Self {
-        let ground = kind.bare();
-        let store = Some(ground.open_when(0).store);
-        Twin { ground, store, reader: None }
+    fn open(&mut self, wall: u64) -> Opened {
+        let OpenStore { store, opened, .. } =
+            tidegate_store::open(&self.config(), MEMORY, false, wall).expect("opened");
+        self.store = Some(store);
+        opened
     }
 
     fn store(&mut self) -> &mut dyn Store {
         &mut **self.store.as_mut().expect("it is open")
     }
-
-    pub(crate) fn commit(&mut self, groups: &[CommitGroup]) {
-        self.store().commit(groups).unwrap_or_else(|error| panic!("{groups:?}: {error}"));
-    }
-
-    /// Checks that the answer equals that of the other store, except for contents that come along with rows; both may
-    /// report an error.
-    pub(crate) fn load(&mut self, load: &Load, other: &mut FakeStore) {
-        if let Load::Contents(wanted) = load {
-            let given = self.store().reader();
-            self.reader = given.or(self.reader.take());
-            let reader = self.reader.as_ref().expect("it has a second reader");
-            let contents = reader.contents(wanted).unwrap_or_else(|error| panic!("{load:?}: {error}"));
-            assert_eq!(contents, other.contents(wanted), "{load:?}");
-        }
-        match (self.store().load(load), other.load(load, usize::MAX)) {
-            (Ok(loaded), Ok(expected)) => {
-                assert_eq!(without_contents(loaded), without_contents(expected), "{load:?}");
-            }
-            (Err(_), Err(_)) => {}
-            (loaded, expected) => panic!("{load:?}: {loaded:?}, and not {expected:?}"),
-        }
-    }
-
-    /// Reopens the store when the clock shows `wall`, and checks that it finds what the other store has.
-    pub(crate) fn reopen(&mut self, other: &FakeStore, wall: u64) {
-        self.reader = None;
-        self.store.take().expect("it is open").close().expect("closed");
-        let OpenStore { store, mut opened, .. } = self.ground.open_when(wall);
-        self.store = Some(store);
-        let mut expected = other.opened(wall);
-        for known in [&mut opened, &mut expected] {
-            known.queues.sort_by_key(|row| row.queue.clone());
-            known.windows.sort_by_key(|row| (row.application.clone(), row.customer.clone()));
-        }
-        assert_eq!(opened, expected);
-    }
 }
 
-fn without_contents(mut loaded: Loaded) -> Loaded {
-    if let Loaded::Ranges(ranges) = &mut loaded {
-        ranges.iter_mut().flat_map(|range| &mut range.rows).for_each(|row| row.content = None);
+impl RealStore for OnDisk {
+    fn commit(&mut self, groups: Vec<Group>) {
+        let group = |(ops, token, marks)| CommitGroup { ops, token, marks, hurried: false };
+        let groups: Vec<CommitGroup> = groups.into_iter().map(group).collect();
+        self.store().commit(&groups).unwrap_or_else(|error| panic!("{groups:?}: {error}"));
     }
-    loaded
+
+    fn load(&mut self, load: &Load) -> Result<Loaded, String> {
+        self.store().load(load).map_err(|error| error.to_string())
+    }
+
+    fn contents(&mut self, wanted: &[(u64, Place)]) -> Option<Vec<(u64, Arc<Content>)>> {
+        let given = self.store().reader();
+        self.reader = given.or(self.reader.take());
+        let reader = self.reader.as_ref().expect("it has a second reader");
+        reader.contents(wanted).unwrap_or_else(|error| panic!("{wanted:?}: {error}"))
+    }
+
+    fn reopen(&mut self, wall: u64) -> Opened {
+        self.reader = None;
+        self.store.take().expect("it is open").close().expect("closed");
+        self.open(wall)
+    }
 }

@@ -3,8 +3,8 @@
 //! Judges promise 6.
 
 use super::world::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 fn request(id: &str, customer: &str, payload: &str) -> NewItem {
     with_id(id, DuplicateRule::Replace, at(T0, item("a", customer, payload)))

@@ -3,9 +3,9 @@
 //! Judges promise 10.
 
 use super::world::*;
-use crate::engine::types::*;
-use crate::engine::Input;
+use crate::Input;
 use std::collections::BTreeMap;
+use tidegate_types::*;
 
 /// A window longer than the span that memory looks ahead, reads of one row, and memory for two rows.
 fn far_windows(span: u64) -> World {

@@ -1,13 +1,12 @@
 //! A store, a broker and two clocks, as the engine sees them: everything happens when a test says so.
 
 pub(super) use super::builders::*;
-use super::fake_store::FakeStore;
-use super::twin::Twin;
-use crate::engine::event::*;
-use crate::engine::types::*;
-use crate::engine::Engine;
-use crate::store::CommitGroup;
+use crate::Engine;
 use std::collections::VecDeque;
+use tidegate_fake_store::FakeStore;
+use tidegate_fake_store::Twin;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 pub(super) const CONFIRMED: Outcome = Outcome::Confirmed(BatchId([7; 16]));
 
@@ -434,7 +433,7 @@ impl World {
 
     fn apply(&mut self, ops: Vec<Op>, token: Token, marks: Marks) {
         if let Some(twin) = &mut self.twin {
-            twin.commit(&[CommitGroup { ops: ops.clone(), token, marks, hurried: false }]);
+            twin.commit(vec![(ops.clone(), token, marks)]);
         }
         self.store.apply(ops, marks);
     }

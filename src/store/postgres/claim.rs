@@ -9,13 +9,8 @@
 
 use super::connect::{DatabaseError, DatabaseLink};
 use super::now_ms;
-use crate::clock;
-use crate::config::DatabaseConfig;
-use crate::engine::event::Marks;
-use crate::engine::types::Now;
-use crate::lease::Lease;
-use crate::store::directory::{own_file, Directory};
-use crate::store::{CommitError, OpenError, Takeover};
+use crate::directory::{own_file, Directory};
+use crate::{CommitError, OpenError, Takeover};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -23,6 +18,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_common::clock;
+use tidegate_common::lease::Lease;
+use tidegate_config::DatabaseConfig;
+use tidegate_types::event::Marks;
+use tidegate_types::Now;
 use tokio_postgres::error::SqlState;
 
 /// Length of a claim, and of a daemon's own name, in bytes.
@@ -40,9 +40,9 @@ pub(super) struct Claimed {
     pub(super) number: u64,
     /// The marks of the last commit.
     pub(super) marks: Marks,
-    /// Same as [`crate::store::OpenStore::identity`].
+    /// Same as [`crate::OpenStore::identity`].
     pub(super) identity: u64,
-    /// Same as [`crate::store::OpenStore::takeover`].
+    /// Same as [`crate::OpenStore::takeover`].
     pub(super) takeover: Takeover,
 }
 

@@ -6,19 +6,19 @@
 use super::connect::{DatabaseError, DatabaseLink};
 use super::rows::space;
 use super::{now_ms, PgStore};
-use crate::engine::event::Marks;
-use crate::store::changes::Changes;
-use crate::store::ended::Epochs;
-use crate::store::keyspace::KeyspaceId;
-use crate::store::load::damaged;
-use crate::store::record;
-use crate::store::row_reads::RowBytes;
-use crate::store::rows::BUCKET;
-use crate::store::{CommitError, CommitGroup, ReadError};
+use crate::changes::Changes;
+use crate::ended::Epochs;
+use crate::keyspace::KeyspaceId;
+use crate::reading::damaged;
+use crate::record;
+use crate::row_reads::RowBytes;
+use crate::rows::BUCKET;
+use crate::{CommitError, CommitGroup, ReadError};
 use std::future::{poll_fn, Future};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
+use tidegate_types::event::Marks;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error, Statement};
@@ -192,7 +192,7 @@ fn is_undone(error: &DatabaseError) -> bool {
 }
 
 impl PgStore {
-    /// The implementation of [`crate::store::Store::commit`].
+    /// The implementation of [`crate::Store::commit`].
     pub(super) fn commit_all(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;

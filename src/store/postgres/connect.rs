@@ -4,8 +4,7 @@
 //! and the next query notices a lost connection.
 
 use super::statements::Statements;
-use crate::config::{self, DatabaseConfig};
-use crate::store::OpenError;
+use crate::OpenError;
 use futures_util::future::poll_fn;
 use rustls::crypto::ring;
 use rustls::{ClientConfig, RootCertStore};
@@ -19,6 +18,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_config::DatabaseConfig;
 use tokio::runtime::Runtime;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
@@ -375,7 +375,7 @@ where
 /// The present password in its file: it may have changed since the start.
 fn password(config: &DatabaseConfig) -> Option<secrecy::SecretString> {
     let Some(path) = &config.password_file else { return config.password.clone() };
-    match config::read_secret(path) {
+    match tidegate_config::read_secret(path) {
         Ok(password) => Some(password),
         Err(error) => {
             tracing::warn!(error, "the password file cannot be read again; the password read last is used");

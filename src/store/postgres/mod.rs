@@ -31,10 +31,6 @@ use super::{
     CloseError, CommitError, CommitGroup, Contents, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError, WantedContents,
 };
-use crate::clock;
-use crate::config::DatabaseConfig;
-use crate::engine::event::{Load, Loaded, Marks};
-use crate::lease::Lease;
 use claim::{Claim, Claimed};
 use connect::DatabaseLink;
 use rows::PgRows;
@@ -42,6 +38,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tidegate_common::clock;
+use tidegate_common::lease::Lease;
+use tidegate_config::DatabaseConfig;
+use tidegate_types::event::{Load, Loaded, Marks};
 
 /// A step of a scan ends after this time, because commits wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(20);

@@ -2,12 +2,12 @@
 
 use super::connect::{DatabaseError, DatabaseLink};
 use super::OpenError;
-use crate::store::ended::Epochs;
-use crate::store::errors::broken_contract;
-use crate::store::keyspace::KeyspaceId;
-use crate::store::record;
-use crate::store::row_reads::{Row, RowBounds, RowBytes, Rows, NO_BODIES};
-use crate::store::{rows::BUCKET, ReadError};
+use crate::ended::Epochs;
+use crate::errors::broken_contract;
+use crate::keyspace::KeyspaceId;
+use crate::record;
+use crate::row_reads::{Row, RowBounds, RowBytes, Rows, NO_BODIES};
+use crate::{rows::BUCKET, ReadError};
 use futures_util::future::try_join_all;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,7 +4,7 @@
 //! tables.
 
 use super::connect::{DatabaseError, DatabaseLink};
-use crate::store::OpenError;
+use crate::OpenError;
 use tokio_postgres::error::SqlState;
 
 /// Format of the tables and their contents.

@@ -4,19 +4,19 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
 use super::connect::DatabaseLink;
-use crate::clock;
-use crate::engine::event::{IndexRows, Load, Loaded, Op, Stored};
-use crate::engine::types::{Content, Identity};
-use crate::store::ended_tests::{begin, remember};
-use crate::store::find_tests::wanted;
-use crate::store::ground::{Ground, GroundKind, PgGround};
-use crate::store::tests::{
+use crate::ended_tests::{begin, remember};
+use crate::find_tests::wanted;
+use crate::ground::{Ground, GroundKind, PgGround};
+use crate::tests::{
     delete, everything, given, group, item, key, part, place, put, put_item, range, ranges, APP,
 };
-use crate::store::{CommitError, OpenError, OpenStore, Store, Takeover};
+use crate::{CommitError, OpenError, OpenStore, Store, Takeover};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_common::clock;
 use tidegate_harness::Database;
+use tidegate_types::event::{IndexRows, Load, Loaded, Op, Stored};
+use tidegate_types::{Content, Identity};
 
 fn ground() -> PgGround {
     match GroundKind::Postgres.bare() {
@@ -321,7 +321,7 @@ fn the_wait_for_a_database_that_is_not_there_has_an_end() {
     let mut config = ground.config();
     let begun = Instant::now();
     config.database.as_mut().unwrap().hosts = vec![("127.0.0.1".to_owned(), 1)];
-    let refused = crate::store::open(&config, 32 << 20, false, 0).map(drop).expect_err("opened");
+    let refused = crate::open(&config, 32 << 20, false, 0).map(drop).expect_err("opened");
     let told = refused.to_string();
     assert!(
         told.contains("`postgres` at 127.0.0.1:1") && begun.elapsed() < Duration::from_secs(20),

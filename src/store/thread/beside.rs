@@ -2,13 +2,13 @@
 //! calls.
 
 use super::{Alive, ThreadShared, ThreadState, Worker};
-use crate::clock;
-use crate::engine::event::{Load, Loaded};
-use crate::store::jobs::{Job, Queued, JOB_COST};
-use crate::store::report::StoreEvent;
-use crate::store::{Reader, StoreFailure};
+use crate::jobs::{Job, Queued, JOB_COST};
+use crate::report::StoreEvent;
+use crate::{Reader, StoreFailure};
 use std::collections::VecDeque;
 use std::sync::{Condvar, PoisonError};
+use tidegate_common::clock;
+use tidegate_types::event::{Load, Loaded};
 
 /// Number of checks after which a call counts as hung. The thread counts checks instead of reading a clock,
 /// so that a process that was frozen, or a machine that slept, gets its full time.

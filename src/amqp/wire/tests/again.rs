@@ -2,11 +2,11 @@
 
 use super::batch::{batch, names, out_item};
 use super::*;
-use crate::amqp::wire::{encode, RawLetter};
-use crate::config::{Reading, Redeliver};
-use crate::engine::types::{BatchItem, Dead, Format};
-use crate::letters::RetryTerms;
+use crate::dead_letters::RetryTerms;
+use crate::{encode, RawLetter};
 use std::sync::Arc;
+use tidegate_config::{Reading, Redeliver};
+use tidegate_types::{BatchItem, Dead, Format};
 
 const SENT_IN: &str = "00ff10a0b0c0d0e0f0112233445566aa";
 
@@ -32,7 +32,7 @@ fn sent_in() -> (&'static str, AMQPValue) {
 
 fn headers(properties: &BasicProperties) -> Vec<(String, String)> {
     let all = properties.headers().iter().flatten();
-    let shown = all.map(|(name, value)| (name.to_string(), crate::amqp::wire::fields::show(value)));
+    let shown = all.map(|(name, value)| (name.to_string(), crate::fields::show(value)));
     shown.collect()
 }
 

@@ -2,9 +2,9 @@
 
 use super::super::{answer, batch_id_of, encode, item_id, Exchanges};
 use super::*;
-use crate::engine::types::{AssignedId, Batch, BatchId, BatchItem, ClosedBy, Content, Dead, Format, ReplyTo};
 use lapin::types::ShortString;
 use std::sync::Arc;
+use tidegate_types::{AssignedId, Batch, BatchId, BatchItem, ClosedBy, Content, Dead, Format, ReplyTo};
 
 pub(super) fn names() -> Exchanges {
     Exchanges::new("out", "dead")

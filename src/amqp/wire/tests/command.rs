@@ -2,7 +2,7 @@
 
 use super::super::target;
 use super::*;
-use crate::engine::types::{AssignedId, Command, CustomerOf, ReplyTo, Target};
+use tidegate_types::{AssignedId, Command, CustomerOf, ReplyTo, Target};
 
 fn kind(kind: &str) -> BasicProperties {
     BasicProperties::default().with_type(kind.into())

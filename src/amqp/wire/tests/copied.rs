@@ -5,12 +5,12 @@ use super::super::properties::Basic;
 use super::super::{encode, Exchanges};
 use super::random::{batch_of, properties, read_back};
 use super::*;
-use crate::config::{Config, CopiedProperty, Copies, Reading};
-use crate::engine::size::overhead;
-use crate::engine::types::{Content, Format};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::Arc;
+use tidegate_config::{Config, CopiedProperty, Copies, Reading};
+use tidegate_types::size::overhead;
+use tidegate_types::{Content, Format};
 
 const FORMATS: [Format; 3] = [Format::Json, Format::Ndjson, Format::CloudEvents];
 const ENVELOPE: &str = "application/vnd.tidegate+json";
@@ -242,10 +242,10 @@ fn the_configuration_refuses_names_that_are_taken() {
         let env = [("TIDEGATE__DEFAULTS__COPY_HEADERS".to_owned(), list)];
         Config::load(None, env.into_iter()).err().map(|faults| faults.to_string()).unwrap_or_default()
     };
-    for name in fields::ALL.into_iter().chain(crate::config::terms::batch_header::ALL) {
+    for name in fields::ALL.into_iter().chain(tidegate_config::terms::batch_header::ALL) {
         assert!(fault(name).contains("which tidegate itself reads or writes"), "{name}: {}", fault(name));
     }
-    for name in crate::config::terms::NEVER_COPIED {
+    for name in tidegate_config::terms::NEVER_COPIED {
         assert!(fault(name).contains("never copied"), "{name}: {}", fault(name));
     }
     assert_eq!(fault("x-user-id"), "");

@@ -2,8 +2,8 @@
 
 use super::super::{encode, item_id, Exchanges};
 use super::*;
-use crate::engine::types::{AssignedId, Batch, BatchItem, ClosedBy, DuplicateRule, Format};
 use std::sync::Arc;
+use tidegate_types::{AssignedId, Batch, BatchItem, ClosedBy, DuplicateRule, Format};
 
 fn envelope() -> BasicProperties {
     BasicProperties::default().with_content_type("application/vnd.tidegate+json".into())

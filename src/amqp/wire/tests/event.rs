@@ -2,12 +2,12 @@
 
 use super::super::batch::{encode, Exchanges, Outgoing};
 use super::*;
-use crate::config::{CopiedProperty, Copies, Reading};
-use crate::engine::size::overhead;
-use crate::engine::types::{Batch, BatchItem, ClosedBy, Format};
 use proptest::prelude::*;
 use serde_json::{json, Value};
 use std::sync::Arc;
+use tidegate_config::{CopiedProperty, Copies, Reading};
+use tidegate_types::size::overhead;
+use tidegate_types::{Batch, BatchItem, ClosedBy, Format};
 
 const KIND: &str = "application/cloudevents+json";
 

@@ -3,10 +3,10 @@
 use super::super::{encode, fit, Outgoing};
 use super::batch::{batch, names, out_item};
 use super::*;
-use crate::engine::types::{Batch, Dead, Format};
 use amq_protocol::frame::{gen_frame, AMQPContentHeader, AMQPFrame, WriteContext};
 use proptest::prelude::*;
 use std::sync::Arc;
+use tidegate_types::{Batch, Dead, Format};
 
 /// Bytes of the header frame as the client library writes it.
 fn written(out: &Outgoing) -> usize {

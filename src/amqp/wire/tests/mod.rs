@@ -13,10 +13,10 @@ mod random;
 mod request;
 
 use super::{identity, request as read_with, Incoming, RequestLimits};
-use crate::config::Readings;
-use crate::engine::types::{Identity, NewItem, Reason, Rejected, RequestBody};
 use lapin::types::{AMQPValue, DecimalValue, FieldTable};
 use lapin::BasicProperties;
+use tidegate_config::Readings;
+use tidegate_types::{Identity, NewItem, Reason, Rejected, RequestBody};
 
 /// 2026-06-01T00:00:00Z.
 const NOW: u64 = 1_780_272_000_000;

@@ -4,14 +4,14 @@ use super::super::fields;
 use super::super::properties::{parse_table, Basic};
 use super::super::{encode, Exchanges};
 use super::*;
-use crate::engine::size::overhead;
-use crate::engine::types::{Batch, BatchItem, ClosedBy, Command, Format};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use lapin::protocol::basic::{gen_properties, parse_properties};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use tidegate_types::size::overhead;
+use tidegate_types::{Batch, BatchItem, ClosedBy, Command, Format};
 
 fn values() -> impl Strategy<Value = AMQPValue> {
     let plain = prop_oneof![

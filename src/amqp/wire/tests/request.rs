@@ -1,10 +1,10 @@
 //! The table of fields, row by row, and what a rejection carries.
 
-use super::super::request::ENVELOPE;
+use super::super::message::ENVELOPE;
 use super::*;
-use crate::amqp::wire::identity::assigned;
-use crate::config::{DelayFrom, Reading};
-use crate::engine::types::{AssignedId, BatchId, DuplicateRule, Identity, Tried};
+use crate::identity::assigned;
+use tidegate_config::{DelayFrom, Reading};
+use tidegate_types::{AssignedId, BatchId, DuplicateRule, Identity, Tried};
 
 fn own_time(name: &str, value: AMQPValue) -> Option<u64> {
     item(take(with(&[(name, value)]), b"x")).at

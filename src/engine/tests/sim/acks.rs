@@ -1,7 +1,7 @@
 //! Which requests are safe, and which may be acked.
 
 use super::model::*;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 impl Model {
     /// Notes when the last part of a message became safe.

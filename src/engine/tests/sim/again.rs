@@ -1,8 +1,8 @@
 //! A batch that is sent again is sent unchanged, and in its former order.
 
 use super::model::{Flight, Model, State};
-use crate::engine::types::*;
 use std::sync::Arc;
+use tidegate_types::*;
 
 /// A batch of a customer that is to be sent again.
 pub(super) struct Again {

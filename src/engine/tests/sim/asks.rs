@@ -3,9 +3,9 @@
 use super::super::world::*;
 use super::model::{Ask, Message};
 use super::Sim;
-use crate::engine::event::Input;
-use crate::engine::types::*;
 use std::sync::Arc;
+use tidegate_types::event::Input;
+use tidegate_types::*;
 
 pub(super) const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Keep,
@@ -217,7 +217,7 @@ impl Sim {
     pub(super) fn ask(&mut self, command: Command) -> u64 {
         let number = self.next_command;
         self.next_command += 1;
-        self.world.input(crate::engine::event::Input::Commands(vec![(Asker::Local(number), command)]));
+        self.world.input(tidegate_types::event::Input::Commands(vec![(Asker::Local(number), command)]));
         number
     }
 }

@@ -3,8 +3,8 @@
 use super::super::world::*;
 use super::model::{Excuse, Model};
 use super::{DeadExchange, Sim};
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 impl Sim {
     pub(super) fn lose_egress(&mut self) {

@@ -1,9 +1,9 @@
 //! Commands to the engine, and whether each answer is true.
 
 use super::model::{Known, Life, Message, Model, State};
-use crate::engine::event::FOR_EVER;
-use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_types::event::FOR_EVER;
+use tidegate_types::*;
 
 /// A command on its way, by a number of this world.
 pub(super) struct Asked {

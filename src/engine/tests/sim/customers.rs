@@ -2,7 +2,7 @@
 
 use super::commands::Asked;
 use super::model::{Life, Model, State};
-use crate::engine::types::*;
+use tidegate_types::*;
 
 impl Model {
     /// Checks a count; items of the customer may have left, come or moved since the question.

@@ -3,10 +3,10 @@
 use super::commands::Asked;
 use super::model::{Life, Model};
 use super::Sim;
-use crate::engine::event::FOR_EVER;
-use crate::engine::tests::fake_store::FakeStore;
-use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_fake_store::FakeStore;
+use tidegate_types::event::FOR_EVER;
+use tidegate_types::*;
 
 /// Customers of an application that are held back.
 #[derive(Default)]

@@ -6,8 +6,8 @@ use super::super::world::*;
 use super::customers::takes_back;
 use super::model::*;
 use super::windows::CLOCK_SLACK_MS;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 impl Model {
     pub(super) fn call(&mut self, call: Call) {

@@ -2,7 +2,7 @@
 
 use super::commands::Asked;
 use super::model::*;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 impl Model {
     /// Whether an end that long ago may be remembered, and whether it may not be.

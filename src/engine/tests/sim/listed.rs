@@ -2,8 +2,8 @@
 
 use super::commands::Asked;
 use super::model::{Known, Model};
-use crate::engine::types::*;
 use std::collections::BTreeSet;
+use tidegate_types::*;
 
 impl Model {
     pub(super) fn judge_lookup(&mut self, asked: &Asked, target: &Target, answer: &Answer) {

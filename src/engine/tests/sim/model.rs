@@ -6,9 +6,9 @@ use super::again::Again;
 use super::commands::Asked;
 use super::retimed::Moved;
 use super::windows::Windows;
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// Why an item may arrive once more. An excuse is given to exactly the items concerned, and covers one repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

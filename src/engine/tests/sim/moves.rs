@@ -1,8 +1,8 @@
 //! Items that get another key or another queue: by a closed window, a new time, or their death.
 
 use super::model::*;
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 impl Model {
     /// Applies the moves of a commit.

@@ -1,7 +1,7 @@
 //! Wrong behaviour planted in the real engine: the worlds must find each mutant.
 
 use super::*;
-use crate::engine::mutant::{mutate, Mutant};
+use crate::mutant::{mutate, Mutant};
 use std::cell::Cell;
 use std::io::Write;
 use std::sync::atomic::AtomicUsize;

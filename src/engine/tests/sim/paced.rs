@@ -3,8 +3,8 @@
 use super::commands::Asked;
 use super::model::Model;
 use super::Sim;
-use crate::engine::event::{Slowed, FOR_EVER};
-use crate::engine::types::*;
+use tidegate_types::event::{Slowed, FOR_EVER};
+use tidegate_types::*;
 
 /// Items that may still leave under this rate, times the length of its span, and the moment of that value.
 #[derive(Clone, Copy, Debug)]

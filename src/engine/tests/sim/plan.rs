@@ -1,7 +1,7 @@
 //! Kinds of worlds.
 
 use super::Random;
-use crate::engine::types::{AppSettings, Thresholds};
+use tidegate_types::{AppSettings, Thresholds};
 
 /// The kind of world that a seed makes.
 pub(super) struct Plan {

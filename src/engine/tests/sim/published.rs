@@ -4,8 +4,8 @@
 
 use super::super::world::batch_id;
 use super::model::*;
-use crate::engine::size;
-use crate::engine::types::*;
+use tidegate_types::size;
+use tidegate_types::*;
 
 /// Batches that may be sent to an application that has been silent for that long, ms.
 const MAX_UNANSWERED: usize = 16;

@@ -7,9 +7,9 @@ use super::commands::Asked;
 use super::customers::takes_back;
 use super::model::{Known, Life, State};
 use super::{DeadExchange, Sim};
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::BTreeSet;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// Time for which an item that is due at once may wait for its confirm before it is written, ms.
 const DEFER_MS: u64 = 20;

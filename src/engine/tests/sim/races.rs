@@ -5,8 +5,8 @@ use super::super::world::*;
 use super::asks::RULES;
 use super::model::{Life, State};
 use super::Sim;
-use crate::engine::types::*;
 use std::sync::Arc;
+use tidegate_types::*;
 
 impl Sim {
     /// Draws from its own generator, so that all other draws stay the same.

@@ -1,8 +1,8 @@
 //! State after a kill or a lost connection, and the repeats that these excuse.
 
-use super::super::fake_store::FakeStore;
 use super::model::*;
-use crate::engine::types::*;
+use tidegate_fake_store::FakeStore;
+use tidegate_types::*;
 
 impl Life {
     /// Whether this end is its own: its request may have been accepted, and have ended, more than once.

@@ -8,7 +8,7 @@ use super::customers::takes_back;
 use super::model::*;
 use super::verdicts::own_due;
 use super::Sim;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 /// Commands from within the process about one application that may wait for outcomes.
 const MOST_WAIT: usize = 8;

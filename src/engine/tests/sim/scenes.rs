@@ -3,8 +3,8 @@
 use super::super::world::*;
 use super::model::Excuse;
 use super::{Sim, PREFETCH};
-use crate::engine::event::*;
-use crate::engine::types::*;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 /// Most rows that are read for a probe.
 const PROBE_ROWS: u64 = 16;

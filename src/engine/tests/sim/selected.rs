@@ -4,7 +4,7 @@ use super::commands::Asked;
 use super::customers::takes_back;
 use super::model::{Life, Model, State};
 use super::Sim;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 impl Sim {
     /// A selection of an application: all items, or some by customer, due or receipt.

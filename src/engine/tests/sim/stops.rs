@@ -1,7 +1,7 @@
 //! A daemon that stops gracefully, and starts again.
 
 use super::Sim;
-use crate::engine::event::*;
+use tidegate_types::event::*;
 
 /// Calls of the engine until the stop is given up.
 const TURNS: u32 = 300;

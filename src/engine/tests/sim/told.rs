@@ -3,10 +3,10 @@
 //! Judges promise 15.
 
 use super::Sim;
-use crate::engine::event::Stored;
-use crate::engine::types::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidegate_types::event::Stored;
+use tidegate_types::*;
 
 /// Stretches of a timeline, and the length of one, ms.
 const STRETCHES: usize = 6;

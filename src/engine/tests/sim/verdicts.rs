@@ -1,7 +1,7 @@
 //! Decisions about requests: the contract's tables of duplicates and limits, for all states that may have been true.
 
 use super::model::*;
-use crate::engine::types::*;
+use tidegate_types::*;
 
 impl Model {
     /// Checks an accepted request by the contract's table: some state since its delivery must allow it.

@@ -2,11 +2,11 @@
 //!
 //! Judges promise 10.
 
-use super::super::fake_store::FakeStore;
-use crate::engine::event::WindowRow;
-use crate::engine::size;
-use crate::engine::types::*;
 use std::collections::{BTreeMap, BTreeSet};
+use tidegate_fake_store::FakeStore;
+use tidegate_types::event::WindowRow;
+use tidegate_types::size;
+use tidegate_types::*;
 
 /// Time by which a window closes before its most urgent expiry, ms.
 pub(super) const EXPIRY_MARGIN_MS: u64 = 100;

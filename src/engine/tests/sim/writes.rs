@@ -3,9 +3,9 @@
 use super::model::*;
 use super::verdicts::own_due;
 use super::windows::{length, Member};
-use crate::engine::event::*;
-use crate::engine::types::*;
 use std::collections::BTreeMap;
+use tidegate_types::event::*;
+use tidegate_types::*;
 
 impl Model {
     /// `unwritten`: items that are published in the same call and may never have been written.

@@ -1,0 +1,41 @@
+//! The pure translation between AMQP messages and the engine's types, as the contract defines it.
+//!
+//! [`request`] reads one ingest message, a push or a command; [`encode`] writes one output message or dead
+//! letter. Nothing here talks to a broker, reads a clock, keeps state or panics, whatever a message contains.
+
+mod again;
+mod answer;
+mod batch;
+mod command;
+mod copied;
+mod dead;
+mod dead_letter;
+pub mod dead_letters;
+mod envelope;
+mod event;
+mod fields;
+mod fingerprint;
+mod frame;
+mod header_value;
+mod identity;
+mod json;
+mod message;
+mod properties;
+mod request;
+mod time;
+mod trace;
+
+pub use answer::answer;
+pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};
+pub use dead_letter::RawLetter;
+pub use envelope::text_of as envelope_text;
+pub use fields::near_misses;
+pub use frame::fit;
+pub use identity::{identity, target};
+pub use json::is_embeddable;
+pub use message::RequestLimits;
+pub use request::{request, Incoming};
+pub use trace::{SpanName, MOST_LINKS};
+
+#[cfg(test)]
+mod tests;
