@@ -23,6 +23,17 @@ pub(crate) enum LimitVerdict {
     Dead(Dead),
 }
 
+/// A request that asks to become an item.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Applicant<'a> {
+    pub(crate) item: &'a NewItem,
+    /// The queue of its application.
+    pub(crate) queue: QueueId,
+    pub(crate) timing: Timing,
+    /// It replaces another item of its application, so that the number of items does not grow.
+    pub(crate) replaces: bool,
+}
+
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
@@ -49,22 +60,24 @@ impl Limits {
         self.store_full && !mutated(Mutant::StoreFullIgnored)
     }
 
-    /// Whether this item may be admitted. `replaces`: it replaces another item of its application, so that
-    /// the number of items does not grow.
+    /// Whether this request may be admitted.
     pub(crate) fn judge(
         &mut self,
         live: &LiveItems,
         settings: &Settings,
-        (item, queue, timing): (&NewItem, QueueId, Timing),
-        replaces: bool,
+        applicant: Applicant<'_>,
         now: Now,
     ) -> LimitVerdict {
-        if let Some(dead) = beyond_hold_max(settings, timing, now) {
+        if let Some(dead) = beyond_hold_max(settings, applicant.timing, now) {
             return LimitVerdict::Dead(dead);
         }
-        let counted = if replaces { LimitVerdict::Admit } else { self.judge_number(live, settings, queue) };
+        let counted = if applicant.replaces {
+            LimitVerdict::Admit
+        } else {
+            self.judge_number(live, settings, applicant.queue)
+        };
         match counted {
-            LimitVerdict::Admit => judge_windows(live, settings, (item, queue, timing)),
+            LimitVerdict::Admit => judge_windows(live, settings, applicant),
             other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
         }
     }
@@ -241,15 +254,11 @@ pub(crate) fn occupied(live: &LiveItems) -> [u64; 3] {
 }
 
 /// Whether one more window exceeds the limit.
-fn judge_windows(
-    live: &LiveItems,
-    settings: &Settings,
-    (item, queue, timing): (&NewItem, QueueId, Timing),
-) -> LimitVerdict {
-    if !lacks_window(live, settings, (item, queue, timing)) {
+fn judge_windows(live: &LiveItems, settings: &Settings, applicant: Applicant<'_>) -> LimitVerdict {
+    if !lacks_window(live, settings, applicant) {
         return LimitVerdict::Admit;
     }
-    match live.queues.settings_of(queue).on_full {
+    match live.queues.settings_of(applicant.queue).on_full {
         OnFull::Pause => LimitVerdict::Wait,
         OnFull::FlushEarly | OnFull::DropOldest => LimitVerdict::Admit,
         OnFull::DropNewest => {
@@ -260,29 +269,20 @@ fn judge_windows(
 }
 
 /// Whether the item would open a window while the maximum number is open.
-fn lacks_window(
-    live: &LiveItems,
-    settings: &Settings,
-    (item, queue, timing): (&NewItem, QueueId, Timing),
-) -> bool {
-    if timing != Timing::Windowed || live.customers().open_windows() < settings.customers {
+fn lacks_window(live: &LiveItems, settings: &Settings, applicant: Applicant<'_>) -> bool {
+    if applicant.timing != Timing::Windowed || live.customers().open_windows() < settings.customers {
         return false;
     }
-    let name = item.customer.as_deref();
-    let customer = name.and_then(|name| live.queues[queue].customer(name));
+    let name = applicant.item.customer.as_deref();
+    let customer = name.and_then(|name| live.queues[applicant.queue].customer(name));
     let opens = customer.is_none_or(|id| live.customers().window(id).is_none());
     opens && !mutated(Mutant::WindowsUnlimited)
 }
 
 /// Closes a window if an admitted item lacks room for its own. Called after the item that it replaces is
 /// gone, since that may have been a member of the window that closes.
-pub(crate) fn make_room(
-    live: &mut LiveItems,
-    settings: &Settings,
-    asked: (&NewItem, QueueId, Timing),
-    now: Now,
-) {
-    if lacks_window(live, settings, asked) {
+pub(crate) fn make_room(live: &mut LiveItems, settings: &Settings, applicant: Applicant<'_>, now: Now) {
+    if lacks_window(live, settings, applicant) {
         if let Some(id) = live.customers().first_to_close() {
             live.close_window(id, ClosedBy::Flush, now);
         }

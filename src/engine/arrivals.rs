@@ -293,8 +293,12 @@ impl Arrivals {
         let mut found = found.into_iter();
         for Question { line, place, count } in asked {
             let answers: Vec<Found> = found.by_ref().take(count).collect();
+            // It may have been forgotten since, with its delivery.
             let Some(entry) = self.line(line).at(place) else { continue };
-            let Knowledge::Asked(asked) = &mut entry.knowledge else { continue };
+            let Knowledge::Asked(asked) = &mut entry.knowledge else {
+                debug_assert!(false, "an entry that was asked for waits for the answer");
+                continue;
+            };
             entry.knowledge = Knowledge::Known(core::mem::take(asked), answers);
         }
     }
@@ -439,7 +443,10 @@ impl Arrivals {
     fn leave_scan(&mut self, arrival: &Arrival) {
         let Arrival::Item(item, _) = arrival else { return };
         let Some(identity) = item.identity else { return };
-        let Some((_, count)) = self.ids_behind_scans.get_mut(&identity) else { return };
+        let Some((_, count)) = self.ids_behind_scans.get_mut(&identity) else {
+            debug_assert!(false, "the ids of requests behind scans are counted");
+            return;
+        };
         *count -= 1;
         if *count == 0 {
             self.ids_behind_scans.remove(&identity);

@@ -34,16 +34,17 @@ pub(crate) fn execute(
     core: &mut Core,
     scans: &mut Scans,
     settings: &Settings,
-    (command, asker): (&Command, &Asker),
+    command: &Command,
+    asker: &Asker,
     found: Vec<(Identity, Found)>,
     now: Now,
 ) -> Executed {
     match command {
         Command::Cancel(target) => cancel(core, scans, target, end_of_cancel(asker), found, now),
-        Command::Reschedule(target, due) => reschedule(core, scans, settings, (target, *due), found, now),
+        Command::Reschedule(target, due) => reschedule(core, scans, settings, target, *due, found, now),
         Command::Lookup(target) => Executed::Answer(look_up(core, scans, target, found, now)),
         Command::Flush(of) => Executed::Answer(Answer::Flushed(flush(core, of, now))),
-        Command::Pause(application, end) => Executed::Answer(pause(core, settings, (application, *end), now)),
+        Command::Pause(application, end) => Executed::Answer(pause(core, settings, application, *end, now)),
         Command::Resume(application) => Executed::Answer(resume(core, application)),
         Command::PauseCustomer(of, end) => Executed::Answer(pause_customer(core, settings, of, *end, now)),
         Command::ResumeCustomer(of) => {
@@ -52,7 +53,7 @@ pub(crate) fn execute(
             Executed::Answer(Answer::Done { changed })
         }
         Command::Slow(application, rate, end) => {
-            Executed::Answer(slow(core, settings, application, rate.map(|rate| (rate, *end)), now))
+            Executed::Answer(slow(core, settings, application, *rate, *end, now))
         }
         Command::Retry(application) => Executed::Answer(retry(core, application)),
         Command::CancelAll(_)
@@ -135,7 +136,8 @@ fn reschedule(
     core: &mut Core,
     scans: &mut Scans,
     settings: &Settings,
-    (target, due): (&Target, Moment),
+    target: &Target,
+    due: Moment,
     found: Vec<(Identity, Found)>,
     now: Now,
 ) -> Executed {
@@ -161,7 +163,7 @@ fn reschedule(
     if undecided {
         return Executed::Await(identity);
     }
-    let due = match new_due(settings, (&target.application, due), expiry, now) {
+    let due = match new_due(settings, &target.application, due, expiry, now) {
         Ok(due) => due,
         Err(text) => return Executed::Answer(Answer::Rejected(text.into())),
     };
@@ -198,14 +200,14 @@ fn moment(settings: &Settings, named: Moment, now: Now) -> Result<u64, String> {
 /// The due for this moment, by the same rules as for a request of this application.
 fn new_due(
     settings: &Settings,
-    (application, due): (&str, Moment),
+    application: &str,
+    due: Moment,
     expiry: Option<u64>,
     now: Now,
 ) -> Result<u64, String> {
     let at = moment(settings, due, now)?;
     let beyond = u64::from(mutated(Mutant::RescheduledToItsExpiry));
-    if expiry.is_some_and(|expiry| at.max(now.wall) >= expiry.saturating_add(beyond)) {
-        let expiry = expiry.unwrap_or_default();
+    if let Some(expiry) = expiry.filter(|expiry| at.max(now.wall) >= expiry.saturating_add(beyond)) {
         return Err(format!("the item expires at {expiry} (x-deliver-before), which is not after {at}"));
     }
     Ok(judge::own_due(settings.of(application), at, expiry, now))
@@ -264,12 +266,7 @@ fn flush(core: &mut Core, of: &CustomerOf, now: Now) -> u64 {
     count + u64::from(mutated(Mutant::FlushCountsOneMore))
 }
 
-fn pause(
-    core: &mut Core,
-    settings: &Settings,
-    (application, end): (&str, Option<Moment>),
-    now: Now,
-) -> Answer {
+fn pause(core: &mut Core, settings: &Settings, application: &str, end: Option<Moment>, now: Now) -> Answer {
     let until = match end_of("pause", settings, end, now) {
         Ok(until) => until,
         Err(text) => return Answer::Rejected(text.into()),
@@ -325,15 +322,16 @@ fn pause_customer(
     Answer::Until { until, changed: before != Some(ends) }
 }
 
-/// Sets a temporary rate of an application, or restores the configured one.
+/// Sets a temporary rate of an application until `end`, or restores the configured one.
 fn slow(
     core: &mut Core,
     settings: &Settings,
     application: &str,
-    rate: Option<(Rate, Option<Moment>)>,
+    rate: Option<Rate>,
+    end: Option<Moment>,
     now: Now,
 ) -> Answer {
-    let Some((rate, end)) = rate else {
+    let Some(rate) = rate else {
         let queue = core.live.queues.find(application);
         let changed = queue.is_some_and(|queue| core.live.queues.at(queue).set_slowed(None));
         queue.into_iter().for_each(|queue| core.dispatch.paced.recheck(queue));

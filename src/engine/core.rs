@@ -153,7 +153,7 @@ impl Core {
 
     /// Cancels an item that is in the store only.
     pub(crate) fn cancel_far(&mut self, stored: &Stored, end: End, now: Now) {
-        let Some(queue) = self.live.queues.find(stored.queue()) else { return };
+        let Some(queue) = self.live.queues.of_stored(stored) else { return };
         let ended = Ended {
             end,
             at: now.wall,

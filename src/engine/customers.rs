@@ -7,7 +7,7 @@
 //! This module decides when windows close and what is written of them. [`super::live`] handles their members.
 
 use super::ids::{CustomerId, ItemId, QueueId};
-use super::items::{Item, Items};
+use super::items::Items;
 use super::mutant::{mutated, Mutant};
 use super::pace::{Pace, Waited};
 use super::queue::{ActiveQueue, Entry, Queues};
@@ -178,7 +178,7 @@ impl Customers {
     /// Removes items that are about to leave memory from their customers' lists.
     pub(crate) fn unlink(&mut self, leaving: &[ItemId], items: &mut Items) {
         for item in leaving {
-            let Some(id) = items.get(*item).and_then(Item::customer) else { continue };
+            let Some(id) = items[*item].customer() else { continue };
             if let Some(first) = items.unlink(*item) {
                 self.table[id].first = first;
             }
@@ -201,7 +201,10 @@ impl Customers {
     pub(crate) fn configure(&mut self, queues: &Queues, now: Now) {
         for id in self.table.handles().collect::<Vec<_>>() {
             let customer = &mut self.table[id];
-            let Some(active) = queues[customer.queue].active() else { continue };
+            let Some(active) = queues[customer.queue].active() else {
+                debug_assert!(false, "a queue with customers is active");
+                continue;
+            };
             customer.overhead = size::overhead(active.settings().format, active.name(), Some(&customer.name));
             let quiet = active.settings().quiet;
             self.plan_check(id, quiet, now);
@@ -240,7 +243,10 @@ impl Customers {
 
     /// Schedules the next check of a pace: at the end of the wait, or when the pace is at rest.
     fn look_at_pace(&mut self, id: CustomerId, waits: Option<u64>, now: Now) {
-        let Some(pace) = self.table[id].pace.as_mut() else { return };
+        let Some(pace) = self.table[id].pace.as_mut() else {
+            debug_assert!(false, "only a customer that has a pace is checked");
+            return;
+        };
         // A formed batch that has not left is checked periodically.
         let at = waits.unwrap_or(pace.rests_at().max(now.mono + PACE_LOOK_MS));
         self.look_at_pace_at(id, at);
@@ -343,7 +349,10 @@ impl Customers {
         while !all && ids.len() < turn.windows && members < turn.due {
             let table = &self.table;
             let taken = self.timers.take_due(now.mono, 1, |place| {
-                let Some(id) = table.at(place) else { return };
+                let Some(id) = table.at(place) else {
+                    debug_assert!(false, "a customer stays as long as it has a timer");
+                    return;
+                };
                 members += table[id].window.as_ref().map_or(0, |window| window.members().len());
                 ids.push(id);
             });
@@ -352,7 +361,10 @@ impl Customers {
         let mut due = Vec::new();
         for id in ids {
             let quiet = queues.settings_of(self.table[id].queue).quiet;
-            let Some(window) = self.table[id].window.as_mut() else { continue };
+            let Some(window) = self.table[id].window.as_mut() else {
+                debug_assert!(false, "a timer ends with its window");
+                continue;
+            };
             let (at, cause) = window.deadline(quiet, now);
             let was = window.check_at(at.max(now.mono));
             self.timers.insert(id.place(), window.check());
@@ -367,6 +379,7 @@ impl Customers {
     /// Adds the changed rows of long windows to `ops`.
     pub(crate) fn flush(&mut self, queues: &Queues, ops: &mut Vec<Op>) {
         for id in core::mem::take(&mut self.dirty) {
+            // It may have gone since, with its window.
             let Some(Customer { queue, name, window, .. }) = self.table.get_mut(id) else { continue };
             let row = window.as_mut().and_then(|window| window.take_dirty_row(queues[*queue].name(), name));
             ops.extend(row.map(Op::PutWindow));
@@ -482,9 +495,9 @@ impl CustomerMut<'_> {
         self.plan_check(now);
     }
 
-    /// The limit that the window would exceed with a new member of this weight and number; the window closes
-    /// first then. `span`: maximum distance of its members' numbers.
-    pub(crate) fn would_overflow(&self, (weight, seq): (u32, u64), span: u64) -> Option<ClosedBy> {
+    /// The limit that the window would exceed with a new member of this weight and arrival number; the window
+    /// closes first then. `span`: maximum distance of its members' numbers.
+    pub(crate) fn would_overflow(&self, weight: u32, seq: u64, span: u64) -> Option<ClosedBy> {
         let customer = &self.customers.table[self.id];
         let window = customer.window.as_ref()?;
         if window.would_overflow(weight, customer.overhead, self.active.settings().max_bytes) {
@@ -496,7 +509,10 @@ impl CustomerMut<'_> {
     /// Counts a new item into the open window. Returns the place of its members in the store.
     pub(crate) fn join(&mut self, member: Member, now: Now) -> Key {
         let customer = self.this();
-        let Some(window) = customer.window.as_mut() else { return Key::own(now.wall, member.seq) };
+        let Some(window) = customer.window.as_mut() else {
+            debug_assert!(false, "an item joins an open window");
+            return Key::own(now.wall, member.seq);
+        };
         window.join(member, customer.overhead.item, now);
         let place = window.place();
         self.customers.mark(self.id);
@@ -507,7 +523,10 @@ impl CustomerMut<'_> {
     /// A stored item of a former life was loaded: it is counted now, unless the window's row included it.
     pub(crate) fn rejoin(&mut self, member: Member, now: Now) {
         let customer = self.this();
-        let Some(window) = customer.window.as_mut() else { return };
+        let Some(window) = customer.window.as_mut() else {
+            debug_assert!(false, "an item rejoins an open window");
+            return;
+        };
         window.rejoin(member, customer.overhead.item);
         self.plan_check(now);
     }
@@ -515,7 +534,10 @@ impl CustomerMut<'_> {
     /// A member is in the store only. If its key is beyond `horizon`, a restart would not read it in time, so
     /// the window gets a row.
     pub(crate) fn add_far(&mut self, horizon: u64) {
-        let Some(window) = self.this().window.as_mut() else { return };
+        let Some(window) = self.this().window.as_mut() else {
+            debug_assert!(false, "a member has an open window");
+            return;
+        };
         if window.add_far(horizon) {
             self.customers.mark(self.id);
         }
@@ -524,7 +546,10 @@ impl CustomerMut<'_> {
     /// A member ended while its window was open. The window ends with its last member.
     pub(crate) fn leave(&mut self, weight: u32, was_far: bool, ops: &mut Vec<Op>) {
         let customer = self.this();
-        let Some(window) = customer.window.as_mut() else { return };
+        let Some(window) = customer.window.as_mut() else {
+            debug_assert!(false, "a member has an open window");
+            return;
+        };
         if window.leave(weight, customer.overhead.item, was_far) {
             self.end(ops);
         } else if !mutated(Mutant::RowNotRenewed) {

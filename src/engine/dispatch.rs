@@ -114,7 +114,10 @@ impl Dispatch {
 
     fn may_send(&self, live: &LiveItems, id: QueueId, now: Now) -> bool {
         let queue = &live.queues[id];
-        let Some(active) = queue.active() else { return false };
+        let Some(active) = queue.active() else {
+            debug_assert!(false, "a queue is active in its turn");
+            return false;
+        };
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (active.flights().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
             && !active.flights().has_recalled()
@@ -384,7 +387,10 @@ impl Dispatch {
     ) {
         let Some(flight) = self.flights.get_mut(number) else { return };
         let (queue, left) = (flight.queue, rows.len() as u64);
-        let FlightState::Fetching { alone, .. } = flight.state else { return };
+        let FlightState::Fetching { alone, .. } = flight.state else {
+            debug_assert!(false, "a flight is launched once");
+            return;
+        };
         flight.rows = rows;
         // Batches that have failed since go before it.
         let known = &live.queues[queue];
@@ -418,7 +424,10 @@ impl Dispatch {
     /// Hands a flight to the publisher.
     fn launch(&mut self, live: &mut LiveItems, number: u64, now: Now, out: &mut Vec<Batch>) {
         let Some(flight) = self.flights.get_mut(number) else { return };
-        let FlightState::Fetching { alone, .. } = flight.state else { return };
+        let FlightState::Fetching { alone, .. } = flight.state else {
+            debug_assert!(false, "a flight is launched once");
+            return;
+        };
         flight.publishes += 1;
         flight.state = FlightState::Out { alone };
         self.channels.launched(number, now);
@@ -467,8 +476,8 @@ impl Dispatch {
         });
     }
 
-    /// The publish of a flight has ended: frees its slot. Returns whether it was alone; `None`: it was not
-    /// published.
+    /// The publish of a flight has ended: frees its slot. Returns whether it was alone. Each publish ends
+    /// once; `None`: this one had ended.
     pub(crate) fn landed(&mut self, live: &mut LiveItems, number: u64) -> Option<bool> {
         let flight = self.flights.get(number)?;
         let FlightState::Out { alone } = flight.state else { return None };
@@ -479,7 +488,10 @@ impl Dispatch {
     }
 
     fn free_slot(&mut self, live: &mut LiveItems, number: u64, rows: u64) {
-        let Some(flight) = self.flights.get(number) else { return };
+        let Some(flight) = self.flights.get(number) else {
+            debug_assert!(false, "a flight does not end before its slot is free");
+            return;
+        };
         self.egress.free_slot(flight.bytes);
         let (queue, was_alone) = (flight.queue, self.channels.release(number));
         let active = live.queues.at(queue).at_work();
@@ -493,7 +505,10 @@ impl Dispatch {
     /// Sends a flight again unchanged. It is sent alone if it was alone and its queue is sound, or if other
     /// suspects of its queue wait: the order among them stays.
     pub(crate) fn try_again(&mut self, live: &mut LiveItems, number: u64, alone: bool) {
-        let Some(queue) = self.flights.get(number).map(|flight| flight.queue) else { return };
+        let Some(queue) = self.flights.get(number).map(|flight| flight.queue) else {
+            debug_assert!(false, "a flight that has ended is not sent again");
+            return;
+        };
         let active = live.queues.at(queue).at_work();
         let first = alone && !active.health().needs_probe();
         if first || active.flights().suspects() > 0 && !mutated(Mutant::SuspectsOvertakeRepeats) {

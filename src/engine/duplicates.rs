@@ -33,14 +33,22 @@ pub(crate) enum Verdict {
     Await,
 }
 
-/// `redelivered`: the broker's flag, which says only that the message was delivered before. `fingerprint`: of
-/// the new request; `old`: of the known item, if it waits. `tried`: the batch in which, by the new request,
-/// its consumer received the item.
+/// The fingerprints of two requests with the same id.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fingerprints {
+    /// Of the new request.
+    pub(crate) new: u64,
+    /// Of the known item, if it waits.
+    pub(crate) old: u64,
+}
+
+/// `redelivered`: the broker's flag, which says only that the message was delivered before. `tried`: the
+/// batch in which, by the new request, its consumer received the item.
 pub(crate) fn judge(
     rule: DuplicateRule,
     known: Known<'_>,
     redelivered: bool,
-    (fingerprint, old): (u64, u64),
+    Fingerprints { new: fingerprint, old }: Fingerprints,
     tried: Option<BatchId>,
 ) -> Verdict {
     use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
@@ -133,7 +141,7 @@ mod tests {
                 rule,
                 *known,
                 *redelivered,
-                (*fingerprint, 7),
+                Fingerprints { new: *fingerprint, old: 7 },
                 tried,
             ) {
                 Verdict::Drop => 'd',
@@ -156,7 +164,8 @@ mod tests {
             assert_eq!(line(rule, Some(BatchId([2; 16]))), other_batch, "{rule:?}");
         }
         let in_flight = Known::Undecided { orphaned: false };
-        let again = judge(DuplicateRule::Reject, in_flight, true, (7, 7), Some(batch));
+        let same = Fingerprints { new: 7, old: 7 };
+        let again = judge(DuplicateRule::Reject, in_flight, true, same, Some(batch));
         assert_eq!(again, Verdict::Drop, "a try that is delivered again is not another one");
     }
 }

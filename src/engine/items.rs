@@ -75,7 +75,10 @@ impl BySeq {
     }
 
     fn remove(&mut self, seq: u64) {
-        let Some(block) = self.blocks.get_mut(&(seq / BLOCK)) else { return };
+        let Some(block) = self.blocks.get_mut(&(seq / BLOCK)) else {
+            debug_assert!(false, "each item in memory has its number here");
+            return;
+        };
         block[(seq % BLOCK) as usize] = NONE;
         if *block == [NONE; BLOCK as usize] {
             self.blocks.remove(&(seq / BLOCK));
@@ -120,23 +123,19 @@ impl Items {
     /// Removes the index entries of items that are about to be removed.
     pub(crate) fn unindex(&mut self, leaving: &[ItemId]) {
         for id in leaving {
-            if let Some(item) = self.rows.get(*id) {
-                self.by_seq.remove(item.key().seq);
-            }
+            self.by_seq.remove(self.rows[*id].key().seq);
         }
         for id in leaving {
-            if let Some(item) = self.rows.get(*id) {
-                self.by_identity.remove_if(&item.identity(), |other| other == id);
-            }
+            self.by_identity.remove_if(&self.rows[*id].identity(), |other| other == id);
         }
     }
 
     /// Removes an item that has been unindexed.
-    pub(crate) fn remove(&mut self, id: ItemId) -> Option<Item> {
-        let item = self.rows.remove(id)?;
+    pub(crate) fn remove(&mut self, id: ItemId) -> Item {
+        let item = self.rows.remove(id).expect("a live handle");
         debug_assert!(self.by_seq.get(item.key().seq).is_none(), "nothing leads to it any more");
         self.content_bytes -= item.content().map_or(0, |content| content.size());
-        Some(item)
+        item
     }
 
     pub(crate) fn get(&self, id: ItemId) -> Option<&Item> {

@@ -324,11 +324,9 @@ impl Journal {
     /// Takes the replies whose commits are durable.
     pub(crate) fn take_replies(&mut self) -> Vec<Reply> {
         let mut out = Vec::new();
-        while let Some((token, _)) = self.replies.front() {
-            if *token > self.committed && self.durable && !mutated(Mutant::AnswerTooSoon) {
-                break;
-            }
-            let Some((_, reply)) = self.replies.pop_front() else { break };
+        let all = !self.durable || mutated(Mutant::AnswerTooSoon);
+        let may_leave = self.replies.iter().take_while(|(token, _)| all || *token <= self.committed).count();
+        for (_, reply) in self.replies.drain(..may_leave) {
             match &reply.asker {
                 Asker::Remote { delivery, reply_to: None, .. } => self.ledger.safe(*delivery),
                 Asker::Remote { .. } => {

@@ -1,9 +1,9 @@
 //! Decides about an arrival: whether the store must be asked first, and whether it is admitted, dropped,
 //! replaces another item, or waits.
 
-use super::admission::{self, LimitVerdict, Limits};
+use super::admission::{self, Applicant, LimitVerdict, Limits};
 use super::arrivals::Arrival;
-use super::duplicates::{self, Known, Verdict};
+use super::duplicates::{self, Fingerprints, Known, Verdict};
 use super::ids::{ItemId, QueueId};
 use super::items::{ItemFlag, Stage};
 use super::live::{Admission, Origin, Timing};
@@ -28,6 +28,15 @@ pub(crate) enum Decision {
     Await(Identity, Box<NewItem>),
     /// There is no room for it now: it returns to its queue of arrivals.
     NoRoom(Box<NewItem>),
+}
+
+/// A request in its turn.
+#[derive(Debug)]
+struct Submission {
+    item: Box<NewItem>,
+    /// The queue of its application.
+    queue: QueueId,
+    origin: Origin,
 }
 
 /// What a decision needs beside the core.
@@ -134,38 +143,32 @@ impl<'a> Decider<'a> {
         now: Now,
     ) -> Decision {
         let queue = core.live.queues.id(&item.application);
-        let Some(identity) = item.identity else { return self.admit(core, (item, queue), origin, now) };
+        let new = Submission { item, queue, origin };
+        let Some(identity) = new.item.identity else { return self.admit(core, new, now) };
         // Its consumer may have received the first item before the confirm came.
-        if let Some(first) = item.tried.first.filter(|first| core.is_out(*first, queue) && !self.how.at_once)
-        {
-            return Decision::Await(first, item);
+        let first = new.item.tried.first.filter(|first| core.is_out(*first, queue) && !self.how.at_once);
+        if let Some(first) = first {
+            return Decision::Await(first, new.item);
         }
         let found = found.into_iter().next().map(|(_, found)| found);
         let location = core.location(identity, queue, found, now);
         let location = self.scans.claim(core, location, now);
         if self.scans.may_take_back(core, &location, self.how.at_once) {
-            return Decision::Await(identity, item);
+            return Decision::Await(identity, new.item);
         }
         match location {
-            ItemLocation::Nowhere => self.admit(core, (item, queue), origin, now),
-            ItemLocation::Ended(ended) => {
-                self.known(core, (item, queue), origin, Known::Ended(&ended), 0, None, now)
-            }
+            ItemLocation::Nowhere => self.admit(core, new, now),
+            ItemLocation::Ended(ended) => self.known(core, new, Known::Ended(&ended), 0, None, now),
             ItemLocation::Live(live) => {
-                let (known, old) = self.known_live(core, &item, queue, &live, now);
-                self.known(core, (item, queue), origin, known, old, Some(live), now)
+                let (known, old) = self.known_live(core, &new, &live, now);
+                self.known(core, new, known, old, Some(live), now)
             }
         }
     }
 
-    fn known_live(
-        &self,
-        core: &Core,
-        item: &NewItem,
-        queue: QueueId,
-        live: &LiveItem,
-        now: Now,
-    ) -> (Known<'static>, u64) {
+    /// What is known of a request with the id of this item, and the fingerprint of the item.
+    fn known_live(&self, core: &Core, new: &Submission, live: &LiveItem, now: Now) -> (Known<'static>, u64) {
+        let (item, queue) = (&new.item, new.queue);
         let (due, old) = match live {
             LiveItem::Resident(id) => {
                 let resident = &core.live.items()[*id];
@@ -184,8 +187,8 @@ impl<'a> Decider<'a> {
             Timing::Own(due) => due,
             Timing::Immediate => now.wall,
             Timing::Windowed => {
-                let name = item.customer.as_deref().unwrap_or_default();
-                let customer = core.live.queues[queue].customer(name);
+                let name = item.customer.as_deref();
+                let customer = name.and_then(|name| core.live.queues[queue].customer(name));
                 let window = customer.and_then(|id| core.live.customers().window(id));
                 window
                     .filter(|_| !mutated(Mutant::NewDueIgnoresWindow))
@@ -195,19 +198,20 @@ impl<'a> Decider<'a> {
         (Known::Waiting { due, new_due }, old)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call for the two ways an id can be known")]
+    /// Decides about a request whose id is known. `live`: the item with that id, if it has not ended; `old`:
+    /// its fingerprint.
     fn known(
         &mut self,
         core: &mut Core,
-        (item, queue): (Box<NewItem>, QueueId),
-        origin: Origin,
+        new: Submission,
         known: Known<'_>,
         old: u64,
         live: Option<LiveItem>,
         now: Now,
     ) -> Decision {
-        let rule = item.on_duplicate;
-        let (prints, tried) = ((item.fingerprint, old), item.tried);
+        let (item, origin) = (&new.item, new.origin);
+        let (rule, tried) = (item.on_duplicate, item.tried);
+        let prints = Fingerprints { new: item.fingerprint, old };
         let verdict = match duplicates::judge(rule, known, origin.redelivered, prints, tried.batch) {
             _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
             // The waiting item must not be dead-lettered with it.
@@ -230,11 +234,11 @@ impl<'a> Decider<'a> {
                 core.live.shared.counters_mut().duplicates[rule as usize].dead += 1;
                 let error = "an item with this id is known, and x-on-duplicate is reject";
                 let dead = Dead { reason: Reason::Duplicate, error: error.into() };
-                reject(core, item.rejected(dead), origin, now);
+                reject(core, new.item.rejected(dead), origin, now);
                 Decision::Done
             }
             Verdict::Anew => {
-                let judged = self.admit(core, (item, queue), origin, now);
+                let judged = self.admit(core, new, now);
                 core.live.shared.counters_mut().duplicates[rule as usize].accepted +=
                     u64::from(matches!(judged, Decision::Done));
                 judged
@@ -243,20 +247,26 @@ impl<'a> Decider<'a> {
                 (Some(identity), Some(LiveItem::Resident(id)))
                     if self.how.at_once && core.may_be_superseded(identity) =>
                 {
-                    self.decide(core, (item, queue), (id, old), origin, now)
+                    self.decide(core, new, id, old, now)
                 }
-                (Some(identity), _) => Decision::Await(identity, item),
-                (None, _) => Decision::NoRoom(item),
+                (Some(identity), _) => Decision::Await(identity, new.item),
+                (None, _) => {
+                    debug_assert!(false, "a request whose id is known has an id");
+                    Decision::NoRoom(new.item)
+                }
             },
             Verdict::Replace => match live {
                 Some(live) => {
                     let comes_back = origin.redelivered && old == item.fingerprint;
-                    if comes_back && has_new_time(core, &item, &live) {
+                    if comes_back && has_new_time(core, item, &live) {
                         return drop_duplicate(core, rule, origin);
                     }
-                    self.replace(core, (item, queue), live, (origin, comes_back), now)
+                    self.replace(core, new, live, comes_back, now)
                 }
-                None => self.admit(core, (item, queue), origin, now),
+                None => {
+                    debug_assert!(false, "only an item that has not ended is replaced");
+                    self.admit(core, new, now)
+                }
             },
         }
     }
@@ -264,15 +274,9 @@ impl<'a> Decider<'a> {
     /// Decides without the end of the attempt, so that nothing is lost: the new request is taken, and the old
     /// item, which may still be delivered, is not tried again. If either end of the attempt admits the new
     /// one, a wait would change nothing. A request with rule `earliest` is dropped, since the item in flight
-    /// is due before it.
-    fn decide(
-        &mut self,
-        core: &mut Core,
-        (item, queue): (Box<NewItem>, QueueId),
-        (id, old): (ItemId, u64),
-        origin: Origin,
-        now: Now,
-    ) -> Decision {
+    /// is due before it. `old`: the fingerprint of the old item.
+    fn decide(&mut self, core: &mut Core, new: Submission, id: ItemId, old: u64, now: Now) -> Decision {
+        let (item, origin) = (&new.item, new.origin);
         let rule = item.on_duplicate;
         let orphaned = core.live.items()[id].is_orphaned();
         let comes_back = origin.redelivered && old == item.fingerprint;
@@ -284,7 +288,7 @@ impl<'a> Decider<'a> {
         if !orphaned && (comes_back || earliest) {
             return drop_duplicate(core, rule, origin);
         }
-        self.replace(core, (item, queue), LiveItem::Resident(id), (origin, false), now)
+        self.replace(core, new, LiveItem::Resident(id), false, now)
     }
 
     /// Replaces the old item by the new one in one commit. If there is no room for the new one's window, the
@@ -292,15 +296,16 @@ impl<'a> Decider<'a> {
     fn replace(
         &mut self,
         core: &mut Core,
-        (item, queue): (Box<NewItem>, QueueId),
+        new: Submission,
         live: LiveItem,
-        (origin, comes_back): (Origin, bool),
+        comes_back: bool,
         now: Now,
     ) -> Decision {
+        let Submission { item, queue, origin } = new;
         let rule = item.on_duplicate;
         let timing = timing(core.live.queues.settings_of(queue), &item, now);
-        let asked = (&*item, queue, timing);
-        match self.limits.judge(&core.live, self.settings, asked, true, now) {
+        let applicant = Applicant { item: &item, queue, timing, replaces: true };
+        match self.limits.judge(&core.live, self.settings, applicant, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Decision::NoRoom(item),
             // It is accepted already: one request would end both as sent and as dead.
@@ -328,30 +333,25 @@ impl<'a> Decider<'a> {
         // Not deferred: else the old item would be deleted before the new one is written, and only the broker
         // would have it.
         let may_defer = mutated(Mutant::HeirIsDeferred) && self.may_defer(core, &item, queue);
-        admission::make_room(&mut core.live, self.settings, (&item, queue, timing), now);
+        admission::make_room(&mut core.live, self.settings, applicant, now);
         core.live.admit(*item, Admission { queue, origin, timing, inherited, may_defer }, now);
         Decision::Done
     }
 
     /// Admits a request whose id is unknown, if the limits allow it.
-    fn admit(
-        &mut self,
-        core: &mut Core,
-        (item, queue): (Box<NewItem>, QueueId),
-        origin: Origin,
-        now: Now,
-    ) -> Decision {
+    fn admit(&mut self, core: &mut Core, new: Submission, now: Now) -> Decision {
+        let Submission { item, queue, origin } = new;
         if let Some(dead) = item.over.as_deref().cloned() {
             refuse(core, *item, dead, origin, now);
             return Decision::Done;
         }
         let timing = timing(core.live.queues.settings_of(queue), &item, now);
-        let asked = (&*item, queue, timing);
-        match self.limits.judge(&core.live, self.settings, asked, false, now) {
+        let applicant = Applicant { item: &item, queue, timing, replaces: false };
+        match self.limits.judge(&core.live, self.settings, applicant, now) {
             LimitVerdict::Admit => {
                 core.live.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0);
                 let may_defer = self.may_defer(core, &item, queue);
-                admission::make_room(&mut core.live, self.settings, asked, now);
+                admission::make_room(&mut core.live, self.settings, applicant, now);
                 let admission = Admission { queue, origin, timing, inherited: None, may_defer };
                 core.live.admit(*item, admission, now);
                 Decision::Done

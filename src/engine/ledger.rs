@@ -96,7 +96,10 @@ impl Ledger {
         if !self.is_current(delivery) || delivery.tag < self.first {
             return;
         }
-        let Some(state) = self.open.get_mut((delivery.tag - self.first) as usize) else { return };
+        let Some(state) = self.open.get_mut((delivery.tag - self.first) as usize) else {
+            debug_assert!(false, "a delivery comes in before a part of it is safe");
+            return;
+        };
         match *state {
             DeliveryState::Unsafe(parts) if parts > 1 => *state = DeliveryState::Unsafe(parts - 1),
             DeliveryState::Unsafe(_) => {

@@ -555,7 +555,7 @@ impl Engine {
                 }
             }
             Arrival::Command { command, asker, until } => {
-                self.execute(place, (command, asker, until), found, now);
+                self.execute(place, command, asker, until, found, now);
             }
         }
         true
@@ -569,12 +569,14 @@ impl Engine {
     fn execute(
         &mut self,
         place: u64,
-        (command, asker, until): (Command, Asker, Option<u64>),
+        command: Command,
+        asker: Asker,
+        until: Option<u64>,
         found: Vec<(tidegate_types::Identity, tidegate_types::event::Found)>,
         now: Now,
     ) {
-        let asked = (&command, &asker);
-        match commands::execute(&mut self.core, &mut self.scans, &self.settings, asked, found, now) {
+        let (core, scans) = (&mut self.core, &mut self.scans);
+        match commands::execute(core, scans, &self.settings, &command, &asker, found, now) {
             Executed::Answer(answer) => self.reply((asker, command, answer)),
             Executed::Await(identity) => {
                 let until = until.filter(|_| !mutated(Mutant::PatienceAnew));

@@ -274,7 +274,10 @@ impl Loader {
                 continue;
             };
             let held = live.queues[id].is_held_back();
-            let Some(loading) = live.queues.at(id).at_work().loading_mut().as_mut() else { continue };
+            let Some(loading) = live.queues.at(id).at_work().loading_mut().as_mut() else {
+                debug_assert!(false, "only what is being read is loaded");
+                continue;
+            };
             loading.void |= held && !loading.head;
             let void = loading.void;
             if !void {
@@ -388,7 +391,10 @@ fn loaded_back(
         return restored;
     };
     let queue = &live.queues[id];
-    let Some(reading) = queue.passed().reading() else { return restored };
+    let Some(reading) = queue.passed().reading() else {
+        debug_assert!(false, "only what is being read is loaded");
+        return restored;
+    };
     // Items of a queue that is held back since would only be evicted again.
     let void = queue.is_held_back() && !reading.probe;
     if !void {

@@ -141,7 +141,10 @@ impl Recent {
     fn note(&mut self, bucket: u8, identity: Identity) {
         let filters = || self.buckets.iter().flatten().filter_map(|bucket| bucket.filter.as_ref());
         let full = filters().map(BloomFilter::bytes).sum::<usize>() > self.most_bytes;
-        let Some(bucket) = &mut self.buckets[usize::from(bucket)] else { return };
+        let Some(bucket) = &mut self.buckets[usize::from(bucket)] else {
+            debug_assert!(false, "ends are noted in a bucket that has begun");
+            return;
+        };
         if full && mutated(Mutant::FullFilterForgets) {
             return;
         } else if full {
@@ -176,7 +179,7 @@ impl BloomFilter {
             let lines = vec![[0; 8]; (ids * BITS_PER_ID).div_ceil(512)];
             self.parts.push(Part { lines, left: ids });
         }
-        let Some(part) = self.parts.last_mut() else { return };
+        let part = self.parts.last_mut().expect("there is one at least");
         part.left -= 1;
         let (line, bits) = places(identity, part.lines.len());
         for bit in bits {

@@ -108,7 +108,10 @@ impl Waits {
 
     /// Counts one that no longer waits.
     pub(crate) fn end(&mut self, waiter: Waiter<'_>) {
-        let Some(of) = self.of.get_mut(waiter.application) else { return };
+        let Some(of) = self.of.get_mut(waiter.application) else {
+            debug_assert!(false, "only what has begun to wait ends");
+            return;
+        };
         for count in [&mut self.all, &mut *of] {
             count.remote -= usize::from(!waiter.local);
             count.local -= usize::from(waiter.local);

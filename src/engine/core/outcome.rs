@@ -1,6 +1,7 @@
 //! The outcome of a publish, and what it means for the items of its batch and for their queue.
 
 use super::Core;
+use crate::dispatch::Flight;
 use crate::ids::{ItemId, QueueId};
 use crate::items::LetterFacts;
 use crate::mutant::{mutated, Mutant};
@@ -111,7 +112,10 @@ struct Landing<'c> {
 impl Landing<'_> {
     /// Applies the outcome. Delivered items are added to `delivered`; the caller finishes them.
     fn judge(mut self, outcome: Outcome, delivered: &mut Vec<ItemId>) {
-        let Some(alone) = self.core.dispatch.landed(&mut self.core.live, self.number) else { return };
+        let Some(alone) = self.core.dispatch.landed(&mut self.core.live, self.number) else {
+            debug_assert!(false, "each publish is settled once");
+            return;
+        };
         if !matches!(outcome, Outcome::Confirmed(_)) {
             self.replace_superseded();
         }
@@ -253,9 +257,7 @@ impl Landing<'_> {
     /// No confirm came in time. If others were unconfirmed on its channel, it is one of the suspects; if it
     /// was alone, its queue is parked, and the attempt does not count.
     fn overdue(self, alone: bool) {
-        let Some(queue) = self.core.dispatch.flights.get(self.number).map(|flight| flight.queue) else {
-            return;
-        };
+        let Some(queue) = self.flight().map(|flight| flight.queue) else { return };
         if alone {
             self.failed(
                 "no confirm came in time: a bound queue may have lost its majority",
@@ -295,19 +297,24 @@ impl Landing<'_> {
     /// If the broker redelivers all requests of the flight, the flight ends here: else its members would
     /// count as waiting beside the redelivered ones.
     fn forget_lost(&mut self) -> bool {
-        let Core { live, dispatch, .. } = &mut *self.core;
-        let Some(flight) = dispatch.flights.get(self.number) else { return false };
-        let lost = flight.rows.iter().all(|id| live.items()[*id].is_orphaned());
+        let is_lost = |id: &ItemId| self.core.live.items()[*id].is_orphaned();
+        let lost = self.flight().is_some_and(|flight| flight.rows.iter().all(is_lost));
         if lost {
-            let rows = dispatch.flights.end(self.number).map(|flight| flight.rows).unwrap_or_default();
-            rows.into_iter().for_each(|id| self.core.forget(id));
+            let flight = self.core.dispatch.flights.end(self.number);
+            flight.into_iter().flat_map(|flight| flight.rows).for_each(|id| self.core.forget(id));
         }
         lost
     }
 
-    fn members(&self) -> Vec<ItemId> {
+    /// Its flight, which stays until the outcome has been applied.
+    fn flight(&self) -> Option<&Flight> {
         let flight = self.core.dispatch.flights.get(self.number);
-        flight.map(|flight| flight.rows.clone()).unwrap_or_default()
+        debug_assert!(flight.is_some(), "a flight ends with its outcome");
+        flight
+    }
+
+    fn members(&self) -> Vec<ItemId> {
+        self.flight().into_iter().flat_map(|flight| flight.rows.iter().copied()).collect()
     }
 
     /// Its attempt has ended, and another follows. Requests that wait for the outcome of its members are

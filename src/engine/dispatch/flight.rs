@@ -101,13 +101,18 @@ impl Flights {
         self.table.get(&number)
     }
 
+    /// A flight to be changed. It must not have ended: lists and items forget its number with its end.
     pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Flight> {
-        self.table.get_mut(&number)
+        let flight = self.table.get_mut(&number);
+        debug_assert!(flight.is_some(), "what has ended is not changed");
+        flight
     }
 
-    /// Ends a flight and returns it.
+    /// Ends a flight, which must not have ended, and returns it.
     pub(crate) fn end(&mut self, number: u64) -> Option<Flight> {
-        self.table.remove(&number)
+        let flight = self.table.remove(&number);
+        debug_assert!(flight.is_some(), "a flight ends once");
+        flight
     }
 
     fn of(&self, item: &Item) -> Option<&Flight> {

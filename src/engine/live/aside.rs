@@ -14,6 +14,7 @@ impl LiveItems {
         while *left > 0 {
             let Some((queue, customer)) = self.shared.leaving.pop_front() else { break };
             if self.customers().get(customer).is_none() {
+                // Its last items have ended since.
                 continue;
             }
             // The first items of a queue that trims are to be given up, so they stay in memory.

@@ -44,7 +44,7 @@ impl CustomerItems<'_, '_> {
     /// Closes the window first if an item of this weight would take it over its bytes.
     pub(super) fn close_overflowing(&mut self, weight: u32, now: Now) {
         let (next, span) = (self.at.shared.journal.next_number(), self.at.queue.thresholds().span);
-        if let Some(cause) = self.customer().would_overflow((weight, next), span) {
+        if let Some(cause) = self.customer().would_overflow(weight, next, span) {
             self.close_window(cause, now);
         }
     }
@@ -107,7 +107,10 @@ impl CustomerItems<'_, '_> {
 
     /// Removes a member from the window's list and closes the gap.
     pub(super) fn forget_member(&mut self, pos: u32) {
-        let Some(window) = self.at.shared.customers[self.id].window.as_mut() else { return };
+        let Some(window) = self.at.shared.customers[self.id].window.as_mut() else {
+            debug_assert!(false, "a member has an open window");
+            return;
+        };
         if let Some(moved) = window.remove_member(pos) {
             if let Stage::Windowed { scheduled, .. } = self.at.shared.items[moved].stage() {
                 self.at.shared.set_stage(moved, Stage::Windowed { pos, scheduled });
@@ -184,7 +187,7 @@ impl CustomerItems<'_, '_> {
                 schedule.remove(items::place_of(member), planned);
             }
             item.close(due, cause);
-            self.at.queue.note_closed(member, (planned, item.place()), item.is_stored());
+            self.at.queue.note_closed(member, planned, item.place(), item.is_stored());
             if matches!(stage, Stage::Scheduled | Stage::Windowed { .. }) {
                 self.at.make_ready(member, now);
             }

@@ -48,7 +48,7 @@ impl<'s> QueueItems<'s> {
             self.of(customer).forget_member(pos);
             self.customer(customer).add_far(now.wall + HORIZON_MS);
         }
-        let Some(mut item) = self.remove(id) else { return };
+        let mut item = self.remove(id);
         if !mutated(Mutant::EvictUntold) {
             self.shared.watch.changed(item.identity());
         }
@@ -101,20 +101,20 @@ impl<'s> QueueItems<'s> {
         id
     }
 
-    pub(super) fn remove(&mut self, id: ItemId) -> Option<Item> {
+    pub(super) fn remove(&mut self, id: ItemId) -> Item {
         self.shared.detach(&[id]);
         self.take_out(id)
     }
 
     /// The rest of a removal, after [`SharedItems::detach`].
-    pub(super) fn take_out(&mut self, id: ItemId) -> Option<Item> {
-        let item = self.shared.take_out(id)?;
+    pub(super) fn take_out(&mut self, id: ItemId) -> Item {
+        let item = self.shared.take_out(id);
         if let Some(customer) = item.customer() {
             self.customer(customer).remove_row();
         }
         self.queue.active_mut().may_not_drop(item.place(), id);
         self.queue.may_trim();
-        Some(item)
+        item
     }
 
     /// Takes an item off the list that it is on; an item in flight stays in its flight.

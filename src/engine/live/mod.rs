@@ -184,8 +184,8 @@ impl LiveItems {
         seq
     }
 
-    /// Gives up an item, which becomes a dead letter. It must be on no list. `former`: the identity it had,
-    /// where that is to be remembered with the confirm of the dead letter.
+    /// Gives up an item, which becomes a dead letter. It must be on no list, and must not be orphaned.
+    /// `former`: the identity it had, where that is to be remembered with the confirm of the dead letter.
     pub(super) fn move_to_dead_letters(
         &mut self,
         id: ItemId,
@@ -194,9 +194,7 @@ impl LiveItems {
         now: Now,
     ) {
         let letters = self.queues.dead_letters();
-        let Some(Dying { mut item, meant_for, from, removed }) = self.home_of(id).take_dying(id) else {
-            return;
-        };
+        let Dying { mut item, meant_for, from, removed } = self.home_of(id).take_dying(id);
         item.become_dead_letter(dead, meant_for, former, letters, now.wall);
         if item.is_stored() {
             self.at(letters).place_letter(item, from, removed, now);
@@ -215,7 +213,7 @@ impl LiveItems {
 
     /// Ends an item that is in the store alone.
     pub(super) fn finish_far(&mut self, stored: &Stored) {
-        let Some(queue) = self.queues.find(stored.queue()) else { return };
+        let Some(queue) = self.queues.of_stored(stored) else { return };
         self.at(queue).finish_far(stored);
     }
 
@@ -228,7 +226,7 @@ impl LiveItems {
     /// Gives an item in the store alone `due` as its own time. It stays there; if it is due soon, the loader
     /// reads it as it reads any other.
     pub(super) fn reschedule_far(&mut self, stored: &Stored, due: u64) {
-        let Some(queue) = self.queues.find(stored.queue()) else { return };
+        let Some(queue) = self.queues.of_stored(stored) else { return };
         self.at(queue).reschedule_far(stored, due);
     }
 

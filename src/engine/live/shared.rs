@@ -174,11 +174,11 @@ impl SharedItems {
     }
 
     /// Takes an item that is detached out of the table.
-    pub(super) fn take_out(&mut self, id: ItemId) -> Option<Item> {
+    pub(super) fn take_out(&mut self, id: ItemId) -> Item {
         self.work += 1;
-        let item = self.items.remove(id)?;
+        let item = self.items.remove(id);
         self.batched -= usize::from(item.stage().is_in_batch());
-        Some(item)
+        item
     }
 
     pub(super) fn set_stage(&mut self, id: ItemId, stage: Stage) {
@@ -248,6 +248,7 @@ impl SharedItems {
     /// Decides whether the payload of an item that is being written stays in memory after the commit.
     pub(super) fn keep_content(&mut self, id: ItemId, now: Now) {
         let item = &self.items[id];
+        // Without a store its payload is nowhere else.
         let Residence::Stored(token) = item.residence() else { return };
         let soon = item.due() <= now.wall + KEEP_MS;
         if !soon || self.items.content_bytes() >= self.budget.contents / 4 * 3 {

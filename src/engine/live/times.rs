@@ -17,21 +17,22 @@ impl QueueItems<'_> {
         let (from, removed) = (self.row(item).place(), self.row(item).index());
         let (customer, row, before) = (item.customer(), self.row(item).customer(), item.place());
         self.shared.customers.pin(customer);
-        if let Some(mut item) = self.remove(id) {
-            self.leave_as_stray(&item);
-            self.shared.watch.changed(item.identity());
-            item.reschedule(due);
-            self.queue.remove_stored(before, true);
-            self.move_to_time(item, (from, removed), row, now);
-        }
+        let mut item = self.remove(id);
+        self.leave_as_stray(&item);
+        self.shared.watch.changed(item.identity());
+        item.reschedule(due);
+        self.queue.remove_stored(before, true);
+        self.move_to_time(item, from, removed, row, now);
         self.unpin(customer);
     }
 
-    /// Writes the row under its new key, and puts the item where one with this due belongs.
+    /// Moves the row from `from`, where its index rows are `removed`, to its new key, and puts the item where
+    /// one with this due belongs. `customer`: its index row under its customer.
     fn move_to_time(
         &mut self,
         mut item: Item,
-        (from, removed): (Place, IndexRows),
+        from: Place,
+        removed: IndexRows,
         customer: Option<(Arc<str>, Arc<str>)>,
         now: Now,
     ) {
@@ -90,7 +91,7 @@ impl QueueItems<'_> {
     /// Makes a dead letter wait until `until`, wall clock; other dead letters go before it.
     pub(crate) fn defer_letter(&mut self, id: ItemId, until: u64, now: Now) {
         let from = self.row(&self.shared.items[id]).place();
-        let Some(mut item) = self.remove(id) else { return };
+        let mut item = self.remove(id);
         let old = item.place();
         item.defer(until);
         if item.is_stored() {

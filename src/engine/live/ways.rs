@@ -161,17 +161,13 @@ impl<'s> QueueItems<'s> {
 
     // ---- out ----------------------------------------------------------------------------------------------
 
-    /// Takes an item that is given up out of its queue. `None`: the broker will deliver it again, so it is
-    /// only forgotten.
-    pub(super) fn take_dying(&mut self, id: ItemId) -> Option<Dying> {
-        if self.shared.items[id].is_orphaned() {
-            self.forget(id);
-            return None;
-        }
+    /// Takes an item that is given up out of its queue. It must not be orphaned.
+    pub(super) fn take_dying(&mut self, id: ItemId) -> Dying {
+        debug_assert!(!self.shared.items[id].is_orphaned(), "what the broker delivers again is forgotten");
         let row = self.row(&self.shared.items[id]);
         let (meant_for, from, removed) = (row.address(), row.place(), row.index());
         self.shared.watch.changed(self.shared.items.lose_identity(id));
-        let item = self.remove(id)?;
+        let item = self.remove(id);
         self.leave_as_stray(&item);
         if item.is_stored() {
             self.queue.remove_stored(item.place(), true);
@@ -179,14 +175,14 @@ impl<'s> QueueItems<'s> {
         } else {
             self.queue.remove_pending();
         }
-        Some(Dying { item, meant_for, from, removed })
+        Dying { item, meant_for, from, removed }
     }
 
     /// Ends an item that has been detached: its request may be acked, and the store deletes its row.
     pub(super) fn finish_detached(&mut self, id: ItemId) {
         let item = &self.shared.items[id];
         let (place, rows) = (self.row(item).place(), self.row(item).index());
-        let Some(item) = self.take_out(id) else { return };
+        let item = self.take_out(id);
         self.leave_as_stray(&item);
         self.shared.watch.changed(item.identity());
         let SharedItems { journal, counters, reads, .. } = &mut *self.shared;
@@ -240,7 +236,7 @@ impl<'s> QueueItems<'s> {
     /// must be on no list.
     pub(crate) fn forget(&mut self, id: ItemId) {
         debug_assert!(!self.shared.items[id].is_stored(), "what is stored is not given back to the broker");
-        let Some(item) = self.remove(id) else { return };
+        let item = self.remove(id);
         self.shared.watch.changed(item.identity());
         self.queue.remove_pending();
         match item.superseded() {

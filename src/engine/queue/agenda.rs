@@ -249,8 +249,7 @@ impl<'q> QueueMut<'q> {
     }
 
     /// The window of an item in memory has closed: its place before, and now.
-    pub(crate) fn note_closed(&mut self, item: ItemId, places: (Key, Key), stored: bool) {
-        let (before, now) = places;
+    pub(crate) fn note_closed(&mut self, item: ItemId, before: Key, now: Key, stored: bool) {
         if before == now {
             return;
         }

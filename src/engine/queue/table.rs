@@ -10,7 +10,7 @@ use crate::slab::{self, Handle, Slab};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Index;
-use tidegate_types::event::{QueueRow, DEAD_LETTERS};
+use tidegate_types::event::{QueueRow, Stored, DEAD_LETTERS};
 use tidegate_types::{AppSettings, Now, Settings, Thresholds};
 
 /// All queues, by name and by handle.
@@ -51,6 +51,13 @@ impl Queues {
     /// The queue of this name.
     pub(crate) fn find(&self, name: &str) -> Option<QueueId> {
         self.names.get(name).copied()
+    }
+
+    /// The queue of an item that has not ended and is in the store only. A queue with items is known.
+    pub(crate) fn of_stored(&self, stored: &Stored) -> Option<QueueId> {
+        let queue = self.find(stored.queue());
+        debug_assert!(queue.is_some(), "a queue with items is known");
+        queue
     }
 
     /// The queue of this name, added if it is not known.
@@ -167,7 +174,10 @@ impl Queues {
     pub(crate) fn take_dirty_rows(&mut self) -> Vec<QueueRow> {
         let mut rows = Vec::with_capacity(self.agenda.dirty.len());
         for id in core::mem::take(&mut self.agenda.dirty) {
-            let Some(queue) = self.table.get_mut(id) else { continue };
+            let Some(queue) = self.table.get_mut(id) else {
+                debug_assert!(false, "a queue stays known until its row is taken");
+                continue;
+            };
             queue.dirty = false;
             rows.push(queue.row());
         }
