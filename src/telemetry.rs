@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tidegate_amqp::PublishSpan;
+use tidegate_common::log_limit::LogLimit;
 use tidegate_wire::SpanName;
 
 /// Most spans that wait for the sender.
@@ -21,8 +22,6 @@ const BATCH_DELAY: Duration = Duration::from_secs(1);
 const REQUEST_WITHIN: Duration = Duration::from_secs(2);
 /// Time limit for all waiting spans when the process ends, without the request under way.
 const ENDING_WITHIN: Duration = Duration::from_secs(2);
-/// Least time between two warnings.
-const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Queue and thread that send spans to the collector.
 #[derive(Debug)]
@@ -43,8 +42,8 @@ impl SpanExporter {
         let lost = Arc::new(AtomicU64::new(0));
         let address = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
         let ending = Arc::new(AtomicBool::new(false));
-        let sender =
-            SpanSender { address, lost: Arc::clone(&lost), ending: Arc::clone(&ending), warned: None };
+        let limit = LogLimit::default();
+        let sender = SpanSender { address, lost: Arc::clone(&lost), ending: Arc::clone(&ending), limit };
         let thread = std::thread::Builder::new().name("tidegate-otlp".to_owned());
         let sender = thread.spawn(move || sender.run(&spans))?;
         Ok(SpanExporter { line: Some(line), lost, ending, sender: Mutex::new(Some(sender)) })
@@ -78,7 +77,8 @@ struct SpanSender {
     address: String,
     lost: Arc<AtomicU64>,
     ending: Arc<AtomicBool>,
-    warned: Option<Instant>,
+    /// Of the warnings; lost spans are counted where they are lost.
+    limit: LogLimit<1>,
 }
 
 impl SpanSender {
@@ -129,12 +129,10 @@ impl SpanSender {
     }
 
     fn warn(&mut self, error: &str) {
-        if self.warned.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
-            return;
+        if self.limit.admit(0, Instant::now()).is_some() {
+            let lost = self.lost.swap(0, Ordering::Relaxed);
+            tracing::warn!(endpoint = self.address, lost, error, "spans do not reach the collector");
         }
-        self.warned = Some(Instant::now());
-        let lost = self.lost.swap(0, Ordering::Relaxed);
-        tracing::warn!(endpoint = self.address, lost, error, "spans do not reach the collector");
     }
 }
 
@@ -282,8 +280,12 @@ mod tests {
             let answer =
                 format!("HTTP/1.1 {code} There\r\nlocation: {elsewhere}\r\ncontent-length: 0\r\n\r\n");
             let (at, told) = collector(1, answer, Duration::ZERO);
-            let sender =
-                SpanSender { address: at, lost: Arc::default(), ending: Arc::default(), warned: None };
+            let sender = SpanSender {
+                address: at,
+                lost: Arc::default(),
+                ending: Arc::default(),
+                limit: LogLimit::default(),
+            };
             let error = sender.send(&[PublishSpan::default()]).unwrap_err();
             assert!(error.contains(&code.to_string()), "{error}");
             assert_eq!(told.join().unwrap(), 1);

@@ -10,14 +10,15 @@ use super::command::{CommandRequest, CommandResponse};
 use super::guard::Grant;
 use axum::http::{Method, StatusCode};
 use serde_json::Value;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use tidegate_common::log_limit::LogLimit;
 use tidegate_types::Command;
 use tidegate_wire::dead_letters::{LetterFilter, LetterKey};
 
-/// Most lines about refused requests in each [`REFUSED_SPAN`]: a client without rights must not fill the log.
+/// Most lines about refused requests in a minute: a client without rights must not fill the log.
 const REFUSED_LINES: u32 = 20;
-const REFUSED_SPAN: Duration = Duration::from_secs(60);
 /// Longest quoted part of a path, characters. Every path of the contract fits unless all of it is escaped.
 const MAX_PATH: usize = 512;
 
@@ -142,25 +143,21 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
 /// Refused requests: those without a right, and those that would have changed something but reached no
 /// command, because they were invalid or found no place.
 #[derive(Debug, Default)]
-pub(super) struct RefusedLog(Mutex<RefusedLines>);
-
-#[derive(Debug, Default)]
-struct RefusedLines {
-    since: Option<Instant>,
-    written: u32,
-    left_out: u64,
+pub(super) struct RefusedLog {
+    limit: Mutex<LogLimit<REFUSED_LINES>>,
     /// Number since the start of the process.
-    all: u64,
+    all: AtomicU64,
 }
 
 impl RefusedLog {
     /// Number of refused requests since the start of the process.
     pub(super) fn count(&self) -> u64 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).all
+        self.all.load(Ordering::Relaxed)
     }
 
     pub(super) fn note(&self, peer: Option<Peer>, method: &Method, path: &str, status: StatusCode) {
-        let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).admit(Instant::now());
+        self.all.fetch_add(1, Ordering::Relaxed);
+        let line = self.limit.lock().unwrap_or_else(PoisonError::into_inner).admit(1, Instant::now());
         let Some(left_out) = line else { return };
         let peer = peer.map(tracing::field::display);
         // The path stays encoded, as it came.
@@ -171,22 +168,6 @@ impl RefusedLog {
             peer, %method, path, status, left_out,
             "admin request refused"
         );
-    }
-}
-
-impl RefusedLines {
-    /// The number of lines left out before this one; `None` if this one is to be left out, too.
-    fn admit(&mut self, now: Instant) -> Option<u64> {
-        self.all += 1;
-        if self.since.is_none_or(|since| now.duration_since(since) >= REFUSED_SPAN) {
-            (self.since, self.written) = (Some(now), 0);
-        }
-        if self.written >= REFUSED_LINES {
-            self.left_out += 1;
-            return None;
-        }
-        self.written += 1;
-        Some(std::mem::take(&mut self.left_out))
     }
 }
 
@@ -254,11 +235,5 @@ mod tests {
         });
         assert_eq!((lines.len(), log.count()), (REFUSED_LINES as usize, 100));
         assert_eq!(lines[0]["path"].as_str().unwrap().len(), MAX_PATH);
-        let mut lines = RefusedLines::default();
-        let t0 = Instant::now();
-        let told = (0..REFUSED_LINES + 5).filter_map(|_| lines.admit(t0)).count();
-        assert_eq!(told, REFUSED_LINES as usize);
-        assert_eq!(lines.admit(t0 + REFUSED_SPAN), Some(5));
-        assert_eq!(lines.admit(t0 + REFUSED_SPAN), Some(0));
     }
 }

@@ -104,7 +104,8 @@ pub(crate) struct AlonePool {
     slots: Vec<AloneSlot>,
     /// Upper bound on channels: the broker may allow fewer than the engine counts on.
     most: usize,
-    pub(crate) waiting: VecDeque<Batch>,
+    /// Not published so far.
+    waiting: VecDeque<Batch>,
     /// Batches that wait for a separate connection.
     suspects: VecDeque<Batch>,
     ended: Vec<AloneEnd>,
@@ -155,6 +156,11 @@ impl AlonePool {
         std::mem::take(&mut self.ended)
     }
 
+    /// Puts a batch behind those that wait.
+    pub(crate) fn queue(&mut self, batch: Batch) {
+        self.waiting.push_back(batch);
+    }
+
     /// Ids of what is published and unconfirmed.
     pub(crate) fn unconfirmed(&self) -> Vec<BatchId> {
         let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
@@ -181,9 +187,23 @@ impl AlonePool {
         self.has_room() && (suspect || !self.waiting.is_empty())
     }
 
-    /// Publishes the first waiting batch. A suspect is published on a separate connection, and waits while
-    /// there are too many of those. [`AlonePool::owes`] must be true.
-    pub(crate) fn publish_next(
+    /// Publishes what waits while there are channels for it. A suspect is published on a separate connection,
+    /// and waits while there are too many of those.
+    pub(crate) fn publish_waiting(
+        &mut self,
+        session: &Arc<Session>,
+        options: &Arc<Options>,
+        encoder: &Encoder,
+        suspects: &Suspects,
+        output: &mut TurnOutput,
+    ) {
+        while self.owes() {
+            self.publish_next(session, options, encoder, suspects, output);
+        }
+    }
+
+    /// Publishes the first waiting batch. [`AlonePool::owes`] must be true.
+    fn publish_next(
         &mut self,
         session: &Arc<Session>,
         options: &Arc<Options>,

@@ -19,7 +19,6 @@ use super::topology::{prepare_dead, Note};
 use super::{Handover, Options};
 use futures_util::FutureExt;
 use lapin::Channel;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_types::{Outcome, ALONE_CHANNELS};
@@ -115,10 +114,7 @@ impl EgressChannels {
 
     /// Nothing is unconfirmed or waits to be published.
     pub(crate) fn is_idle(&self) -> bool {
-        self.is_quiet()
-            && self.main.waiting.is_empty()
-            && self.dead.waiting.is_empty()
-            && self.alone.is_empty()
+        self.is_quiet() && self.main.is_empty() && self.dead.is_empty() && self.alone.is_empty()
     }
 
     /// It holds a batch that it could publish now: nothing at the broker prevents that.
@@ -127,9 +123,7 @@ impl EgressChannels {
             return false;
         }
         // Dead letters wait until their exchange has been checked, which has its own time limits.
-        !self.main.waiting.is_empty()
-            || (!self.dead.waiting.is_empty() && self.dead.channel().is_some())
-            || self.alone.owes()
+        !self.main.is_empty() || (!self.dead.is_empty() && self.dead.is_open()) || self.alone.owes()
     }
 
     /// Nothing is unconfirmed.
@@ -184,9 +178,9 @@ impl EgressChannels {
         for batch in batches {
             match (batch.dead.is_some(), batch.alone) {
                 // A dead letter that goes alone waits there too, until its exchange has been checked.
-                (true, _) => self.dead.waiting.push_back(batch),
-                (false, true) => self.alone.waiting.push_back(batch),
-                (false, false) => self.main.waiting.push_back(batch),
+                (true, _) => self.dead.queue(batch),
+                (false, true) => self.alone.queue(batch),
+                (false, false) => self.main.queue(batch),
             }
         }
         self.advance(output);
@@ -263,12 +257,10 @@ impl EgressChannels {
 
     /// Gives up a batch: another one needs its channel, or its place among those that wait for one.
     fn give_up(&mut self, number: u64, output: &mut TurnOutput) {
-        let waiting = &mut self.dead.waiting;
-        if let Some(place) = waiting.iter().position(|batch| batch.number == number) {
-            return output.unsent(waiting.remove(place));
+        if !self.dead.give_up(number, output) {
+            let channel = self.alone.give_up(number, output);
+            self.leave_behind(channel);
         }
-        let channel = self.alone.give_up(number, output);
-        self.leave_behind(channel);
     }
 
     /// The connection has ended: settles every unanswered batch with `outcome`, and unpublished ones as
@@ -284,7 +276,8 @@ impl EgressChannels {
         // If the broker has ended the connection over a message, a batch that is alone on its channel must
         // not be taken for the culprit: there were others on the connection.
         self.alone.fail(&Outcome::Unknown, output);
-        output.unsent(self.main.waiting.drain(..).chain(self.dead.waiting.drain(..)));
+        self.main.settle_waiting(&Outcome::Unsent, output);
+        self.dead.settle_waiting(&Outcome::Unsent, output);
     }
 
     /// Closes the channels that are open: lapin reports the end of a connection with half-closed channels as
@@ -415,10 +408,7 @@ impl EgressChannels {
         if fault.kind != FaultKind::Setup || !self.session.is_connected() {
             return Err(fault);
         }
-        let outcome = Outcome::Unavailable(fault.text.as_str().into());
-        for batch in self.dead.waiting.drain(..) {
-            output.settle(batch.number, outcome.clone());
-        }
+        self.dead.settle_waiting(&Outcome::Unavailable(fault.text.as_str().into()), output);
         self.dead_fails(fault.text, false);
         Ok(())
     }
@@ -470,33 +460,16 @@ impl EgressChannels {
             let session = Arc::clone(&self.session);
             self.main.open(async move { Ok((confirm_channel(&session, limit).await?, Vec::new())) }.boxed());
         }
-        if self.dead.is_closed() && !self.dead.waiting.is_empty() {
+        if self.dead.is_closed() && !self.dead.is_empty() {
             self.open_dead();
         }
-        if self.dead.channel().is_some() {
-            let (alone, ordinary): (VecDeque<_>, VecDeque<_>) =
-                self.dead.waiting.drain(..).partition(|batch| batch.alone);
-            self.alone.waiting.extend(alone);
-            self.dead.waiting = ordinary;
+        let EgressChannels { session, options, encoder, main, dead, alone, carried, .. } = self;
+        if dead.is_open() {
+            dead.take_alone().into_iter().for_each(|batch| alone.queue(batch));
         }
-        for channel in [&mut self.main, &mut self.dead] {
-            if channel.waiting.is_empty() {
-                continue;
-            }
-            let waiting = std::mem::take(&mut channel.waiting);
-            match channel.channel() {
-                Some(channel) => {
-                    for message in waiting.iter().filter_map(|batch| self.encoder.message(batch, output)) {
-                        channel.publish(message);
-                    }
-                }
-                None => channel.waiting = waiting,
-            }
-        }
-        while self.alone.owes() {
-            let EgressChannels { session, options, encoder, carried, alone, .. } = self;
-            alone.publish_next(session, options, encoder, &carried.suspects, output);
-        }
+        main.publish_waiting(encoder, output);
+        dead.publish_waiting(encoder, output);
+        alone.publish_waiting(session, options, encoder, &carried.suspects, output);
     }
 
     fn open_dead(&mut self) {

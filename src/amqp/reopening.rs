@@ -1,7 +1,8 @@
-//! A publish channel that is opened again after its end, and the batches that wait for it.
+//! A publish channel that is opened again after its end, and the batches that wait for it. When it is opened,
+//! and what an end means, its owner decides.
 
 use super::fault::Fault;
-use super::message::TurnOutput;
+use super::message::{Encoder, TurnOutput};
 use super::publish_channel::PublishChannel;
 use super::topology::Note;
 use futures_util::future::BoxFuture;
@@ -20,12 +21,13 @@ enum ReopeningState {
     Open(Box<PublishChannel>),
 }
 
+/// A channel at most, and a queue of batches that outlives it.
 pub(crate) struct ReopeningChannel {
     state: ReopeningState,
     /// Result of [`ReopeningState::Opening`].
     opened: Option<Result<(Channel, Vec<Note>), Fault>>,
-    /// Not published so far.
-    pub(crate) waiting: VecDeque<Batch>,
+    /// Not published so far, in order of hand-over.
+    waiting: VecDeque<Batch>,
 }
 
 impl ReopeningChannel {
@@ -52,12 +54,53 @@ impl ReopeningChannel {
         }
     }
 
-    /// The channel, if it can be published on.
-    pub(crate) fn channel(&mut self) -> Option<&mut PublishChannel> {
-        match &mut self.state {
-            ReopeningState::Open(channel) if channel.is_open() => Some(channel),
-            ReopeningState::Open(_) | ReopeningState::Closed | ReopeningState::Opening(_) => None,
+    /// Nothing waits to be published.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// There is a channel, and it can be published on.
+    pub(crate) fn is_open(&self) -> bool {
+        match &self.state {
+            ReopeningState::Open(channel) => channel.is_open(),
+            ReopeningState::Closed | ReopeningState::Opening(_) => false,
         }
+    }
+
+    /// Puts a batch behind those that wait.
+    pub(crate) fn queue(&mut self, batch: Batch) {
+        self.waiting.push_back(batch);
+    }
+
+    /// Publishes everything that waits, if there is a channel for it.
+    pub(crate) fn publish_waiting(&mut self, encoder: &Encoder, output: &mut TurnOutput) {
+        let channel = match &mut self.state {
+            ReopeningState::Open(channel) if channel.is_open() => channel,
+            ReopeningState::Open(_) | ReopeningState::Closed | ReopeningState::Opening(_) => return,
+        };
+        let waiting = std::mem::take(&mut self.waiting);
+        for message in waiting.iter().filter_map(|batch| encoder.message(batch, output)) {
+            channel.publish(message);
+        }
+    }
+
+    /// Takes those of the waiting batches that are to be published alone.
+    pub(crate) fn take_alone(&mut self) -> VecDeque<Batch> {
+        let (alone, ordinary) = self.waiting.drain(..).partition(|batch| batch.alone);
+        self.waiting = ordinary;
+        alone
+    }
+
+    /// Settles a batch as unsent if it waits here; false: it does not.
+    pub(crate) fn give_up(&mut self, number: u64, output: &mut TurnOutput) -> bool {
+        let Some(place) = self.waiting.iter().position(|batch| batch.number == number) else { return false };
+        output.unsent(self.waiting.remove(place));
+        true
+    }
+
+    /// Settles everything that waits with `outcome`.
+    pub(crate) fn settle_waiting(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
+        self.waiting.drain(..).for_each(|batch| output.settle(batch.number, outcome.clone()));
     }
 
     pub(crate) fn open(&mut self, opening: Opening) {

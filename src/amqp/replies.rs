@@ -28,6 +28,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_common::clock;
+use tidegate_common::log_limit::LogLimit;
 use tidegate_types::{Delivery, ReplyTo};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
@@ -44,8 +45,6 @@ const TIME_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(250);
 /// Prefix of the names that stand for a consumer instead of a queue.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
-/// A reason is logged once in this time.
-const REPEAT: Duration = Duration::from_secs(60);
 
 /// The answer to one command, encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -393,25 +392,17 @@ async fn publish(channel: Arc<Channel>, reply: OutgoingReply) -> lapin::Result<C
 
 /// Logs why answers were given up, each reason at most once a minute, since clients can cause it.
 #[derive(Debug, Default)]
-struct ReplyFailureLog(BTreeMap<&'static str, LoggedReason>);
-
-#[derive(Debug)]
-struct LoggedReason {
-    at: Instant,
-    /// Answers given up for it since then.
-    since: u64,
-}
+struct ReplyFailureLog(BTreeMap<&'static str, LogLimit<1>>);
 
 impl ReplyFailureLog {
     fn warn(&mut self, reason: &'static str, detail: &str, answers: u64) {
-        let recent = self.0.get_mut(reason).filter(|logged| logged.at.elapsed() < REPEAT);
-        if let Some(logged) = recent {
-            logged.since += answers;
-            tracing::debug!(answers, reason, detail, "answers to commands could not be sent");
-            return;
+        let limit = self.0.entry(reason).or_default();
+        match limit.admit(answers, Instant::now().into_std()) {
+            Some(left_out) => {
+                let answers = answers + left_out;
+                tracing::warn!(answers, reason, detail, "answers to commands could not be sent");
+            }
+            None => tracing::debug!(answers, reason, detail, "answers to commands could not be sent"),
         }
-        let before = self.0.insert(reason, LoggedReason { at: Instant::now(), since: 0 });
-        let answers = answers + before.map_or(0, |logged| logged.since);
-        tracing::warn!(answers, reason, detail, "answers to commands could not be sent");
     }
 }

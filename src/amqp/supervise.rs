@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_common::log_limit::LogLimit;
 use tidegate_config::Endpoint;
 use tokio::time::Instant;
 
@@ -18,9 +19,7 @@ use tokio::time::Instant;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A connection that has worked for this long resets the back-off when it fails.
 const MINIMUM_UPTIME: Duration = Duration::from_secs(30);
-/// Minimum time between two equal lines of the log.
-const REPEAT: Duration = Duration::from_secs(60);
-/// Most lines about one subject within that time, however often their text changes.
+/// Most lines of the log about one subject in a minute, however often their text changes.
 const MOST_LINES: u32 = 6;
 /// Upper bound on distinct notes remembered; a broker has fewer ways to differ.
 const MAX_NOTES: usize = 64;
@@ -163,52 +162,13 @@ pub(crate) fn time_left(shutdown: &ShutdownSignal) -> Duration {
 /// Logs repeated events: the same text at most once a minute for each subject, and at most [`MOST_LINES`]
 /// lines a minute if the text changes.
 #[derive(Debug, Default)]
-pub(crate) struct RateLimitedLog(BTreeMap<&'static str, LastLine>);
-
-#[derive(Debug)]
-struct LastLine {
-    text: String,
-    /// Start of the minute that `lines` counts.
-    since: Instant,
-    /// Lines written in it.
-    lines: u32,
-    /// Lines left out since the last one.
-    left_out: u64,
-}
-
-impl LastLine {
-    /// How many lines were left out before this one; `None`: it is left out as well.
-    fn admit(&mut self, text: &str, now: Instant) -> Option<u64> {
-        if now.duration_since(self.since) >= REPEAT {
-            (self.since, self.lines) = (now, 0);
-        }
-        if self.lines > 0 && is_same(&self.text, text) || self.lines >= MOST_LINES {
-            self.left_out += 1;
-            return None;
-        }
-        self.lines += 1;
-        text.clone_into(&mut self.text);
-        Some(std::mem::take(&mut self.left_out))
-    }
-}
-
-/// Whether two errors are the same. Digits are ignored, since an error text may contain a timestamp.
-fn is_same(a: &str, b: &str) -> bool {
-    let words = |text: &'_ str| text.bytes().filter(|byte| !byte.is_ascii_digit()).collect::<Vec<_>>();
-    words(a) == words(b)
-}
+pub(crate) struct RateLimitedLog(BTreeMap<&'static str, LogLimit<MOST_LINES>>);
 
 impl RateLimitedLog {
     /// `subject` is one of a closed set.
     pub(crate) fn warn(&mut self, subject: &'static str, detail: &str, message: &str) {
-        let now = Instant::now();
-        let last = self.0.entry(subject).or_insert_with(|| LastLine {
-            text: String::new(),
-            since: now,
-            lines: 0,
-            left_out: 0,
-        });
-        match last.admit(detail, now) {
+        let limit = self.0.entry(subject).or_default();
+        match limit.admit_text(detail, Instant::now().into_std()) {
             Some(left_out) => tracing::warn!(subject, detail, left_out, "{message}"),
             None => tracing::debug!(subject, detail, "{message}"),
         }
@@ -243,25 +203,5 @@ impl NoteLog {
             }
         }
         notes.into_iter().map(|note| note.text).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_same_is_told_once_a_minute_and_whatever_changes_a_few_times() {
-        let begin = Instant::now();
-        let mut last = LastLine { text: String::new(), since: begin, lines: 0, left_out: 0 };
-        let mut admit = |text: &str, second: u64| last.admit(text, begin + Duration::from_secs(second));
-        assert_eq!([admit("a", 0), admit("a", 1), admit("b", 2)], [Some(0), None, Some(1)]);
-        assert_eq!(admit("b 1 s", 3), Some(0));
-        assert_eq!(admit("b 2 s", 4), None, "but for a number");
-        for n in 5..60 {
-            let text = "x".repeat(n as usize);
-            assert_eq!(admit(&text, n).is_some(), n < 8, "second {n}");
-        }
-        assert_eq!([admit("x", 60), admit("x", 61)], [Some(52), None], "another minute");
     }
 }
