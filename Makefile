@@ -143,8 +143,8 @@ demo: fetch ## a demonstration of half a minute: batches, delays, a dead letter,
 define bench
 @$(call install,)
 $(CARGO) build --release --locked --offline --bin tidegate
-$(CARGO) build --profile measured --locked --offline --example bench
-@TIDEGATE_BIN="$${TIDEGATE_BIN:-$(BIN)}" target/measured/examples/bench $(1) $(BENCH)
+$(CARGO) build --profile measured --locked --offline -p tidegate-bench
+@TIDEGATE_BIN="$${TIDEGATE_BIN:-$(BIN)}" target/measured/bench $(1) $(BENCH)
 endef
 
 .PHONY: bench

@@ -243,7 +243,9 @@ must() {
 
 fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
-examples() { run examples ${1:-} "$cargo" test --example demo --example bench --no-run --locked --offline; }
+examples() {
+	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --example demo --bin bench --no-run --locked --offline
+}
 build() {
 	set -- -p tidegate
 	for each in ${lib:+$crates}; do set -- "$@" -p "tidegate-$each"; done

@@ -68,11 +68,12 @@ fn put(raw: &mut Raw, site: &Site, customers: Range<usize>, numbers: Range<usize
     }
 }
 
-/// Waits until all are stored. Unacked messages would be delivered again after a kill and be dropped by id.
+/// Waits until all are stored. Requests that are received and wait for room or for an answer of the store would be
+/// delivered again after a kill: the restarted daemon would put them into another batch of the same window.
 fn stored(daemon: &Daemon, items: usize) {
     wait_until("all are taken and stored", Duration::from_secs(600), || {
         let state = daemon.state();
-        state["totals"]["received"].as_u64() >= Some(items as u64) && state["uncommitted"] == 0
+        state["totals"]["accepted"].as_u64() >= Some(items as u64) && state["uncommitted"] == 0
     });
 }
 

@@ -75,6 +75,8 @@ mod tests {
             let mut bytes = [0; 128];
             loop {
                 match manager.recv(&mut bytes) {
+                    // Comes each time; more time only if the machine has given this process some of its own.
+                    Ok(n) if bytes[..n] == *b"WATCHDOG=1\n" => {}
                     Ok(n) => return String::from_utf8(bytes[..n].to_vec()).unwrap(),
                     Err(_) => assert!(Instant::now() < deadline, "no message came"),
                 }

@@ -537,10 +537,13 @@ fn every_commit_is_synced() {
         .args(["-f", "-y", "-e", "trace=fdatasync,fsync", "-o"])
         .arg(trace.path())
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "store::tests::three_commits"])
+        .args(["--exact", "tests::three_commits"])
         .output();
     match traced {
-        Ok(output) if output.status.success() => {}
+        Ok(output) if output.status.success() => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("1 passed"), "{said}");
+        }
         other => {
             return tidegate_harness::lacks("strace", &format!("cannot be used here: {other:?}"));
         }

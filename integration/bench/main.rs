@@ -7,35 +7,20 @@
 #![expect(clippy::print_stdout, reason = "a program for people to read")]
 #![expect(clippy::print_stderr, reason = "a program for people to read")]
 
-#[path = "bench/backlog.rs"]
 mod backlog;
-#[path = "bench/book.rs"]
 mod book;
-#[path = "bench/bursts.rs"]
 mod bursts;
-#[path = "bench/chart.rs"]
 mod chart;
-#[path = "bench/kills.rs"]
 mod kills;
-#[path = "bench/load.rs"]
 mod load;
-#[path = "bench/machine.rs"]
 mod machine;
-#[path = "bench/options.rs"]
 mod options;
-#[path = "bench/peers.rs"]
 mod peers;
-#[path = "bench/plan.rs"]
 mod plan;
-#[path = "bench/plots.rs"]
 mod plots;
-#[path = "bench/report.rs"]
 mod report;
-#[path = "bench/sizes.rs"]
 mod sizes;
-#[path = "bench/steady.rs"]
 mod steady;
-#[path = "bench/throughput.rs"]
 mod throughput;
 
 use book::{Bench, Book};
