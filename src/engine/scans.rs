@@ -8,82 +8,36 @@
 //! request or command that asks for such an item, or needs it in memory, finds it cancelled. Requests of that
 //! customer wait until the scan has covered all items ([`super::arrivals`]). A cancel of a selection owns its
 //! items in the same way, but nothing waits for it: the selection may be the whole queue.
+//!
+//! Each kind of scan has a module with its state and what differs: which items it wants, what it does with
+//! one in memory or in the store only, how its ranges end, and its answer. All share the [`course`].
 
+mod cancel;
+mod count;
+mod course;
 mod flushing;
 mod gather;
-mod ranges;
+mod list;
 mod running;
 mod scope;
 mod timeline;
 
 use super::ids::ItemId;
-use super::items::{Item, NumberMap};
-use super::lookup::Lookup;
 use super::mutant::{mutated, Mutant};
 use super::waits::{Waiter, Waits};
 use crate::core::{Core, ItemLocation, LiveItem};
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use cancel::CancelScan;
+use course::Course;
 use flushing::Flushing;
-use gather::Gathering;
-use ranges::{ranges, ScanRange};
+use running::{Kind, Running};
 use scope::{Scope, Traits};
 use tidegate_types::event::{Load, Stored};
-use tidegate_types::{Answer, Asker, Command, End, Ended, Filter, Identity, Key, Listed, Now};
-use timeline::Counting;
+use tidegate_types::{Answer, Asker, Command, Ended, Identity, Key, Now};
 
-/// How long a command waits for the outcome of items in flight, ms.
-pub(crate) const OUTCOME_MS: u64 = 5_000;
-
-/// The operation on the items.
-#[derive(Debug)]
-enum Kind {
-    Cancel(Scope),
-    Count(Scope),
-    List(Filter),
-    TimelineQuery(Box<Counting>),
-}
-
-/// One command under way.
-#[derive(Debug)]
-struct Running {
-    kind: Kind,
-    asker: Asker,
-    command: Command,
-    /// Items from this arrival number on came after the command.
-    before: u64,
-    /// Progress of collecting its items in memory.
-    gathering: Gathering,
-    /// Arrival numbers of items in memory that have not been visited.
-    resident: Vec<u64>,
-    /// For a count: items counted in memory, which are not counted again in the store.
-    counted: NumberMap<u64, ()>,
-    /// Items rescheduled since it began, and whether the scan had passed them before: in the store their new
-    /// places may be ahead of the scan or behind it.
-    retimed: BTreeMap<u64, bool>,
-    /// Ranges of the store that are left; `None` until memory has been covered.
-    ranges: Option<VecDeque<ScanRange>>,
-    steps: u32,
-    cancelled: u64,
-    /// Items in flight whose outcomes it waits for, and when that wait ends, monotonic ms.
-    in_flight: BTreeSet<Identity>,
-    until: u64,
-    /// It has covered all items, and waits for outcomes.
-    waits: bool,
-    /// It does not wait for outcomes once it has covered all items.
-    impatient: bool,
-    /// A step over the store is under way.
-    steps_now: bool,
-    /// The caller no longer waits.
-    left: bool,
-    by_stage: [u64; 3],
-    next_due: Option<u64>,
-    page: Vec<Listed>,
-    /// For a list: rows of the present range so far, and the key up to which the page is complete.
-    range_rows: usize,
-    known_until: Option<Key>,
-}
+pub(crate) use cancel::{end_of_cancel, OUTCOME_MS};
 
 /// See the module's page.
 #[derive(Debug, Default)]
@@ -124,62 +78,20 @@ impl Scans {
         asker: Asker,
         now: Now,
     ) -> Option<Done> {
-        let under_way = self.running.values().filter(|scan| !scan.waits).count() + self.flushing.len();
+        let waits = |scan: &Running| scan.cancel().is_some_and(|cancel| cancel.waits);
+        let under_way = self.running.values().filter(|scan| !waits(scan)).count() + self.flushing.len();
         if under_way >= core.live.thresholds().scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
-        let kind = match &command {
-            Command::CancelAll(of) => Kind::Cancel(Scope::Customer(of.clone())),
-            Command::CancelSelected(selection) => Kind::Cancel(Scope::Selected(selection.clone())),
-            Command::DropParked(application) => Kind::Cancel(Scope::Parked(application.clone())),
-            Command::Count(of) => Kind::Count(Scope::Customer(of.clone())),
-            Command::CountSelected(selection) => Kind::Count(Scope::Selected(selection.clone())),
-            Command::List(filter) => Kind::List(filter.clone()),
-            Command::TimelineQuery(timeline) => {
-                Kind::TimelineQuery(Box::new(Counting::new(core, timeline, now)))
-            }
-            Command::FlushAll(application) => {
-                self.flushing.push(Flushing::new(core, &application.clone(), command, asker));
-                return None;
-            }
-            Command::Cancel(_)
-            | Command::Lookup(_)
-            | Command::Reschedule(..)
-            | Command::Flush(_)
-            | Command::Pause(..)
-            | Command::Resume(_)
-            | Command::PauseCustomer(..)
-            | Command::ResumeCustomer(_)
-            | Command::Slow(..)
-            | Command::Retry(_) => {
-                debug_assert!(false, "a command of one item or application is no scan");
-                return Some((asker, command, Answer::Unknown));
-            }
+        if let Command::FlushAll(application) = &command {
+            self.flushing.push(Flushing::new(core, &application.clone(), command, asker));
+            return None;
+        }
+        let Some(kind) = Kind::of(core, &command, &asker, now) else {
+            debug_assert!(false, "a command of one item or application is no scan");
+            return Some((asker, command, Answer::Unknown));
         };
-        let mut running = Running {
-            kind,
-            asker,
-            command,
-            before: core.live.shared.journal.next_number(),
-            gathering: Gathering::NotBegun,
-            resident: Vec::new(),
-            counted: Lookup::new(),
-            retimed: BTreeMap::new(),
-            ranges: None,
-            steps: 0,
-            cancelled: 0,
-            in_flight: BTreeSet::new(),
-            until: now.mono + OUTCOME_MS,
-            waits: false,
-            impatient: false,
-            steps_now: false,
-            left: false,
-            by_stage: [0; 3],
-            next_due: None,
-            page: Vec::new(),
-            range_rows: 0,
-            known_until: None,
-        };
+        let mut running = Running::new(core, kind, command, asker);
         let most = core.live.thresholds().gathered;
         let mut left = most.saturating_sub(self.gathered);
         running.gather(core, &mut left);
@@ -191,38 +103,41 @@ impl Scans {
 
     /// Number of a cancel of this customer that has not covered all items yet.
     pub(crate) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
-        let found = self.running.iter().find(|(_, scan)| match &scan.kind {
-            Kind::Cancel(Scope::Customer(of)) => {
-                *of.application == *application && *of.customer == *customer && !scan.is_through()
-            }
-            Kind::Cancel(_) | Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_) => false,
-        });
+        let is_its = |scope: &Scope| {
+            matches!(scope, Scope::Customer(of)
+                if *of.application == *application && *of.customer == *customer)
+        };
+        let mut going = self.running.iter().filter(|(_, scan)| !scan.course.is_through());
+        let found = going.find(|(_, scan)| scan.cancel().is_some_and(|cancel| is_its(&cancel.scope)));
         found.map(|(number, _)| *number)
     }
 
     /// Whether the scan has covered all items.
     pub(crate) fn is_through(&self, number: u64) -> bool {
-        self.running.get(&number).is_none_or(Running::is_through)
+        self.running.get(&number).is_none_or(|scan| scan.course.is_through())
     }
 
     /// Whether a cancel of a customer has been judged and has not begun.
     pub(crate) fn has_cancels_to_begin(&self) -> bool {
-        let of_customer = |scan: &Running| matches!(scan.kind, Kind::Cancel(Scope::Customer(_)));
-        let begins = |scan: &Running| of_customer(scan) && scan.ranges.is_none();
-        self.running.last_key_value().is_some_and(|(_, scan)| begins(scan))
+        let Some((_, scan)) = self.running.last_key_value() else { return false };
+        scan.course.ranges.is_none()
+            && scan.cancel().is_some_and(|cancel| matches!(cancel.scope, Scope::Customer(_)))
     }
 
     /// Sets the prefetch: a share of it may wait here.
     pub(crate) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {
-            let remote = self.running.values_mut().filter(|scan| matches!(scan.asker, Asker::Remote { .. }));
-            remote.for_each(|scan| scan.impatient |= scan.waits);
+            for scan in self.running.values_mut().filter(|scan| matches!(scan.asker, Asker::Remote { .. })) {
+                if let Kind::Cancel(cancel) = &mut scan.kind {
+                    cancel.impatient |= cancel.waits;
+                }
+            }
         }
     }
 
     /// Whether anything waits for the end of an attempt.
     pub(crate) fn awaits_any(&self) -> bool {
-        self.running.values().any(|scan| !scan.in_flight.is_empty())
+        self.running.values().filter_map(Running::cancel).any(|cancel| !cancel.in_flight.is_empty())
     }
 
     /// Advances scans that have not covered memory yet, the oldest first, within the limits of one call.
@@ -230,27 +145,12 @@ impl Scans {
         let most = core.live.thresholds();
         let mut gather = most.gathered.saturating_sub(core::mem::take(&mut self.gathered));
         let (step, mut look) = (most.looked_at, most.looked_at_by_all);
-        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.ranges.is_none()) {
+        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.course.ranges.is_none()) {
             if !scan.gather(core, &mut gather) {
                 continue;
             }
-            let rest = scan.resident.len().saturating_sub(step.min(look));
-            let step = scan.resident.split_off(rest);
-            look -= step.len();
-            for seq in step {
-                match core.live.items().by_seq(seq) {
-                    Some(id) => scan.visit(core, id, now),
-                    // If the item was evicted since, the scan meets it in the store.
-                    None => drop(scan.counted.remove(&seq)),
-                }
-            }
-            if scan.resident.is_empty() && gather > 0 {
-                let (ranges, looked_at) = ranges(core, &scan.kind, now);
-                gather = gather.saturating_sub(looked_at);
-                core.live.shared.count_work(looked_at as u64);
-                scan.ranges = Some(ranges);
-                loads.extend(scan.step(*number, core));
-            }
+            scan.cover_memory(core, (step, &mut look), &mut gather, now);
+            loads.extend(scan.step(*number, core));
         }
         let (mut windows, mut items) =
             (core.live.thresholds().flushed_windows, core.live.thresholds().flushed);
@@ -258,7 +158,8 @@ impl Scans {
             flushing.advance(core, (&mut windows, &mut items), now);
         }
         let flushed: Vec<Flushing> = self.flushing.extract_if(.., |flushing| flushing.is_through()).collect();
-        let more = !self.flushing.is_empty() || self.running.values().any(|scan| scan.ranges.is_none());
+        let more =
+            !self.flushing.is_empty() || self.running.values().any(|scan| scan.course.ranges.is_none());
         let mut advanced = Advanced { more, ..self.take_done(core, now) };
         advanced.done.extend(flushed.into_iter().map(Flushing::done));
         advanced
@@ -275,43 +176,23 @@ impl Scans {
         now: Now,
     ) {
         let Some(scan) = self.running.get_mut(&number) else { return };
-        scan.steps_now = false;
+        scan.course.steps_now = false;
         if scan.left {
             return;
         }
-        if core.live.shared.reads.is_given_up() {
-            loads.extend(scan.step(number, core));
-            return;
+        if !core.live.shared.reads.is_given_up() {
+            scan.scanned(core, rows, next, now);
         }
-        scan.range_rows += rows.len();
-        let mut skip = mutated(Mutant::ListSkips);
-        for mut stored in rows {
-            if core::mem::take(&mut skip) {
-                continue;
-            }
-            let seq = stored.key.seq;
-            if scan.has_passed(&stored) {
-                continue;
-            }
-            if let Some(id) = core.live.items().by_seq(seq) {
-                scan.meet(core, id, stored, now);
-            } else if core.live.shared.reads.renew(&mut stored) {
-                scan.visit_far(core, stored, now);
-            }
-        }
-        scan.advance(next, core.live.thresholds().page);
         loads.extend(scan.step(number, core));
     }
 
     /// Takes the outcomes of attempts for the scans that wait for them.
     pub(crate) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
-        let waits = |scan: &&mut Running| !scan.in_flight.is_empty() && !scan.is_given_up();
-        for scan in self.running.values_mut().filter(waits) {
+        for scan in self.running.values_mut() {
             for (identity, ended) in outcomes {
-                if !scan.in_flight.remove(identity)
-                    || ended.is_some()
-                    || mutated(Mutant::FailedIsNotTakenBack)
-                {
+                let Kind::Cancel(cancel) = &mut scan.kind else { break };
+                let awaited = !cancel.is_given_up(&scan.course) && cancel.in_flight.remove(identity);
+                if !awaited || ended.is_some() || mutated(Mutant::FailedIsNotTakenBack) {
                     continue;
                 }
                 if let Some(id) = core.live.items().by_identity(*identity) {
@@ -323,33 +204,24 @@ impl Scans {
 
     /// Takes the scans that are complete, or have waited long enough.
     fn take_done(&mut self, core: &Core, now: Now) -> Advanced {
-        for scan in self.running.values_mut().filter(|scan| !scan.waits && scan.is_through()) {
-            if !scan.in_flight.is_empty() {
-                scan.waits = true;
-                scan.impatient |= !self.waits.begin(Waiter::of(&scan.command, &scan.asker));
+        for scan in self.running.values_mut().filter(|scan| scan.course.is_through()) {
+            let Kind::Cancel(cancel) = &mut scan.kind else { continue };
+            if !cancel.waits && !cancel.in_flight.is_empty() {
+                cancel.waits = true;
+                cancel.impatient |= !self.waits.begin(Waiter::of(&scan.command, &scan.asker));
             }
         }
-        let is_done = |scan: &Running| {
-            let through = scan.ranges.as_ref().is_some_and(VecDeque::is_empty);
-            // It keeps its place until its step has returned: else callers that come and go would have no
-            // bound.
-            scan.left && !scan.steps_now
-                || through
-                    && (scan.in_flight.is_empty()
-                        || scan.until <= now.mono
-                        || scan.impatient
-                        || mutated(Mutant::ScanIsImpatient))
-        };
-        let over: Vec<u64> =
-            self.running.iter().filter(|(_, scan)| is_done(scan)).map(|(number, _)| *number).collect();
+        let over = self.running.iter().filter(|(_, scan)| scan.is_done(now));
+        let over: Vec<u64> = over.map(|(number, _)| *number).collect();
         let mut advanced = Advanced::default();
         for scan in over.into_iter().filter_map(|number| self.running.remove(&number)) {
-            if scan.waits {
-                self.waits.end(Waiter::of(&scan.command, &scan.asker));
+            if let Some(cancel) = scan.cancel() {
+                if cancel.waits {
+                    self.waits.end(Waiter::of(&scan.command, &scan.asker));
+                }
+                advanced.given_up.extend(&cancel.in_flight);
             }
-            let answer = scan.answer(core);
-            advanced.given_up.extend(scan.in_flight);
-            advanced.done.push((scan.asker, scan.command, answer));
+            advanced.done.push(scan.end(core));
         }
         advanced
     }
@@ -357,10 +229,9 @@ impl Scans {
     /// When the next wait for outcomes ends, monotonic ms.
     pub(crate) fn deadline(&self) -> Option<u64> {
         // Before it has covered all items no time limit applies.
-        let waits = |scan: &&Running| {
-            !scan.in_flight.is_empty() && scan.ranges.as_ref().is_some_and(VecDeque::is_empty)
-        };
-        self.running.values().filter(waits).map(|scan| scan.until).min()
+        let through = self.running.values().filter(|scan| scan.course.is_through());
+        let waits = through.filter_map(Running::cancel).filter(|cancel| !cancel.in_flight.is_empty());
+        waits.map(|cancel| cancel.until).min()
     }
 
     /// Cancels an item that belongs to a cancel under way which has not reached it yet.
@@ -369,38 +240,30 @@ impl Scans {
         if self.running.is_empty() {
             return found;
         }
-        let (owner, customer) = match live {
-            LiveItem::Resident(id) => {
-                if core.is_undecided(*id) {
-                    return found;
-                }
-                let item = &core.live.items()[*id];
-                let (application, customer) = core.live.row(item).address();
-                (self.owner_of(near(item, &application, customer.as_deref()), item.key().seq), customer)
-            }
+        let traits = match live {
+            LiveItem::Resident(id) if core.is_undecided(*id) => return found,
+            LiveItem::Resident(id) => Traits::near(core, *id),
             LiveItem::Far(stored) if stored.outcome_unknown && !mutated(Mutant::ClaimTakesUnknown) => {
                 return found
             }
-            LiveItem::Far(stored) => {
-                (self.owner_of(Traits::of(stored), stored.key.seq), stored.customer.clone())
-            }
+            LiveItem::Far(stored) => Traits::far(stored),
         };
-        let Some(scan) = owner else { return found };
-        let end = end_of_cancel(&scan.asker);
-        scan.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
-        let ended = match live {
+        let Some((cancel, _)) = self.owner_of(&traits) else { return found };
+        let end = cancel.end.clone();
+        cancel.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
+        let (attempts, fingerprint) = match live {
             LiveItem::Resident(id) => {
                 let item = &core.live.items()[*id];
-                let ended = (item.due(), item.tries().attempts, item.fingerprint());
+                let tried = (item.tries().attempts, item.fingerprint());
                 core.cancel(*id, end.clone(), now);
-                ended
+                tried
             }
             LiveItem::Far(stored) => {
                 core.cancel_far(stored, end.clone(), now);
-                (stored.due, stored.attempts, stored.fingerprint)
+                (stored.attempts, stored.fingerprint)
             }
         };
-        let (due, attempts, fingerprint) = ended;
+        let Traits { customer, due, .. } = traits;
         ItemLocation::Ended(Box::new(Ended { end, at: now.wall, due, attempts, fingerprint, customer }))
     }
 
@@ -414,13 +277,12 @@ impl Scans {
         if self.running.is_empty() || !core.is_in_flight(*id) || item.tries().outcome_unknown {
             return false;
         }
-        let (application, customer) = core.live.row(item).address();
-        let (traits, seq) = (near(item, &application, customer.as_deref()), item.key().seq);
-        while let Some(scan) = self.owner_of(traits, seq) {
-            if !at_once || !scan.is_through() {
+        let traits = Traits::near(core, *id);
+        while let Some((cancel, course)) = self.owner_of(&traits) {
+            if !at_once || !course.is_through() {
                 return true;
             }
-            scan.impatient = true;
+            cancel.impatient = true;
         }
         false
     }
@@ -432,20 +294,20 @@ impl Scans {
             return false;
         }
         let Some(id) = core.live.items().by_identity(identity) else { return false };
-        let item = &core.live.items()[id];
-        let (application, customer) = core.live.row(item).address();
-        let traits = near(item, &application, customer.as_deref());
-        let owns = |scan: &Running| scan.owns(traits, item.key().seq);
-        self.running.values().any(|scan| owns(scan) && !scan.is_through())
+        let item = Traits::near(core, id);
+        let owns = |scan: &Running| scan.cancel().is_some_and(|cancel| cancel.owns(&scan.course, &item));
+        self.running.values().any(|scan| !scan.course.is_through() && owns(scan))
     }
 
     /// Items have been loaded: those that belong to a cancel under way are cancelled, and a count that has
     /// not begun with the store counts them in memory.
     pub(crate) fn note_restored(&mut self, core: &mut Core, restored: &[ItemId], now: Now) {
         for scan in self.running.values_mut() {
-            scan.gather_restored(core, restored);
+            if let Kind::Count(count) = &scan.kind {
+                count.note_restored(&mut scan.course, core, restored);
+            }
         }
-        let cancels = self.running.values().any(|scan| matches!(scan.kind, Kind::Cancel(_)));
+        let cancels = self.running.values().any(|scan| scan.cancel().is_some());
         if !cancels || mutated(Mutant::RestoredUnclaimed) {
             return;
         }
@@ -456,19 +318,21 @@ impl Scans {
         }
     }
 
-    fn owner_of(&mut self, traits: Traits<'_>, seq: u64) -> Option<&mut Running> {
-        self.running.values_mut().find(|scan| scan.owns(traits, seq))
+    /// The first cancel to which an item with these traits belongs.
+    fn owner_of(&mut self, item: &Traits) -> Option<(&mut CancelScan, &Course)> {
+        self.running.values_mut().find_map(|scan| {
+            let Kind::Cancel(cancel) = &mut scan.kind else { return None };
+            cancel.owns(&scan.course, item).then_some((cancel, &scan.course))
+        })
     }
 
     /// The callers of these commands have left. Commands that change something continue to their ends.
     pub(crate) fn leave(&mut self, numbers: &[u64]) {
-        let has_left = |scan: &Running| match (&scan.asker, &scan.kind) {
-            (Asker::Local(number), Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_)) => {
-                numbers.contains(number) || mutated(Mutant::LeavesWithAll)
+        for scan in self.running.values_mut().filter(|scan| scan.cancel().is_none()) {
+            if let Asker::Local(number) = &scan.asker {
+                scan.left |= numbers.contains(number) || mutated(Mutant::LeavesWithAll);
             }
-            (Asker::Local(_), Kind::Cancel(_)) | (Asker::Remote { .. }, _) => false,
-        };
-        self.running.values_mut().filter(|scan| has_left(scan)).for_each(|scan| scan.left = true);
+        }
     }
 
     /// Drops remote commands, which the broker redelivers.
@@ -476,7 +340,7 @@ impl Scans {
         let waits = &mut self.waits;
         self.running.retain(|_, scan| {
             let stays = matches!(scan.asker, Asker::Local(_));
-            if !stays && scan.waits {
+            if !stays && scan.cancel().is_some_and(|cancel| cancel.waits) {
                 waits.end(Waiter::of(&scan.command, &scan.asker));
             }
             stays
@@ -490,30 +354,10 @@ impl Scans {
 
     /// Items that are in the store only were moved, perhaps behind a scan's position: it goes back to them.
     pub(crate) fn go_back(&mut self, application: &str, to: Key) {
-        for scan in self.running.values_mut() {
-            if scan.ranges.as_ref().is_none_or(VecDeque::is_empty) {
-                continue;
-            }
-            let concerned = match &scan.kind {
-                Kind::Cancel(scope) => scope.application() == application,
-                Kind::Count(_) | Kind::List(_) | Kind::TimelineQuery(_) => false,
-            };
-            if concerned {
-                scan.known_until = Some(scan.known_until.map_or(to, |known| known.min(to)));
+        for scan in self.running.values_mut().filter(|scan| scan.course.range().is_some()) {
+            if let Kind::Cancel(cancel) = &mut scan.kind {
+                cancel.go_back(application, to);
             }
         }
-    }
-}
-
-/// Traits of an item in memory, with the given names.
-fn near<'a>(item: &Item, application: &'a str, customer: Option<&'a str>) -> Traits<'a> {
-    Traits { application, customer, due: item.due(), received: item.received() }
-}
-
-/// The end of an item that this caller cancels.
-pub(crate) fn end_of_cancel(asker: &Asker) -> End {
-    match asker {
-        Asker::Remote { redelivered: true, .. } => End::CancelledAgain,
-        Asker::Remote { .. } | Asker::Local(_) => End::Cancelled,
     }
 }

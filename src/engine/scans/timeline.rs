@@ -3,14 +3,16 @@
 //! Each application has its share of the rows, so that one with a large backlog hides no other. Items that
 //! are due already are not read: their number has no bound, and it is counted elsewhere.
 
-use super::ranges::ScanRange;
+use super::course::{queues_of, Course, ScanRange};
+use super::gather::InMemory;
 use crate::core::Core;
+use crate::ids::ItemId;
 use crate::queue::Queue;
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
-use alloc::vec::Vec;
-use tidegate_types::event::Along;
-use tidegate_types::{Key, Now, Timeline, TimelineQuery};
+use tidegate_types::event::{Along, Stored};
+use tidegate_types::{Answer, Key, Now, Timeline, TimelineQuery};
 
 /// Rows that one answer reads: some 40 ms of reading, in steps between which all other work continues.
 const ROWS: usize = 50_000;
@@ -22,41 +24,33 @@ const QUEUES: usize = 1_000;
 /// The first row nearly always suffices, but its item may have ended since.
 const PROBE_ROWS: usize = 8;
 
-/// A count under way.
+/// A timeline under way.
 #[derive(Debug)]
-pub(super) struct Counting {
+pub(super) struct TimelineScan {
     application: Option<Arc<str>>,
     result: Timeline,
     /// End of the last span, UTC ms.
     until: u64,
+    /// The ranges of the store to scan, until the scan begins with them.
     ranges: VecDeque<ScanRange>,
     /// Rows that may be read for each application.
     share: usize,
 }
 
-impl Counting {
+impl TimelineScan {
     pub(super) fn new(core: &Core, timeline: &TimelineQuery, now: Now) -> Self {
         let each_ms = timeline.each_ms.max(1);
         let from = now.wall / each_ms * each_ms;
         let until = from.saturating_add(each_ms.saturating_mul(timeline.stretches as u64));
         let queues = &core.live.queues;
-        let ids: Vec<_> = match &timeline.application {
-            Some(name) => queues.find(name).into_iter().collect(),
-            None => queues.ids().filter(|id| *id != queues.dead_letters()).collect(),
-        };
+        let ids = queues_of(core, timeline.application.as_deref());
         let stored = |queue: &&Queue| queue.stored() > 0;
-        let range = |queue: &Queue| ScanRange {
-            along: Along::Queue(Arc::clone(queue.name())),
-            from: Key::at(now.wall).max(queue.low()),
-            until,
-            customer: None,
-            low: queue.low(),
-        };
+        let range = |queue: &Queue| ScanRange::of_queue(queue, Key::at(now.wall), until, None);
         let mut ranges: VecDeque<ScanRange> =
             ids.into_iter().map(|id| &queues[id]).filter(stored).map(range).take(QUEUES + 1).collect();
         let is_too_many = ranges.len() > QUEUES;
         ranges.truncate(QUEUES);
-        Counting {
+        TimelineScan {
             application: timeline.application.clone(),
             result: Timeline {
                 at: now.wall,
@@ -78,9 +72,21 @@ impl Counting {
         self.application.as_deref().is_none_or(|name| *name == *application)
     }
 
-    /// The ranges of the store that it reads.
-    pub(super) fn ranges(&self) -> VecDeque<ScanRange> {
-        self.ranges.clone()
+    pub(super) fn in_memory(&self, core: &Core) -> InMemory {
+        let name = |id: ItemId| core.live.row(&core.live.items()[id]).address().0;
+        InMemory::pending(core, |id| self.is_about(&name(id)))
+    }
+
+    /// Takes the ranges of the store to scan. Returns their number, too.
+    pub(super) fn take_ranges(&mut self) -> (VecDeque<ScanRange>, usize) {
+        let looked_at = self.ranges.len();
+        (core::mem::take(&mut self.ranges), looked_at)
+    }
+
+    pub(super) fn visit_far(&mut self, course: &mut Course, stored: &Stored) {
+        if course.meets_anew(stored.key.seq) && stored.dead.is_none() {
+            self.count(&stored.application, stored.due);
+        }
     }
 
     pub(super) fn count(&mut self, application: &Arc<str>, due: u64) {
@@ -105,7 +111,7 @@ impl Counting {
     }
 
     /// Maximum number of rows of the next step.
-    pub(super) fn rows(&self, range: &ScanRange, range_rows: usize) -> usize {
+    pub(super) fn max_rows(&self, range: &ScanRange, range_rows: usize) -> usize {
         if self.is_beyond(range) {
             PROBE_ROWS
         } else {
@@ -118,29 +124,32 @@ impl Counting {
         range.until > self.until
     }
 
-    /// After a step: whether the range continues; sets where.
-    pub(super) fn goes_on(&mut self, range: &mut ScanRange, next: Option<Key>, range_rows: usize) -> bool {
+    /// Continues the present range at `next`, or beyond the last span, or ends it.
+    pub(super) fn advance(&mut self, course: &mut Course, next: Option<Key>) {
+        let Some(range) = course.ranges.as_mut().and_then(VecDeque::front_mut) else { return };
+        let is_beyond = self.is_beyond(range);
         let knows_next = match &range.along {
             Along::Queue(name) | Along::Customer(name, _) => self.result.applications.contains_key(name),
         };
-        match next {
-            Some(next) if range_rows < self.share && !(knows_next && self.is_beyond(range)) => {
-                range.from = next
-            }
+        let next = match next {
+            Some(next) if course.range_rows < self.share && !(knows_next && is_beyond) => Some(next),
             Some(next) => {
                 if next.due < self.until {
                     let known = self.result.counted_until.unwrap_or(u64::MAX);
                     self.result.counted_until = Some(known.min(next.due));
                 }
-                return false;
+                None
             }
-            None if knows_next || self.is_beyond(range) => return false,
-            None => (range.from, range.until) = (Key::at(self.until), u64::MAX),
-        }
-        true
+            None if knows_next || is_beyond => None,
+            None => {
+                range.until = u64::MAX;
+                Some(Key::at(self.until))
+            }
+        };
+        course.advance(next);
     }
 
-    pub(super) fn result(&self) -> Timeline {
-        self.result.clone()
+    pub(super) fn answer(self) -> Answer {
+        Answer::Timeline(Box::new(self.result))
     }
 }
