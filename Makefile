@@ -7,6 +7,8 @@ SHELL := /bin/sh
 
 CARGO ?= cargo
 BIN := $(CURDIR)/target/release/tidegate
+# Binaries for use have `tidegate top`, and what is built beside them for tests and figures shares their crates.
+TOP := --features tidegate/top
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 # Installs missing packages only; with everything installed, all targets work without network. An argument is a tool, or
@@ -44,7 +46,7 @@ fetch:
 
 .PHONY: build
 build: fetch ## the release binary, target/release/tidegate
-	$(CARGO) build --release --locked --offline
+	$(CARGO) build --release --locked --offline $(TOP)
 
 # If cargo-deb is missing, it is built below target and not installed.
 CARGO_DEB := $(CURDIR)/target/tools/bin/cargo-deb
@@ -60,20 +62,21 @@ deb: build ## a Debian package in target/debian (binary, unit, sample configurat
 	@rm -rf target/debian
 	@$(CARGO_DEB) --no-build --no-strip --locked --offline
 	TIDEGATE_BIN=$(BIN) TIDEGATE_DEB="$$(ls $(CURDIR)/target/debian/*.deb)" \
-		$(CARGO) test --test integration --locked --offline -- deploy::package
+		$(CARGO) test --test integration --locked --offline $(TOP) -- deploy::package
 
 MUSL := x86_64-unknown-linux-musl
 .PHONY: static
 static: fetch ## a static binary: target/x86_64-unknown-linux-musl/release/tidegate
 	@$(call install,musl-gcc=musl-tools)
 	@rustup target list --installed | grep -qx $(MUSL) || rustup target add $(MUSL)
-	$(CARGO) build --release --locked --offline --target $(MUSL) || \
-		{ $(CARGO) fetch --locked --target $(MUSL) && $(CARGO) build --release --locked --target $(MUSL); }
+	$(CARGO) build --release --locked --offline $(TOP) --target $(MUSL) || \
+		{ $(CARGO) fetch --locked --target $(MUSL) && $(CARGO) build --release --locked $(TOP) --target $(MUSL); }
 
 .PHONY: lint
-lint: fetch ## formatting and lints
+lint: fetch ## formatting and lints, with `tidegate top` and without it
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked --offline -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --locked --offline $(TOP) -- -D warnings
+	$(CARGO) clippy -p tidegate --all-targets --locked --offline -- -D warnings
 
 # PostgreSQL for the tests of its store. While this file exists, the package creates no cluster.
 CLUSTERS := /etc/postgresql-common/createcluster.d/tidegate.conf
@@ -136,13 +139,13 @@ test-rabbitmq: ## the black-box tests against the RabbitMQ of another Debian rel
 .PHONY: demo
 demo: fetch ## a demonstration of half a minute: batches, delays, a dead letter, a kill -9 with nothing lost
 	@$(call install,)
-	$(CARGO) build --release --locked --offline --bin tidegate --example demo
+	$(CARGO) build --release --locked --offline $(TOP) --bin tidegate --example demo
 	@target/release/examples/demo
 
 # A run writes to target/bench. BENCH="windowed ttl" measures only these rows.
 define bench
 @$(call install,)
-$(CARGO) build --release --locked --offline --bin tidegate
+$(CARGO) build --release --locked --offline $(TOP) --bin tidegate
 $(CARGO) build --profile measured --locked --offline -p tidegate-bench
 @TIDEGATE_BIN="$${TIDEGATE_BIN:-$(BIN)}" target/measured/bench $(1) $(BENCH)
 endef
@@ -174,12 +177,12 @@ audit: ## known vulnerabilities (needs cargo-audit)
 FUZZ_SECONDS ?= 60
 .PHONY: fuzz
 fuzz: fetch ## every decoder against generated input, FUZZ_SECONDS (60) each
-	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --locked --offline --test fuzz -- --nocapture --test-threads 2
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --locked --offline $(TOP) --test fuzz -- --nocapture --test-threads 2
 
 .PHONY: faults
 faults: fetch ## about ten minutes: every fault that can be produced here, checked by what was sent and received (LONG=1, SEED=n, ROWS="7 13")
 	@$(call install,faketime)
-	$(CARGO) build --release --locked --offline --bin tidegate
+	$(CARGO) build --release --locked --offline $(TOP) --bin tidegate
 	$(CARGO) build --release --locked --offline --bin tidegate --features failpoints --target-dir target/faults
 	TIDEGATE_BIN=$(BIN) TIDEGATE_FAILPOINT_BIN=$(CURDIR)/target/faults/release/tidegate \
-		$(CARGO) test --locked --offline --test faults -- --all $(if $(LONG),--long) $(if $(SEED),--seed $(SEED)) $(ROWS)
+		$(CARGO) test --locked --offline $(TOP) --test faults -- --all $(if $(LONG),--long) $(if $(SEED),--seed $(SEED)) $(ROWS)

@@ -244,12 +244,12 @@ must() {
 fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() {
-	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --example demo --bin bench --no-run --locked --offline
+	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --bin bench --no-run --locked --offline
 }
 build() {
 	set -- -p tidegate
 	for each in ${lib:+$crates}; do set -- "$@" -p "tidegate-$each"; done
-	run build "$cargo" test "$@" ${lib:+--lib} --test integration --test faults --test fuzz --test tidy --no-run \
+	run build "$cargo" test "$@" --features tidegate/top ${lib:+--lib} --test integration --test faults --test fuzz --test tidy --no-run \
 		--locked --offline --message-format=json-render-diagnostics
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }

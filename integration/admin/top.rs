@@ -1,14 +1,10 @@
-//! `top` on a terminal made by script(1): its output, and that it restores the terminal.
+//! `top` on a terminal made by script(1): its output, and that it restores the terminal. A build without the
+//! feature says what is missing.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::Command;
-use tidegate_harness::{binary, require, Program, Site};
-
-/// Enters the alternate screen, and leaves it.
-const ENTERS: &str = "\u{1b}[?1049h";
-const LEAVES: &str = "\u{1b}[?1049l";
+use tidegate_harness::{binary, require, Program};
 
 /// The program under test, from any directory.
 fn program() -> String {
@@ -29,12 +25,17 @@ fn on_a_terminal(dir: &Path, lines: &str) -> (Program, fs::File) {
     (Program::start("sh", &["-c", line], dir), keys)
 }
 
+#[cfg(feature = "top")]
 #[test]
 fn it_shows_a_daemon_that_lives_and_one_that_is_gone_and_gives_the_terminal_back() {
+    use std::io::Write;
+    /// Enters the alternate screen, and leaves it.
+    const ENTERS: &str = "\u{1b}[?1049h";
+    const LEAVES: &str = "\u{1b}[?1049l";
     if !require("script") || !require("mkfifo") {
         return;
     }
-    let site = Site::new("top");
+    let site = tidegate_harness::Site::new("top");
     let mut daemon = site.start(&site.config()).ready();
     site.client.publish_all((0..3).map(|n| site.push("shop", "1").id(&n.to_string()).delay(600_000)));
     let top = format!("{} top --interval 100ms --config {}", program(), daemon.config_file().display());
@@ -68,6 +69,16 @@ fn it_shows_a_daemon_that_lives_and_one_that_is_gone_and_gives_the_terminal_back
     assert!(program.end().contains("restored"));
     let told = daemon.cli(&["top"]);
     assert!(told.code == 2 && told.err.contains("tidegate status"), "{told:?}");
+}
+
+/// It reads no configuration and asks no daemon for that.
+#[cfg(not(feature = "top"))]
+#[test]
+fn a_build_without_it_says_how_to_get_it() {
+    let told = Command::new(program()).args(["top", "--config", "/none"]).output().expect("the binary");
+    let said = String::from_utf8(told.stderr).expect("UTF-8");
+    assert_eq!((told.status.code(), told.stdout.len()), (Some(2), 0), "{said}");
+    assert!(said.contains("cargo build --release --features top"), "{said}");
 }
 
 #[test]

@@ -75,7 +75,8 @@ fn the_image_is_small_and_runs_as_nobody() {
     assert_eq!(Path::new(&instruction("VOLUME")), Config::default().store.path);
     let port = Config::default().admin.listen.to_string();
     assert!(port.ends_with(&format!(":{}", instruction("EXPOSE"))), "{port}");
-    assert!(all.iter().any(|(word, rest)| word == "RUN" && rest.contains("cargo build --release --locked")));
+    let build = "cargo build --release --locked --features top";
+    assert!(all.iter().any(|(word, rest)| word == "RUN" && rest.contains(build)));
     let binary_at = words(&instruction("ENTRYPOINT"))[0].clone();
     let copied = format!("/src/target/release/tidegate {binary_at}");
     assert!(all.iter().any(|(word, rest)| word == "COPY" && rest.ends_with(&copied)), "{copied}");

@@ -25,7 +25,7 @@ Exit codes:
   0   done
   1   failed, with the reason on standard error; store verify: rows are damaged
   2   wrong usage; parked drop, dead retry or dead drop without --yes, tail of a parked application without
-      --drain, top without a terminal
+      --drain, top without a terminal or in a build without it
   3   not done, or only in part: not ready (status, health); no batch or fewer than requested (tail); the
       target is unknown; an item has been sent, has expired, is dead or is in flight, and cannot be cancelled
       (cancel) or rescheduled (reschedule); not all selected dead letters were handled (dead); an incomplete
@@ -132,7 +132,8 @@ pub(super) enum CliCommand {
     /// Show the state of the running daemon on this terminal, refreshed every second
     ///
     /// Keys: q, Esc or Ctrl-C quit, p freezes the display, n w r l k sort the applications by name, waiting,
-    /// rate, lateness or parked; arrows, PgUp, PgDn, Home and End scroll.
+    /// rate, lateness or parked; arrows, PgUp, PgDn, Home and End scroll. The packages have this command; a
+    /// build of your own has it with the cargo feature `top`.
     Top(TopArgs),
     /// Report the health of the running daemon by exit code, for probes and scripts
     ///

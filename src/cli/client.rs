@@ -131,15 +131,16 @@ impl Client {
         Err(self.said(status, &serde_json::from_str(&text).map_err(|_| self.not_tidegate())?))
     }
 
-    /// Status and text of a path; waits at most `within`.
+    /// Status and text of one exchange, with any status; waits at most `within`.
     ///
     /// # Errors
     /// If no answer arrives in time.
-    pub(super) fn text(&self, path: &str, within: Duration) -> Result<(u16, String), Failure> {
-        self.send(Method::GET, path, within)
-    }
-
-    fn send(&self, method: Method, path: &str, within: Duration) -> Result<(u16, String), Failure> {
+    pub(super) fn send(
+        &self,
+        method: Method,
+        path: &str,
+        within: Duration,
+    ) -> Result<(u16, String), Failure> {
         let mut answer = self.answer(method, path, within)?;
         let status = answer.status().as_u16();
         let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();

@@ -21,6 +21,7 @@ mod push;
 mod status;
 mod store;
 mod tail;
+#[cfg(feature = "top")]
 mod top;
 mod topology;
 mod unix;
@@ -45,6 +46,10 @@ const CONFIG_VARIABLE: &str = "TIDEGATE_CONFIG";
 const URL_VARIABLE: &str = "TIDEGATE_URL";
 /// Contains the daemon's token if `--token-file` names no file.
 const TOKEN_VARIABLE: &str = "TIDEGATE_TOKEN";
+/// The answer of `top` in a build without it.
+#[cfg(not(feature = "top"))]
+const NO_TOP: &str = "this build has no `top`: the packages have it, and so has a build by `cargo build \
+                      --release --features top`; `tidegate status` prints the same once";
 
 /// Runs the command of this process. The variable `RUST_MIN_STACK` is already set.
 pub fn main() -> ExitCode {
@@ -98,7 +103,10 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
             store::run(&command, || quietly(path.as_deref()), daemon, output)?;
         }
         CliCommand::Status => status::run(&daemon()?, output)?,
+        #[cfg(feature = "top")]
         CliCommand::Top(args) => top::run(daemon()?, &args)?,
+        #[cfg(not(feature = "top"))]
+        CliCommand::Top(_) => return Err(Failure::Usage(NO_TOP.to_owned())),
         CliCommand::Cancel(args) => commands::cancel(&daemon()?, &args, output)?,
         CliCommand::Lookup(args) => commands::lookup(&daemon()?, &args, output)?,
         CliCommand::Reschedule(args) => commands::reschedule(&daemon()?, &args, output)?,
@@ -133,12 +141,6 @@ fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure>
         log_format: args.log_format,
     };
     Ok(daemon::run(options))
-}
-
-/// Whether to use colour; the variable `NO_COLOR` (<https://no-color.org>) turns it off. clap checks the same
-/// for its help.
-fn colours() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// For commands beside the daemon, which has already logged the warnings.

@@ -266,7 +266,7 @@ fn import(meant: &Meant, output: Output) -> Result<(), Failure> {
             Failure::Failed(format!("store: {error}"))
         }
         ImportError::Cut { .. } => Failure::Partial(error.to_string()),
-        ImportError::Input(_) | ImportError::Line { .. } | ImportError::SameStore { .. } => {
+        ImportError::Input(_) | ImportError::Line { .. } | ImportError::NotEmpty { .. } => {
             Failure::Failed(plain(&error.to_string()).into_owned())
         }
     })?;
@@ -281,12 +281,8 @@ fn imported_document(path: &Path, told: &Imported) -> Value {
     json!({
         "result": "done",
         "path": path.display().to_string(),
-        "founded": told.founded,
-        "lines_before": told.lines_before,
         "items": told.items,
         "dead_letters": told.dead_letters,
-        "left_out": { "waiting": told.waiting, "ended": told.ended },
-        "renumbered": told.renumbered,
         "ended_ids": told.ended_ids,
         "windows": told.windows,
         "paused": told.paused,
@@ -295,12 +291,8 @@ fn imported_document(path: &Path, told: &Imported) -> Value {
 
 fn imported_table(told: &Imported) -> Vec<Vec<String>> {
     let rows = [
-        ("lines imported before", told.lines_before),
         ("items", told.items),
         ("dead letters", told.dead_letters),
-        ("left out: the id waits", told.waiting),
-        ("left out: the id has ended", told.ended),
-        ("with a new assigned id", told.renumbered),
         ("ids that have ended", told.ended_ids),
         ("long windows", told.windows),
         ("queues paused", told.paused),

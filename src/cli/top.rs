@@ -1,4 +1,5 @@
-//! `top`: shows the state of the running daemon on a terminal, refreshed until the user ends it.
+//! `top`: shows the state of the running daemon on a terminal, refreshed until the user ends it. Only builds
+//! with the cargo feature `top` have it.
 //!
 //! The terminal is restored at every exit: key, signal, failure and panic. A separate thread queries the
 //! daemon, so that keys work while an answer is pending.
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use ureq::http::Method;
 use view::{Order, TopView};
 
 /// Time limit of a query; a slower daemon is shown as not answering, and queried again.
@@ -51,7 +53,13 @@ pub(super) fn run(client: Client, args: &TopArgs) -> Result<(), Failure> {
         .spawn(move || ask(&client, interval, &answers))
         .map_err(|e| Failure::Failed(format!("no thread: {e}")))?;
     let screen = Screen::take()?;
-    show(screen, &told, &ended, TopView::new(super::colours()))
+    show(screen, &told, &ended, TopView::new(colours()))
+}
+
+/// Whether to use colour; the variable `NO_COLOR` (<https://no-color.org>) turns it off. clap checks the same
+/// for its help.
+fn colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// The terminal, until it is dropped. For a panic a hook restores it, since the process then ends at once.
@@ -102,7 +110,8 @@ fn answer(client: &Client) -> Look {
         return Err(text(client.said(status, &raw)));
     }
     let document = Document::deserialize(&raw).map_err(|_| text(client.not_tidegate()))?;
-    let metrics = client.text("/metrics", STATE_WITHIN).ok().filter(|(status, _)| *status == 200);
+    let metrics =
+        client.send(Method::GET, "/metrics", STATE_WITHIN).ok().filter(|(status, _)| *status == 200);
     let lateness = metrics.and_then(|(_, text)| LatenessBuckets::read(&text));
     Ok(SeenState { document: Box::new(document), lateness })
 }

@@ -90,6 +90,16 @@ impl Directory {
         holds_store(&self.data())
     }
 
+    /// Whether a store can be restored into this directory: it contains no store, and nothing that belonged
+    /// to a former one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Directory::holds_store`].
+    pub(crate) fn is_free(&self) -> Result<bool, OpenError> {
+        Ok(!self.holds_store()? && !file_exists(&self.path.join(COMMITTED))?)
+    }
+
     /// Syncs the directory's entries, and its own entry in its parent.
     ///
     /// # Errors
@@ -108,6 +118,8 @@ impl Directory {
 const DATA: &str = "db";
 /// The lock file of the process that has the store open.
 const LOCK: &str = "LOCK";
+/// The file of [`Committed`]; every store that was opened has one.
+const COMMITTED: &str = "COMMITTED";
 
 fn file_exists(path: &Path) -> Result<bool, OpenError> {
     path.try_exists().map_err(OpenError::io("inspect", path))
@@ -221,7 +233,7 @@ impl Committed {
     ///
     /// [`OpenError::Io`]; [`OpenError::Damaged`] if it belongs to another store.
     pub(crate) fn open(directory: &Directory, identity: u64) -> Result<(Self, Option<u64>), OpenError> {
-        let path = directory.path().join("COMMITTED");
+        let path = directory.path().join(COMMITTED);
         let file = own_file(&path)?;
         let mut bytes = Vec::with_capacity(LEN);
         (&file).take(LEN as u64).read_to_end(&mut bytes).map_err(OpenError::io("read", &path))?;
@@ -249,7 +261,7 @@ impl Committed {
     ///
     /// [`OpenError::Io`].
     pub(crate) fn noted(directory: &Directory) -> Result<Option<u64>, OpenError> {
-        let path = directory.path().join("COMMITTED");
+        let path = directory.path().join(COMMITTED);
         match fs::read(&path) {
             Ok(bytes) => Ok(parse(&bytes).map(|(_, number)| number)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

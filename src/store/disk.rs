@@ -10,13 +10,13 @@ use super::ended::Epochs;
 use super::export::Exporter;
 use super::keyspace::{KeyspaceId, KEYSPACES};
 use super::opening::{
-    create, establish, open_database, open_keyspaces, read_format, read_meta, refuse_loss, DiskBudget,
-    FoundFormat, StoreMeta,
+    create, establish, open_database, open_keyspaces, read_format, read_meta, refuse_incomplete, refuse_loss,
+    DiskBudget, FoundFormat, StoreMeta,
 };
 use super::reading::view;
 use super::row_reads::Rows;
-use super::rows::{self, ImportRow, META_IMPORT, META_MARKS};
-use super::{find, load, logs, reclaim};
+use super::rows::{self, META_IMPORTING, META_MARKS};
+use super::{load, logs, reclaim};
 use super::{
     CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
@@ -25,8 +25,8 @@ use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate_types::event::{Load, Loaded, Marks, Opened, Scan, Wanted};
-use tidegate_types::{Ended, Key};
+use tidegate_types::event::{Load, Loaded, Marks, Opened, Scan};
+use tidegate_types::Key;
 
 /// Memory that a row costs in a memtable in addition to key and value, in bytes, approximate.
 const ROW_OVERHEAD: u64 = 128;
@@ -68,7 +68,8 @@ pub(crate) fn open(
 pub(crate) enum IfAbsent {
     /// Refuse to open it.
     Refuse,
-    /// Make it, with this identity or a new one.
+    /// Make it: a new one, or for an import one with this identity, which is incomplete until
+    /// [`DiskStore::commit_groups`] says otherwise.
     Make(Option<u64>),
 }
 
@@ -105,6 +106,10 @@ pub(crate) fn open_in(
     let (keyspaces, known) = match (read_format(&db)?, if_absent) {
         (FoundFormat::Current, _) => {
             let keyspaces = open_keyspaces(&db, &directory.data())?;
+            // An import has just made the store itself.
+            if !matches!(if_absent, IfAbsent::Make(Some(_))) {
+                refuse_incomplete(&directory, &keyspaces)?;
+            }
             let known = read_meta(&keyspaces)?;
             (keyspaces, known)
         }
@@ -163,33 +168,6 @@ impl DiskStore {
         self.keyspaces.of(id)
     }
 
-    /// The imports into this store, by the key of the row.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::load`].
-    pub(crate) fn imports(&self) -> Result<Vec<(Vec<u8>, ImportRow)>, ReadError> {
-        let read = |key: &[u8], value: &[u8]| match key.starts_with(META_IMPORT) {
-            true => rows::read_import(key, value).map(|row| Some((key.to_vec(), row))),
-            false => Ok(None),
-        };
-        Ok(self.keyspaces.read_all(KeyspaceId::Meta, read)?.into_iter().flatten().collect())
-    }
-
-    /// Whether nothing has been committed to it yet.
-    pub(crate) fn is_new(&self) -> bool {
-        self.number == 0
-    }
-
-    /// How an item ended, by the first of the buckets that contains it.
-    ///
-    /// # Errors
-    ///
-    /// As [`Store::load`].
-    pub(crate) fn ended(&self, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
-        find::ended(&self.keyspaces, &self.epochs, wanted)
-    }
-
     /// Whether this queue contains an item with this key.
     ///
     /// # Errors
@@ -201,15 +179,15 @@ impl DiskStore {
         view(&row, &bytes).map(|_| true)
     }
 
-    /// As [`Store::commit`], with additional rows of `meta`.
+    /// As [`Store::commit`]. `ends_import`: with these groups the imported store is complete.
     ///
     /// # Errors
     ///
     /// As [`Store::commit`].
-    pub(crate) fn commit_with(
+    pub(crate) fn commit_groups(
         &mut self,
         groups: &[CommitGroup],
-        meta: &[(Vec<u8>, Vec<u8>)],
+        ends_import: bool,
     ) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
@@ -217,8 +195,8 @@ impl DiskStore {
         let mut changes = Changes::new(&keyspaces, number, self.epochs);
         changes.apply(groups.iter().flat_map(|group| &group.ops))?;
         changes.put(KeyspaceId::Meta, META_MARKS, rows::marks_row(number, &last.marks));
-        for (key, value) in meta {
-            changes.put(KeyspaceId::Meta, key.clone(), value.clone());
+        if ends_import {
+            changes.remove(KeyspaceId::Meta, META_IMPORTING);
         }
         changes.forget_closed()?;
         self.await_room(&changes.touched().collect::<Vec<_>>())?;
@@ -345,7 +323,7 @@ impl DiskStore {
 
 impl Store for DiskStore {
     fn commit(&mut self, groups: &[CommitGroup]) -> Result<(), CommitError> {
-        self.commit_with(groups, &[])
+        self.commit_groups(groups, false)
     }
 
     fn load(&mut self, load: &Load) -> Result<Loaded, ReadError> {

@@ -285,6 +285,15 @@ pub enum OpenError {
         /// The path that was named.
         path: PathBuf,
     },
+    /// The import that made the store was interrupted.
+    #[error(
+        "the import into {} was interrupted, and what is in it is incomplete: remove the directory, or \
+         empty it, and import again", path.display()
+    )]
+    Incomplete {
+        /// Directory of the store.
+        path: PathBuf,
+    },
     /// Another user owns the directory: files made by this process would be inaccessible to that user.
     #[error(
         "{} belongs to user {owner}, and this process runs as user {user}: run it as user {owner}",
@@ -356,6 +365,7 @@ impl OpenError {
             | OpenError::Symlink { .. }
             | OpenError::NotADirectory { .. }
             | OpenError::Absent { .. }
+            | OpenError::Incomplete { .. }
             | OpenError::Foreign { .. }
             | OpenError::Newer { .. }
             | OpenError::Older { .. }

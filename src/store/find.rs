@@ -108,18 +108,8 @@ fn broken_lead(wanted: &Wanted, error: &str) -> ReadError {
     damaged(KeyspaceId::Identities, &wanted.identity.to_bytes(), &error)
 }
 
-/// How the item ended, by the first of the buckets that contains it.
-///
-/// # Errors
-///
-/// Errors of the storage engine; a row that does not read as it was written.
-pub(crate) fn ended<R: Rows>(rows: &R, epochs: &Epochs, wanted: &Wanted) -> Result<Option<Ended>, ReadError> {
-    let keys = bucket_rows(wanted).collect::<Result<Vec<_>, _>>()?;
-    first_that_knows(wanted, epochs, rows.get_many(&keys, NO_BODIES))
-}
-
-/// `rows`: those of the requested buckets, in order. The function takes all of them, and evaluates only as
-/// many as necessary.
+/// How the item ended, by the first of the buckets that contains it. `rows`: those of the requested buckets,
+/// in order. The function takes all of them, and evaluates only as many as necessary.
 fn first_that_knows(
     wanted: &Wanted,
     epochs: &Epochs,

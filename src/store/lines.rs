@@ -53,7 +53,7 @@ pub struct StoreLine {
     pub format: String,
     /// At most [`LINES_VERSION`] for this program.
     pub version: u32,
-    /// Name of the export, 32 random hexadecimal digits, by which an import recognises what it has imported.
+    /// Name of the export, 32 random hexadecimal digits, by which people tell two exports of a store apart.
     pub export: String,
     /// Identity of the store, 16 hexadecimal digits.
     pub store: String,
@@ -242,12 +242,12 @@ fn dead_of(reason: Option<&str>, error: Option<String>) -> Result<Dead, String> 
 }
 
 impl StoreLine {
-    /// Checks the format, and reads the names of export and store.
+    /// Checks the line, and reads the identity of the store.
     ///
     /// # Errors
     ///
-    /// It is not an export, a newer version has written it, or its names are invalid.
-    pub fn names(&self) -> Result<(u128, u64), String> {
+    /// It is not an export, a newer version has written it, or a key is invalid.
+    pub fn identity(&self) -> Result<u64, String> {
         if self.format != LINES_FORMAT {
             return Err(format!("`format` is {:?}, and not {LINES_FORMAT:?}", self.format));
         }
@@ -262,7 +262,8 @@ impl StoreLine {
         if self.next_number > u64::from(u32::MAX) << 30 {
             return Err("`next_number` is larger than any number that a store assigns".to_owned());
         }
-        Ok((number_of(&self.export, 32, "export")?, store))
+        number_of(&self.export, 32, "export")?;
+        Ok(store)
     }
 }
 
@@ -580,11 +581,11 @@ mod tests {
             clock: 2,
             items: 3,
         };
-        assert!(first.names().unwrap_err().contains("`version` is 3"));
+        assert!(first.identity().unwrap_err().contains("`version` is 3"));
         for version in [1, 2] {
-            assert_eq!(StoreLine { version, ..first.clone() }.names(), Ok((0, 1)));
+            assert_eq!(StoreLine { version, ..first.clone() }.identity(), Ok(1));
         }
-        let error = StoreLine { version: 2, next_number: u64::MAX, ..first }.names().unwrap_err();
+        let error = StoreLine { version: 2, next_number: u64::MAX, ..first }.identity().unwrap_err();
         assert!(error.starts_with("`next_number`"), "{error}");
     }
 }

@@ -12,6 +12,8 @@
 //! once just after all rows went to tables with the last commit; and the loss of the very last commits
 //! together with an outdated `COMMITTED`, which a power cut can leave (the file is not synced). The storage
 //! engine detects damage in tables, by a checksum for each block.
+//!
+//! `docs/upstream/fjall-311.md` offers this check to the storage engine, and says what of it can go then.
 
 use super::directory::{Committed, Directory};
 use super::log_batch::{read_batch, LogBatch, ParseError, HEAD};

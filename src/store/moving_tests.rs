@@ -1,4 +1,4 @@
-//! Tests of export and import: complete, once, and repeated.
+//! Tests of export and import: complete, and not into a store that exists.
 
 use super::export::Exporter;
 use super::import::{import, ImportError, Imported};
@@ -8,7 +8,7 @@ use super::tests::{disk_at, given, group, index, item, items, key, named, open_a
 use super::verify::{verify, RowFault, WalkStep, Watcher};
 use super::*;
 use std::path::Path;
-use tidegate_types::event::{BucketRow, ClosingRow, Found, IndexRows, QueueRow, Stored, Wanted, WindowRow};
+use tidegate_types::event::{BucketRow, ClosingRow, IndexRows, QueueRow, Stored, WindowRow};
 use tidegate_types::{AssignedId, BatchId, ClosedBy, Dead, End, Ended, Identity, Key, Reason};
 
 const MEMORY: u64 = 32 << 20;
@@ -120,16 +120,7 @@ fn a_new_store_is_the_exported_one_again() {
     let to = tempfile::tempdir().unwrap();
     let path = to.path().join("new");
     let told = imported(&path, &text).unwrap();
-    let want = Imported {
-        founded: true,
-        items: 4,
-        dead_letters: 1,
-        ended_ids: 1,
-        windows: 1,
-        paused: 1,
-        ..Imported::default()
-    };
-    assert_eq!(told, want);
+    assert_eq!(told, Imported { items: 4, dead_letters: 1, ended_ids: 1, windows: 1, paused: 1 });
     let summary = verify(&path, MEMORY, &mut Sound).unwrap();
     assert_eq!((summary.items, summary.dead_letters, summary.ids, summary.ended_ids), (4, 1, 3, 1));
     let text_again = exported(&path);
@@ -146,126 +137,121 @@ fn a_new_store_is_the_exported_one_again() {
     assert_eq!(items(&mut *store, "").len(), 1);
 }
 
-#[test]
-fn an_import_that_is_repeated_adds_nothing_also_when_what_it_brought_has_left() {
-    let (_from, text) = source();
-    let to = tempfile::tempdir().unwrap();
-    imported(to.path(), &text).unwrap();
-    let lines = text.lines().count() as u64;
-    let mut store = open_at(to.path()).store;
-    let gone = Op::Delete { place: super::tests::place(APP, 50, 1), rows: index(None, "c") };
-    store.commit(&[group(20, vec![gone, queue(APP, 3, 40, false)])]).unwrap();
-    store.close().unwrap();
-    let again = imported(to.path(), &text).unwrap();
-    assert_eq!(again, Imported { founded: true, lines_before: lines, ..Imported::default() });
-    assert_eq!(verify(to.path(), MEMORY, &mut Sound).unwrap().items, 3);
+/// Names of the files and folders in a directory, in order.
+fn names_in(path: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Checks that no command and no daemon opens the store, and that each names the directory and the way out.
+fn is_refused_as_incomplete(path: &Path, text: &str) {
+    let refusals = [
+        super::tests::open_with(path, NOW).err().map(|error| error.to_string()),
+        imported(path, text).err().map(|error| error.to_string()),
+        verify(path, MEMORY, &mut Sound).err().map(|error| error.to_string()),
+        Exporter::open(path, MEMORY).err().map(|error| error.to_string()),
+        super::compact::compact(path, MEMORY, &mut Sound).err().map(|error| error.to_string()),
+    ];
+    for refusal in refusals {
+        let refusal = refusal.expect("refused");
+        let (said, way) = ("was interrupted, and what is in it is incomplete", "remove the directory");
+        assert!(refusal.contains(said) && refusal.contains(way), "{refusal}");
+        assert!(refusal.contains(&path.display().to_string()), "{refusal}");
+    }
 }
 
 #[test]
-fn an_import_that_was_cut_goes_on_where_it_was() {
+fn an_import_that_was_cut_is_refused_until_its_directory_is_removed() {
     let (_from, text) = source();
     let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).collect();
-    let whole = tempfile::tempdir().unwrap();
-    imported(whole.path(), &text).unwrap();
-    let want = exported(whole.path());
     for (at, end) in ends.iter().enumerate().take(ends.len() - 1) {
-        let to = tempfile::tempdir().unwrap();
         // The export is cut at the end of a line, and within the next line.
         for cut in [*end, end + 5] {
-            match imported(to.path(), &text[..cut]) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("new");
+            match imported(&path, &text[..cut]) {
                 Err(ImportError::Cut { lines }) => assert_eq!(lines, at as u64 + 1),
                 other => panic!("{other:?}"),
             }
-        }
-        imported(to.path(), &text).unwrap();
-        assert_eq!(behind_first(&exported(to.path())), behind_first(&want), "cut behind line {}", at + 1);
-        verify(to.path(), MEMORY, &mut Sound).unwrap();
-    }
-}
-
-#[test]
-fn into_a_store_that_is_there_items_come_as_new_arrivals() {
-    let (_from, text) = source();
-    let to = tempfile::tempdir().unwrap();
-    let mut store = open_at(to.path()).store;
-    // An item with the same id waits in this store, with its own time.
-    let ops = vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)];
-    store.commit(&[group(30, ops)]).unwrap();
-    store.close().unwrap();
-    let identity = open_at(to.path()).identity;
-    let told = imported(to.path(), &text).unwrap();
-    let want = Imported {
-        items: 3,
-        dead_letters: 1,
-        waiting: 1,
-        renumbered: 3,
-        ended_ids: 1,
-        windows: 1,
-        paused: 1,
-        ..Imported::default()
-    };
-    assert_eq!(told, want);
-    let summary = verify(to.path(), MEMORY, &mut Sound).unwrap();
-    assert_eq!((summary.items, summary.identity), (4, identity));
-    assert_eq!(imported(to.path(), &text).unwrap().items, 0, "never twice");
-    let mut open = open_at(to.path());
-    assert!(open
-        .opened
-        .queues
-        .iter()
-        .any(|row| &*row.queue == APP && row.paused == Some(9_000) && row.low == key(50, 31)));
-    let places: Vec<Key> = items(&mut *open.store, APP).into_iter().map(|item| item.key).collect();
-    assert_eq!(places, [key(50, 31), key(55, 34), key(61, 2), key(70, 35)]);
-    assert_eq!(open.opened.marks.next_seq, 40);
-    let wanted = Wanted { identity: given(9), application: APP.into(), key: None, buckets: vec![0] };
-    let Loaded::Found(found) = open.store.load(&Load::Find(vec![wanted])).unwrap() else { panic!() };
-    assert_eq!(found, [Found { item: None, ended: Some(sent(1)) }]);
-}
-
-#[test]
-fn what_has_ended_here_does_not_come_back() {
-    let (_from, text) = source();
-    let to = tempfile::tempdir().unwrap();
-    let mut store = open_at(to.path()).store;
-    // The item was received at 5.
-    for (bucket, at, left_out) in [(1, 4, 0), (2, 6, 1)] {
-        let ended = Box::new(sent(at));
-        let begin = Op::BeginBucket(BucketRow { bucket, from: 1 });
-        store.commit(&[group(1, vec![begin, Op::Remember { bucket, identity: given(2), ended }])]).unwrap();
-        store.close().unwrap();
-        let other = tempfile::tempdir().unwrap();
-        copy(to.path(), other.path());
-        assert_eq!(imported(other.path(), &text).unwrap().ended, left_out);
-        store = open_at(to.path()).store;
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            std::fs::create_dir(&target).unwrap();
-            copy(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
+            is_refused_as_incomplete(&path, &text);
+            std::fs::remove_dir_all(&path).unwrap();
+            imported(&path, &text).unwrap();
+            assert_eq!(behind_first(&exported(&path)), behind_first(&text), "cut behind line {}", at + 1);
+            verify(&path, MEMORY, &mut Sound).unwrap();
         }
     }
 }
 
+/// The commits before the last one do not make the store complete, however many they are.
 #[test]
-fn the_exported_store_itself_and_one_that_knows_another_export_are_refused() {
+fn an_import_that_fails_after_commits_is_refused_as_well() {
+    let (_from, text) = source();
+    let mut lines: Vec<&str> = text.lines().collect();
+    let ended = *lines.iter().find(|line| line.contains("\"kind\":\"ended\"")).unwrap();
+    // More lines than one commit has, and a last line that does not count them.
+    lines.splice(1..1, std::iter::repeat_n(ended, 2_500));
+    let long: String = lines.iter().flat_map(|line| [*line, "\n"]).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let mut steps = 0;
+    let told = import(dir.path(), MEMORY, &mut long.as_bytes(), identity_of, NOW, &mut |_| steps += 1);
+    assert!(matches!(told, Err(ImportError::Line { .. })) && steps == 2, "{told:?} after {steps} steps");
+    is_refused_as_incomplete(dir.path(), &text);
+    // As if the process had been killed when the store was just made.
+    let made = tempfile::tempdir().unwrap();
+    let directory = super::directory::Directory::open(made.path()).unwrap();
+    let make = super::disk::IfAbsent::Make(Some(7));
+    drop(super::disk::open_in(directory, MEMORY, false, make, NOW).unwrap());
+    is_refused_as_incomplete(made.path(), &text);
+    // And before that: nothing has been made yet.
+    let begun = tempfile::tempdir().unwrap();
+    std::fs::create_dir(begun.path().join("db.new")).unwrap();
+    imported(begun.path(), &text).unwrap();
+}
+
+#[test]
+fn a_directory_with_a_store_is_refused_and_the_store_stays_as_it_was() {
     let (from, text) = source();
-    assert!(matches!(imported(from.path(), &text), Err(ImportError::SameStore { .. })));
+    let refused = |path: &Path| {
+        let error = imported(path, &text).unwrap_err();
+        assert!(matches!(error, ImportError::NotEmpty { .. }), "{error}");
+        let error = error.to_string();
+        let told = error.contains("import into an empty directory") && error.contains("publish the items");
+        assert!(told && error.contains(&path.display().to_string()), "{error}");
+    };
+    // The exported store, a new one of a daemon, and the imported one.
+    refused(from.path());
+    assert_eq!(behind_first(&exported(from.path())), behind_first(&text));
+    let fresh = tempfile::tempdir().unwrap();
+    let made = open_at(fresh.path());
+    assert!(matches!(imported(fresh.path(), &text), Err(ImportError::Open(OpenError::Locked { .. }))));
+    made.store.close().unwrap();
+    refused(fresh.path());
+    assert_eq!(verify(fresh.path(), MEMORY, &mut Sound).unwrap().items, 0);
     let to = tempfile::tempdir().unwrap();
     imported(to.path(), &text).unwrap();
-    let other = exported(from.path());
-    assert_ne!(other.lines().next(), text.lines().next(), "each has a name of its own");
-    assert!(matches!(imported(to.path(), &other), Err(ImportError::SameStore { .. })));
-    let there = tempfile::tempdir().unwrap();
-    open_at(there.path()).store.close().unwrap();
-    imported(there.path(), &text).unwrap();
-    assert!(matches!(imported(there.path(), &other), Err(ImportError::SameStore { .. })));
+    refused(to.path());
+    // A part of a store.
+    std::fs::remove_dir_all(to.path().join("db")).unwrap();
+    refused(to.path());
+    assert_eq!(names_in(to.path()), ["COMMITTED", "LOCK"]);
+    // What belongs to no store is left alone.
+    let mount = tempfile::tempdir().unwrap();
+    std::fs::create_dir(mount.path().join("lost+found")).unwrap();
+    imported(mount.path(), &text).unwrap();
+    assert_eq!(names_in(mount.path()), ["COMMITTED", "LOCK", "db", "lost+found"]);
+}
+
+/// Earlier builds kept a note of each import, which says nothing about the store now.
+#[test]
+fn a_note_of_an_earlier_build_is_no_fault() {
+    let (from, text) = source();
+    let key = [rows::META_FORMER_IMPORT, &[7; 16]].concat();
+    super::disk::write_raw(from.path(), KeyspaceId::Meta, &key, Some(b"lines, and whether it was whole"));
+    assert_eq!(verify(from.path(), MEMORY, &mut Sound).unwrap().faults, 0);
+    assert_eq!(behind_first(&exported(from.path())), behind_first(&text));
+    open_at(from.path());
 }
 
 #[test]
@@ -291,6 +277,13 @@ fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
     assert_eq!(error, "`number` is not below the `next_number` of the first line");
     let at = text.lines().position(|line| line.contains("\"number\":4")).unwrap() as u64;
     assert_eq!(line, at + 1);
+    let (line, error) = fault(&text.replace("\"number\":4", "\"number\":1"));
+    assert_eq!((line, &*error), (at + 1, "the export contains this item twice"));
+    // Another number, and the id of another item.
+    let named = text.lines().find(|line| line.contains("\"number\":2,")).unwrap();
+    let again = named.replace("\"number\":2,", "\"number\":8,");
+    let twin = |line: &str| if line.contains("\"number\":1,") { again.clone() } else { line.to_owned() };
+    assert_eq!(fault(&text.lines().map(|line| twin(line) + "\n").collect::<String>()).1, error);
     let long = format!("\"application\":\"{}\"", "x".repeat(201));
     let (_, error) = fault(&text.replace("\"application\":\"app\"", &long));
     assert_eq!(error, "a name has 201 bytes; 1 to 200 are allowed");
@@ -353,22 +346,18 @@ fn a_store_that_lost_commits_is_not_exported() {
 
 #[test]
 fn nothing_is_made_where_no_store_is() {
-    let names = |path: &Path| -> Vec<String> {
-        let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
-        entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
-    };
     for inside in [None, Some("db"), Some("db.new")] {
         let dir = tempfile::tempdir().unwrap();
         if let Some(name) = inside {
             std::fs::create_dir(dir.path().join(name)).unwrap();
         }
-        let before = names(dir.path());
+        let before = names_in(dir.path());
         let absent = |error: &OpenError| matches!(error, OpenError::Absent { .. });
         assert!(verify(dir.path(), MEMORY, &mut Sound).is_err_and(|e| absent(&e)), "{inside:?}");
         assert!(Exporter::open(dir.path(), MEMORY).is_err_and(|e| absent(&e)), "{inside:?}");
         let compacted = super::compact::compact(dir.path(), MEMORY, &mut Sound);
         assert!(compacted.is_err_and(|e| e.to_string().contains("no store")), "{inside:?}");
-        assert_eq!(names(dir.path()), before);
+        assert_eq!(names_in(dir.path()), before);
     }
 }
 
@@ -402,40 +391,25 @@ fn windows_of_an_export_of_version_1_stay_whole() {
     let text = include_str!("export_v1.ndjson");
     let (end, closed) = (1_800_000_060_000, 1_800_000_005_000);
     let at = |due, window, seq| Key { due, window, seq };
-    for founds in [true, false] {
-        let to = tempfile::tempdir().unwrap();
-        let offset = if founds { 0 } else { 30 };
-        if !founds {
-            let mut store = open_at(to.path()).store;
-            store.commit(&[group(30, vec![put_item(named(61, 2), true), queue(APP, 1, 61, true)])]).unwrap();
-            Box::new(store).close().unwrap();
-        }
-        // The import is cut within a window, and then completed.
-        let cut = text.find("\"number\":13").unwrap();
-        assert!(matches!(imported(to.path(), &text[..cut]), Err(ImportError::Cut { lines: 4 })));
-        let told = imported(to.path(), text).unwrap();
-        assert_eq!((told.founded, told.items), (founds, 7));
-        verify(to.path(), MEMORY, &mut Sound).unwrap();
-        let mut open = open_at(to.path());
-        let window = &open.opened.windows[0];
-        assert_eq!(
-            (&*window.customer, window.end, window.window, window.count),
-            ("ann", end, offset + 11, 3)
-        );
-        let keys: Vec<Key> = items(&mut *open.store, "shop").into_iter().map(|item| item.key).collect();
-        let want = [
-            (closed, 17, 17),
-            (closed, 17, 18),
-            (end, 11, 11),
-            (end, 11, 13),
-            (end, 11, 15),
-            (end, 12, 12),
-            (end, 12, 14),
-            (end, 16, 16),
-            (end, 19, 19),
-        ];
-        assert_eq!(keys, want.map(|(due, window, seq)| at(due, offset + window, offset + seq)));
-    }
+    let to = tempfile::tempdir().unwrap();
+    assert_eq!(imported(to.path(), text).unwrap().items, 9);
+    verify(to.path(), MEMORY, &mut Sound).unwrap();
+    let mut open = open_at(to.path());
+    let window = &open.opened.windows[0];
+    assert_eq!((&*window.customer, window.end, window.window, window.count), ("ann", end, 11, 3));
+    let keys: Vec<Key> = items(&mut *open.store, "shop").into_iter().map(|item| item.key).collect();
+    let want = [
+        (closed, 17, 17),
+        (closed, 17, 18),
+        (end, 11, 11),
+        (end, 11, 13),
+        (end, 11, 15),
+        (end, 12, 12),
+        (end, 12, 14),
+        (end, 16, 16),
+        (end, 19, 19),
+    ];
+    assert_eq!(keys, want.map(|(due, window, seq)| at(due, window, seq)));
 }
 
 /// Threads of the storage engine make tables during the test; a snapshot must contain whole commits.

@@ -6,7 +6,7 @@ use super::directory::Directory;
 use super::keyspace::KeyspaceId;
 use super::reading::damaged;
 use super::row_reads::Rows;
-use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_MARKS};
+use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_IMPORTING, META_MARKS};
 use super::{logs, new_identity, OpenError, ReadError};
 use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
@@ -58,6 +58,14 @@ pub(crate) fn refuse_loss(directory: &Directory, number: u64, noted: Option<u64>
     })
 }
 
+/// Refuses a store whose import was interrupted.
+pub(crate) fn refuse_incomplete(directory: &Directory, keyspaces: &Keyspaces) -> Result<(), OpenError> {
+    match keyspaces.get(KeyspaceId::Meta, META_IMPORTING)? {
+        Some(_) => Err(OpenError::Incomplete { path: directory.path().to_owned() }),
+        None => Ok(()),
+    }
+}
+
 /// An existing store, opened for reading, whatever its rows contain.
 pub(crate) struct PresentStore {
     // The fields are dropped in this order: the lock last.
@@ -70,8 +78,8 @@ pub(crate) struct PresentStore {
 ///
 /// # Errors
 ///
-/// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`]. Except for the format, no rows are
-/// read.
+/// As [`super::open`]; [`OpenError::Absent`], [`OpenError::Foreign`]. Except for the format and the mark of
+/// an import, no rows are read.
 pub(crate) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStore, OpenError> {
     let directory = Directory::existing(path)?;
     logs::check(&directory, false)?;
@@ -79,6 +87,7 @@ pub(crate) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStor
     let db = open_database(&directory.data(), DiskBudget::of(memory_limit))?;
     let FoundFormat::Current = read_format(&db)? else { return Err(absent()) };
     let keyspaces = open_keyspaces(&db, &directory.data())?;
+    refuse_incomplete(&directory, &keyspaces)?;
     Ok(PresentStore { keyspaces, db, directory })
 }
 
@@ -216,20 +225,24 @@ fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
     }
 }
 
-/// The first commit of a new store, number 0.
+/// The first commit of a new store, number 0. With an `identity` it is that of a store to be imported, and
+/// marked as incomplete.
 pub(crate) fn create(
     db: &Database,
     path: &Path,
     identity: Option<u64>,
 ) -> Result<(Keyspaces, StoreMeta), OpenError> {
     let keyspaces = open_keyspaces(db, path)?;
-    let identity = identity.map_or_else(new_identity, Ok)?;
-    let known = StoreMeta { identity, number: 0, marks: Marks::default() };
+    let known =
+        StoreMeta { identity: identity.map_or_else(new_identity, Ok)?, number: 0, marks: Marks::default() };
     let meta = keyspaces.of(KeyspaceId::Meta);
     let mut batch = db.batch().durability(Some(PersistMode::SyncAll));
     batch.insert(meta, META_FORMAT, rows::number_row(META_FORMAT, FORMAT.into()));
     batch.insert(meta, META_IDENTITY, rows::number_row(META_IDENTITY, known.identity));
     batch.insert(meta, META_MARKS, rows::marks_row(known.number, &known.marks));
+    if identity.is_some() {
+        batch.insert(meta, META_IMPORTING, rows::number_row(META_IMPORTING, known.identity));
+    }
     batch.commit().map_err(|e| unwritable("wrote the first commit", path, &e))?;
     Ok((keyspaces, known))
 }

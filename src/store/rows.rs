@@ -24,8 +24,11 @@ pub const META_FORMAT: &[u8] = b"format";
 pub const META_IDENTITY: &[u8] = b"identity";
 /// Key in `meta` of the marks of the last commit.
 pub const META_MARKS: &[u8] = b"marks";
-/// Prefix of the keys in `meta` of imports, before the name of the export.
-pub const META_IMPORT: &[u8] = b"import:";
+/// Key in `meta` of the mark of a store whose import is not complete. The last commit of the import removes
+/// it.
+pub const META_IMPORTING: &[u8] = b"importing";
+/// Prefix of the keys in `meta` of notes that earlier builds kept of their imports. They have no meaning now.
+pub const META_FORMER_IMPORT: &[u8] = b"import:";
 /// Length of the row of the marks, in bytes; see [`marks_row`].
 pub const MARKS_LEN: usize = 28;
 /// Key of the row about the bucket, in the bucket's own keyspace. It is shorter than an identity.
@@ -156,7 +159,7 @@ fn seal_numbers(key: &[u8], numbers: &[u64]) -> Vec<u8> {
     seal(key, numbers.iter().flat_map(|n| n.to_le_bytes()).collect())
 }
 
-/// A row of one number, for the format and the identity.
+/// A row of one number, for the format, the identity and the mark of an import.
 pub fn number_row(key: &[u8], number: u64) -> Vec<u8> {
     seal_numbers(key, &[number])
 }
@@ -168,41 +171,6 @@ pub fn number_row(key: &[u8], number: u64) -> Vec<u8> {
 /// A text that says what is wrong with the row.
 pub fn read_number(key: &[u8], bytes: &[u8]) -> Result<u64, String> {
     unseal(key, bytes).map(|[number]| number)
-}
-
-/// The key in `meta` of an import of the export with this name.
-pub fn import_key(export: u128) -> Vec<u8> {
-    [META_IMPORT, &export.to_be_bytes()].concat()
-}
-
-/// Progress of an import.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ImportRow {
-    /// Number of imported lines, including the first.
-    pub lines: u64,
-    /// The import is complete.
-    pub whole: bool,
-    /// The import made the store: its items keep their arrival numbers.
-    pub founding: bool,
-    /// Offset added to the arrival numbers of the export.
-    pub offset: u64,
-    /// Identity of the exported store.
-    pub store: u64,
-}
-
-/// The row under [`import_key`].
-pub fn import_row(key: &[u8], row: ImportRow) -> Vec<u8> {
-    seal_numbers(key, &[row.lines, row.whole.into(), row.founding.into(), row.offset, row.store])
-}
-
-/// Reads [`import_row`].
-///
-/// # Errors
-///
-/// A text that says what is wrong with the row.
-pub fn read_import(key: &[u8], bytes: &[u8]) -> Result<ImportRow, String> {
-    let [lines, whole, founding, offset, store] = unseal(key, bytes)?;
-    Ok(ImportRow { lines, whole: whole != 0, founding: founding != 0, offset, store })
 }
 
 /// The row of the marks of commit number `commit`.
@@ -459,9 +427,6 @@ mod tests {
             let identity = Identity::assigned(a);
             let (_, v) = identity_row(identity, key(b, c));
             prop_assert_eq!(read_identity(identity, &v).unwrap(), key(b, c));
-            let import = ImportRow { lines: a, whole: expires, founding: !expires, offset: b, store: d };
-            let k = import_key(u128::from(b));
-            prop_assert_eq!(read_import(&k, &import_row(&k, import)).unwrap(), import);
             let k = place_key(&["a", "b"], key(c, d)).unwrap();
             prop_assert_eq!(read_customer_key(&k).unwrap(), (["a".into(), "b".into()], key(c, d)));
             let bucket = BucketRow { bucket: 3, from: a };

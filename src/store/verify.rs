@@ -16,7 +16,7 @@ use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::queue_rows::{self, OfQueue};
 use super::record::{self, View};
 use super::row_reads::{Rows, NO_BODIES};
-use super::rows::{self, META_FORMAT, META_IDENTITY, META_IMPORT, META_MARKS};
+use super::rows::{self, META_FORMAT, META_FORMER_IMPORT, META_IDENTITY, META_MARKS};
 use super::{directory, ended, OpenError, ReadError};
 use fjall::Slice;
 use std::collections::HashMap;
@@ -187,7 +187,7 @@ impl StoreWalk<'_> {
             META_MARKS => rows::read_marks(value).map(|(commit, marks)| {
                 (walk.summary.commit, walk.marks) = (commit, marks);
             }),
-            other if other.starts_with(META_IMPORT) => rows::read_import(key, value).map(drop),
+            other if other.starts_with(META_FORMER_IMPORT) => Ok(()),
             _ => Err("unknown row name".to_owned()),
         });
         // Only missing rows are reported here; rows that do not decode were reported above.

@@ -14,10 +14,10 @@ pub(crate) enum StoreCommand {
     ///
     /// The last line marks the end: an export without it is incomplete.
     Export(StoreExportArgs),
-    /// Import an export from standard input into a store, which is created if it does not exist
+    /// Make a store of an export from standard input, in an empty directory or a new one
     ///
-    /// The command skips and counts items that an earlier import of the same export has brought, and ids that
-    /// the store knows. An import that was interrupted can be repeated.
+    /// The store is the exported one again, with its ids. If the import is interrupted, what it leaves is
+    /// refused: remove the directory, and import again.
     Import(StoreDirArgs),
     /// Rewrite all tables without deleted rows, and report the space that this freed
     ///
