@@ -12,7 +12,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::ops::Bound;
-use tidegate_types::{ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
+use tidegate_types::{AppSettings, ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
 
 /// The decision of the limits on a new item.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ impl Limits {
         applicant: Applicant<'_>,
         now: Now,
     ) -> LimitVerdict {
-        if let Some(dead) = beyond_hold_max(settings, applicant.timing, now) {
+        if let Some(dead) = beyond_hold_max(settings.hold_max, applicant.timing, now) {
             return LimitVerdict::Dead(dead);
         }
         let counted = if applicant.replaces {
@@ -85,53 +85,25 @@ impl Limits {
     /// Whether one more item exceeds the number of applications, or of items of this one.
     fn judge_number(&mut self, live: &LiveItems, settings: &Settings, queue: QueueId) -> LimitVerdict {
         let is_new = live.queues[queue].total() == 0;
-        // The dead-letter queue belongs to no application.
-        let waiting = live.queues[live.queues.dead_letters()].total();
-        let letters = waiting > 0 && !mutated(Mutant::LettersCountAsApplication);
-        let full = live.queues.occupied() - u64::from(letters) >= settings.max_applications;
-        if is_new && full && !mutated(Mutant::ApplicationsUnlimited) {
-            let error = format!("limits.applications = {} is reached", settings.max_applications);
-            return LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() });
+        let letters = live.queues[live.queues.dead_letters()].total() > 0;
+        let occupied = live.queues.occupied();
+        match judge_applications(is_new, occupied, letters, settings.max_applications) {
+            LimitVerdict::Admit => self.judge_count(live, queue),
+            other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
         }
-        self.judge_count(live, queue)
     }
 
     fn judge_count(&mut self, live: &LiveItems, queue: QueueId) -> LimitVerdict {
-        let settings = live.queues.settings_of(queue);
-        let (max, policy) = (settings.max_waiting, settings.on_full);
-        let mut full_at = max;
-        if mutated(Mutant::FullTooSoon) {
-            full_at = max.div_ceil(3);
-        } else if mutated(Mutant::FullTooLate) {
-            full_at = max + 1;
-        }
-        let total = live.queues[queue].total();
-        if max == 0 || total < full_at {
-            return LimitVerdict::Admit;
-        }
-        let limit = || format!("applications.{}.max_waiting = {max} is reached", live.queues[queue].name());
-        match policy {
-            OnFull::Pause => LimitVerdict::Wait,
-            OnFull::FlushEarly => {
-                self.flushing.insert(queue);
-                LimitVerdict::Wait
-            }
-            OnFull::DropNewest => LimitVerdict::Dead(Dead { reason: Reason::Full, error: limit().into() }),
-            OnFull::DropOldest if mutated(Mutant::DropOldestDropsNewest) => {
-                LimitVerdict::Dead(Dead { reason: Reason::Full, error: limit().into() })
-            }
-            OnFull::DropOldest => {
-                self.trimming.insert(queue);
-                if total < max + live.thresholds().trim_slack {
-                    LimitVerdict::Admit
-                } else if live.queues[queue].has_droppable() {
-                    LimitVerdict::Wait
-                } else {
-                    let error = format!("{}, and all items are in flight", limit());
-                    LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
-                }
+        let (known, settings) = (&live.queues[queue], live.queues.settings_of(queue));
+        if is_full(settings, known.total()) {
+            match settings.on_full {
+                OnFull::FlushEarly => drop(self.flushing.insert(queue)),
+                OnFull::DropOldest => drop(self.trimming.insert(queue)),
+                OnFull::Pause | OnFull::DropNewest => {}
             }
         }
+        let slack = live.thresholds().trim_slack;
+        judge_waiting(settings, known.name(), known.total(), slack, || known.has_droppable())
     }
 
     /// Closes windows of queues at their limit. Whether there is more to do.
@@ -248,6 +220,46 @@ impl Limits {
     }
 }
 
+/// Decides about an item of an application that is new if `is_new`. `occupied`: number of queues with items;
+/// `letters`: one of them is the dead-letter queue, which belongs to no application.
+fn judge_applications(is_new: bool, occupied: u64, letters: bool, max: u64) -> LimitVerdict {
+    if !is_new || occupied - u64::from(letters) < max {
+        return LimitVerdict::Admit;
+    }
+    let error = format!("limits.applications = {max} is reached");
+    LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
+}
+
+/// Whether an application with this many items is at its limit.
+fn is_full(settings: &AppSettings, total: u64) -> bool {
+    settings.max_waiting > 0 && total >= settings.max_waiting
+}
+
+/// Decides about one more item of an application that has `total`. `slack`: how many it may have beyond its
+/// limit while its first items are dead-lettered; `has_droppable`: not all of them are in flight.
+fn judge_waiting(
+    settings: &AppSettings,
+    name: &str,
+    total: u64,
+    slack: u64,
+    has_droppable: impl FnOnce() -> bool,
+) -> LimitVerdict {
+    if !is_full(settings, total) {
+        return LimitVerdict::Admit;
+    }
+    let limit = || format!("applications.{name}.max_waiting = {} is reached", settings.max_waiting);
+    match settings.on_full {
+        OnFull::Pause | OnFull::FlushEarly => LimitVerdict::Wait,
+        OnFull::DropOldest if total < settings.max_waiting + slack => LimitVerdict::Admit,
+        OnFull::DropOldest if has_droppable() => LimitVerdict::Wait,
+        OnFull::DropOldest => {
+            let error = format!("{}, and all items are in flight", limit());
+            LimitVerdict::Dead(Dead { reason: Reason::Full, error: error.into() })
+        }
+        OnFull::DropNewest => LimitVerdict::Dead(Dead { reason: Reason::Full, error: limit().into() }),
+    }
+}
+
 /// Amounts that count towards limits: requests that wait for room are judged again once one of these falls.
 pub(crate) fn occupied(live: &LiveItems) -> [u64; 3] {
     [live.customers().open_windows(), live.queues.total(), live.queues.occupied()]
@@ -290,12 +302,99 @@ pub(crate) fn make_room(live: &mut LiveItems, settings: &Settings, applicant: Ap
 }
 
 /// The memory store holds no item for longer than the broker waits for an ack.
-fn beyond_hold_max(settings: &Settings, timing: Timing, now: Now) -> Option<Dead> {
-    let (Some(hold_max), Timing::Own(due)) = (settings.hold_max, timing) else { return None };
+fn beyond_hold_max(hold_max: Option<u64>, timing: Timing, now: Now) -> Option<Dead> {
+    let (Some(hold_max), Timing::Own(due)) = (hold_max, timing) else { return None };
     let away = due.saturating_sub(now.wall);
-    (away > hold_max && !mutated(Mutant::HoldMaxIgnored)).then(|| {
+    (away > hold_max).then(|| {
         let error =
             format!("own time is {away} ms away, above store.hold_max = {hold_max} ms of the memory store");
         Dead { reason: Reason::Unsupported, error: error.into() }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(verdict: LimitVerdict) -> String {
+        match verdict {
+            LimitVerdict::Admit => "taken".into(),
+            LimitVerdict::Wait => "waits".into(),
+            LimitVerdict::Dead(dead) => format!("{:?}: {}", dead.reason, dead.error),
+        }
+    }
+
+    /// Columns: the policy, the limit, the items that there are, and whether all are in flight. Up to two
+    /// items more are taken while the first ones are dead-lettered.
+    /// Excluded: an application that is full one item sooner or later; a policy that acts as another; an item
+    /// dead-lettered at once where the first ones are to go, or one that waits for items in flight.
+    /// Judges promises 8 and 12.
+    #[test]
+    fn what_becomes_of_one_more_item() {
+        let full = "Full: applications.shop.max_waiting = 5 is reached";
+        let in_flight = "Full: applications.shop.max_waiting = 5 is reached, and all items are in flight";
+        for (on_full, max_waiting, total, all_in_flight, expected) in [
+            (OnFull::Pause, 0, 100, false, "taken"),
+            (OnFull::Pause, 5, 0, false, "taken"),
+            (OnFull::Pause, 5, 4, false, "taken"),
+            (OnFull::Pause, 5, 5, false, "waits"),
+            (OnFull::FlushEarly, 5, 4, false, "taken"),
+            (OnFull::FlushEarly, 5, 5, false, "waits"),
+            (OnFull::DropNewest, 0, 100, false, "taken"),
+            (OnFull::DropNewest, 5, 4, false, "taken"),
+            (OnFull::DropNewest, 5, 5, false, full),
+            (OnFull::DropOldest, 5, 4, false, "taken"),
+            (OnFull::DropOldest, 5, 5, false, "taken"),
+            (OnFull::DropOldest, 5, 6, true, "taken"),
+            (OnFull::DropOldest, 5, 7, false, "waits"),
+            (OnFull::DropOldest, 5, 7, true, in_flight),
+        ] {
+            let settings = AppSettings { on_full, max_waiting, ..AppSettings::default() };
+            let verdict = judge_waiting(&settings, "shop", total, 2, || !all_in_flight);
+            assert_eq!(told(verdict), expected, "{on_full:?}: {total} of {max_waiting}");
+        }
+    }
+
+    /// Columns: whether the application has no items yet, the queues that have, and whether the dead letters
+    /// are among these. At most three applications.
+    /// Excluded: any number of applications; dead letters that count as one; a limit on applications that
+    /// have items already.
+    /// Judges promise 7.
+    #[test]
+    fn what_becomes_of_one_more_application() {
+        let full = "Full: limits.applications = 3 is reached";
+        for (is_new, occupied, letters, expected) in [
+            (true, 0, false, "taken"),
+            (true, 2, false, "taken"),
+            (true, 3, false, full),
+            (true, 3, true, "taken"),
+            (true, 4, true, full),
+            (false, 3, false, "taken"),
+            (false, 4, true, "taken"),
+        ] {
+            let verdict = judge_applications(is_new, occupied, letters, 3);
+            assert_eq!(told(verdict), expected, "{is_new} {occupied} {letters}");
+        }
+    }
+
+    /// Columns: `store.hold_max`, and when the item is due; the present moment is 10,000.
+    /// Excluded: `hold_max` ignored, or reached one millisecond sooner; one that applies to windows.
+    /// Judges promise 12.
+    #[test]
+    fn how_long_the_memory_store_holds_an_item() {
+        let far = "own time is 60001 ms away, above store.hold_max = 60000 ms of the memory store";
+        for (hold_max, timing, expected) in [
+            (Some(60_000), Timing::Own(70_000), None),
+            (Some(60_000), Timing::Own(70_001), Some(far)),
+            (Some(60_000), Timing::Own(9_000), None),
+            (Some(0), Timing::Own(10_000), None),
+            (Some(0), Timing::Windowed, None),
+            (Some(0), Timing::Immediate, None),
+            (None, Timing::Own(u64::MAX), None),
+        ] {
+            let dead = beyond_hold_max(hold_max, timing, Now { wall: 10_000, mono: 0 });
+            assert!(dead.as_ref().is_none_or(|dead| dead.reason == Reason::Unsupported));
+            assert_eq!(dead.map(|dead| dead.error.to_string()).as_deref(), expected, "{timing:?}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use super::items::{Item, ItemFlag};
 use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, EndOf};
-use super::recent::Recent;
+use super::recent::{self, Recent};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
 use alloc::sync::Arc;
@@ -452,14 +452,10 @@ impl Core {
                 return ItemLocation::Live(LiveItem::Far(Box::new(stored)));
             }
         }
-        let mut tail = self.live.queues.settings_of(queue).dedupe_tail;
-        if mutated(Mutant::TailHalf) {
-            tail /= 2;
-        }
+        let tail = self.live.queues.settings_of(queue).dedupe_tail;
         match found.ended {
             Some(ended)
-                if ended.at.min(now.wall).saturating_add(tail) > now.wall
-                    || identity.assigned_seq().is_some() =>
+                if recent::is_remembered(ended.at, tail, now.wall) || identity.assigned_seq().is_some() =>
             {
                 ItemLocation::Ended(Box::new(ended))
             }

@@ -484,10 +484,7 @@ impl CustomerMut<'_> {
 
     /// Opens a window as a former life left it.
     pub(crate) fn reopen(&mut self, row: &WindowRow, now: Now) {
-        let longest = self.active.settings().window;
-        let bound = if mutated(Mutant::ReopenedUnbounded) { u64::MAX } else { longest };
-        let length = row.end.saturating_sub(now.wall).min(bound);
-        let plan = Plan { length, end: row.end, long: true, former: true };
+        let plan = Plan::of_former(row, self.active.settings().window, now);
         self.open(plan, row.window, now);
         if let Some(window) = self.this().window.as_mut() {
             window.recount(row);

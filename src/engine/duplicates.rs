@@ -1,6 +1,5 @@
 //! The fate of a request whose id is known: the contract's table, as a pure function.
 
-use super::mutant::{mutated, Mutant};
 use tidegate_types::{BatchId, DuplicateRule, End, Ended};
 
 /// The known facts about the id.
@@ -52,23 +51,14 @@ pub(crate) fn judge(
     tried: Option<BatchId>,
 ) -> Verdict {
     use DuplicateRule::{Earliest, Keep, Latest, Reject, Replace};
-    let comes_back =
-        |before: u64| redelivered && before == fingerprint && !mutated(Mutant::FingerprintForgotten);
-    let tried = tried.filter(|_| !mutated(Mutant::TryIgnored));
-    let is_sent_in =
-        |batch: BatchId| tried.is_some_and(|tried| tried == batch || mutated(Mutant::AnyBatchIsATry));
+    let comes_back = |before: u64| redelivered && before == fingerprint;
     // A redelivery of the same try has an equal fingerprint; another try of the item has not, since its
     // headers count tries.
-    let is_it = |before: u64| before == fingerprint && !mutated(Mutant::SameTryTwice);
+    let is_next_try = |batch: BatchId, before: u64| tried == Some(batch) && before != fingerprint;
     match known {
-        Known::Undecided { orphaned: true } if mutated(Mutant::OrphanKeeps) && rule == Keep => Verdict::Drop,
         Known::Undecided { orphaned: true } => Verdict::Await,
         // Its consumer may have received it before the confirm came; the confirm names the batch.
-        Known::Undecided { orphaned: false }
-            if tried.is_some() && !comes_back(old) && !mutated(Mutant::TryNotAwaited) =>
-        {
-            Verdict::Await
-        }
+        Known::Undecided { orphaned: false } if tried.is_some() && !comes_back(old) => Verdict::Await,
         Known::Undecided { orphaned: false } => match rule {
             Keep => Verdict::Drop,
             Reject if comes_back(old) => Verdict::Drop,
@@ -76,13 +66,11 @@ pub(crate) fn judge(
             Replace | Earliest | Latest => Verdict::Await,
         },
         Known::Waiting { due, new_due } => match rule {
-            Keep if mutated(Mutant::KeepReplaces) => Verdict::Replace,
             Keep => Verdict::Drop,
             Reject if comes_back(old) => Verdict::Drop,
             Reject => Verdict::Reject,
             Replace => Verdict::Replace,
-            Earliest if new_due > due && mutated(Mutant::EarliestIsLatest) => Verdict::Replace,
-            Earliest if new_due < due && !mutated(Mutant::EarliestIsLatest) => Verdict::Replace,
+            Earliest if new_due < due => Verdict::Replace,
             Latest if new_due > due => Verdict::Replace,
             Earliest | Latest => Verdict::Drop,
         },
@@ -90,7 +78,7 @@ pub(crate) fn judge(
             (End::CancelledAgain, _) => Verdict::Anew,
             (End::Cancelled | End::Dead(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
             (End::Cancelled | End::Dead(_), _) => Verdict::Anew,
-            (End::Sent(batch), _) if is_sent_in(*batch) && !is_it(ended.fingerprint) => Verdict::Anew,
+            (End::Sent(batch), _) if is_next_try(*batch, ended.fingerprint) => Verdict::Anew,
             (End::Sent(_), Keep | Earliest) => Verdict::Drop,
             (End::Sent(_), _) if comes_back(ended.fingerprint) => Verdict::Drop,
             (End::Sent(_), Reject) => Verdict::Reject,
@@ -114,6 +102,9 @@ mod tests {
     /// repeated command, dead (the same again). The second string is for a request that names the batch in
     /// which the other was sent, and is another try if its bytes differ; the third is for one that names
     /// another batch.
+    /// Excluded: a rule that acts as another; any redelivered request taken for one that comes back, or none;
+    /// a try judged by another batch, by none, again, or before the outcome of the first; a request dropped
+    /// for an item that only the broker has.
     /// Judges promise 14.
     #[test]
     fn the_contracts_table() {

@@ -111,12 +111,8 @@ pub(crate) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now:
     if step == 0 {
         return at;
     }
-    if mutated(Mutant::CoalesceRoundsDown) {
-        return at / step * step;
-    }
     let rounded = at.div_ceil(step).saturating_mul(step);
-    let passes = expiry.is_some_and(|expiry| rounded >= expiry);
-    if passes && !mutated(Mutant::CoalesceIgnoresExpiry) {
+    if expiry.is_some_and(|expiry| rounded >= expiry) {
         at
     } else {
         rounded
@@ -216,7 +212,6 @@ impl<'a> Decider<'a> {
             _ if mutated(Mutant::RulesDoKeep) => Verdict::Drop,
             // The waiting item must not be dead-lettered with it.
             Verdict::Replace if item.over.is_some() => Verdict::Drop,
-            Verdict::Anew if mutated(Mutant::MarkAloneDrops) && origin.redelivered => Verdict::Drop,
             verdict @ (Verdict::Drop
             | Verdict::Replace
             | Verdict::Anew
@@ -453,3 +448,36 @@ pub(crate) fn reject(core: &mut Core, rejected: Rejected, origin: Origin, now: N
 
 /// The rules by which the counters are ordered.
 const _: () = assert!(DuplicateRule::Reject as usize == 4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Columns: `coalesce`, the time, the expiry; then the due. The present moment is 10,000.
+    /// Excluded: rounding down, or of what is a multiple already; rounding up to an expiry or beyond it, or
+    /// none for any expiry; a due in the past.
+    /// Judges promise 4.
+    #[test]
+    fn when_an_item_with_an_own_time_is_due() {
+        for (coalesce, at, expiry, expected) in [
+            (0, 12_345, None, 12_345),
+            (1_000, 12_345, None, 13_000),
+            (1_000, 12_001, None, 13_000),
+            (1_000, 13_000, None, 13_000),
+            (1_000, 12_345, Some(13_001), 13_000),
+            (1_000, 12_345, Some(13_000), 12_345),
+            (1_000, 12_345, Some(12_346), 12_345),
+            (0, 10_000, None, 10_000),
+            (0, 9_999, None, 10_000),
+            (1_000, 9_001, None, 10_000),
+            (3_000, 10_000, None, 10_000),
+            (3_000, 10_001, None, 12_000),
+            (3_000, 10_001, Some(11_000), 10_001),
+            (1_000, u64::MAX, None, u64::MAX),
+        ] {
+            let settings = AppSettings { coalesce, ..AppSettings::default() };
+            let due = own_due(&settings, at, expiry, Now { wall: 10_000, mono: 0 });
+            assert_eq!(due, expected, "{at} by {coalesce}, {expiry:?}");
+        }
+    }
+}

@@ -1,5 +1,8 @@
 //! Planted wrong decisions, enabled one at a time, to show that the simulator finds them. They exist in tests
 //! only; the program contains none.
+//!
+//! Deliberately absent: wrong rules of one part alone, a function or a structure. Its own tests exclude them
+//! by a table of inputs and exact results, and name them after `Excluded:`.
 
 /// Declares the wrong decisions and the list of them.
 macro_rules! mutants {
@@ -30,8 +33,6 @@ mutants! {
     AnswerTooSoon breaks 15,
     /// Arrival numbers begin after those of the last commit's items, not after the lease.
     LeaseForgotten breaks 9,
-    /// A lease of arrival numbers is not renewed: once it is used up, nothing is taken in any more.
-    LeaseNotRenewed breaks 9,
     /// A batch whose outcome is unknown counts as delivered.
     UnknownIsDelivered breaks 2,
     /// A returned batch counts as delivered.
@@ -46,10 +47,6 @@ mutants! {
     OverdueCounts breaks 6,
     /// A returned batch does not count as an attempt of its items.
     AttemptForgotten breaks 6,
-    /// `retry.attempts` is ignored.
-    AttemptsIgnored breaks 6,
-    /// An item is dead-lettered one attempt too soon.
-    AttemptsOneTooFew breaks 6,
     /// After a load `near_until` is one place too far: one row that was not read counts as being in memory.
     NearUntilOffByOne breaks 3,
     /// Rows of a load are used although their items ended or moved during the read.
@@ -62,12 +59,6 @@ mutants! {
     IndexForgotten breaks 15,
     /// The early close of a window is not written to the store.
     ClosingForgotten breaks 10,
-    /// A row that was written to the store is used although it was removed since.
-    RowStaysKnown breaks 14,
-    /// Any number of arrivals may wait for outcomes.
-    AllMayWait breaks 6,
-    /// A batch that is never confirmed keeps its channel although others wait for one.
-    HungKeepChannels breaks 6,
     /// Items with an own time leave some milliseconds early.
     Early breaks 4,
     /// After a step back of the clock, items that had become due still leave.
@@ -76,24 +67,12 @@ mutants! {
     ExpiryIgnored breaks 4,
     /// An item is judged expired a second before its expiry.
     ExpiredTooSoon breaks 4,
-    /// A window does not close early for the most urgent expiry in it.
-    WindowIgnoresExpiry breaks 4 10,
-    /// `quiet` is ignored.
-    QuietIgnored breaks 10,
-    /// A window is not closed by `max_items`.
-    CountIgnored breaks 10,
-    /// A window is not closed by `max_bytes`.
-    BytesIgnored breaks 10,
     /// Batches are not split by `max_items` and `max_bytes`.
     BatchUnbounded breaks 10,
-    /// `coalesce` rounds a due beyond the expiry.
-    CoalesceIgnoresExpiry breaks 4,
     /// `flush` answers and closes nothing.
     FlushDoesNothing breaks 15,
     /// `flush` reports one item more than the window contained.
     FlushCountsOneMore breaks 15,
-    /// A customer's due items are not sorted by (due, arrival).
-    OrderForgotten breaks 5,
     /// Items in memory are sent although older ones of their queue are far.
     FarOvertaken breaks 5,
     /// After a failed attempt new items go before those that failed.
@@ -104,36 +83,14 @@ mutants! {
     PausedIsPublished breaks 15,
     /// A pause is not written, and ends with the process.
     PauseForgotten breaks 15,
-    /// After a failed probe the next batch is sent at once, without a back-off.
-    ParkedIsDrained breaks 6,
     /// The end of a back-off is not noticed: no further probe is sent.
     ParkedForEver breaks 6,
     /// Items of parked queues are not evicted from memory.
     ParkedStaysInMemory breaks 6,
-    /// While one batch sent alone waits for its confirm, no other is sent alone.
-    HungBatchHindersAll breaks 6,
-    /// Rule `keep` acts as `replace`.
-    KeepReplaces breaks 14,
     /// Rules `replace`, `earliest`, `latest` and `reject` act as `keep`.
     RulesDoKeep breaks 14,
-    /// Rule `earliest` keeps the later one.
-    EarliestIsLatest breaks 14,
-    /// Any redelivered request whose id has ended is dropped, whatever its fingerprint.
-    MarkAloneDrops breaks 14,
-    /// A redelivered request equal to the ended one is accepted as new.
-    FingerprintForgotten breaks 14,
     /// A request with rule `replace` replaces an item in flight without waiting for the outcome.
     InFlightIsReplaced breaks 14,
-    /// A request that names the batch in which its item was sent is a duplicate like any other.
-    TryIgnored breaks 14,
-    /// A request is another try whatever batch it names.
-    AnyBatchIsATry breaks 14,
-    /// Another try is judged while its item is in flight.
-    TryNotAwaited breaks 14,
-    /// The ends of items are not remembered.
-    TailForgotten breaks 14,
-    /// An end is forgotten after half of `dedupe_tail`.
-    TailHalf breaks 14,
     /// The store's answer about an identity is used although the identity changed since the question.
     AnswersFromThePast breaks 14,
     /// Every look-up of a waiting item answers `unknown`.
@@ -158,40 +115,22 @@ mutants! {
     HeldForgotten breaks 15,
     /// Passed-over items of a paused customer are not read after its pause.
     PassedOverForgotten breaks 3,
-    /// The rate of an application has no effect.
-    RateIgnored breaks 15,
-    /// A batch counts as one item against its application's rate.
-    BatchCountsOnce breaks 15,
-    /// Batches that have waited for payloads leave together, against the rate.
-    FetchedOutrunsRate breaks 15,
     /// Batches held back by a rate are never checked again.
     HeldForEver breaks 3,
     /// A rate set by a command ends with the process.
     RateForgotten breaks 15,
-    /// The rate of a customer has no effect.
-    CustomerRateIgnored breaks 15,
     /// Items that come after a passed-over one leave before it.
     PassedOvertaken breaks 5,
-    /// Items passed over while others of their customer are read count as read.
-    ReadBackForgets breaks 5,
     /// The number of items in memory of a customer that waits for its rate is not bounded.
     FillIgnored breaks 7,
     /// A cancel of a selection takes all items in memory of its application.
     SelectedInMemoryAll breaks 15,
     /// A cancel or count of a selection takes all far items of its application.
     SelectedFarAll breaks 15,
-    /// An application is full at a third of `max_waiting`.
-    FullTooSoon breaks 12,
-    /// An application takes one item more than `max_waiting`.
-    FullTooLate breaks 12,
-    /// Policy `drop-oldest` dead-letters the new item.
-    DropOldestDropsNewest breaks 8,
     /// Policy `drop-oldest` dead-letters two items for one new item.
     DropOldestKillsTwo breaks 8,
     /// Policy `flush-early` closes no window.
     FlushEarlyFlushesNothing breaks 12,
-    /// `limits.applications` is ignored.
-    ApplicationsUnlimited breaks 7,
     /// `limits.customers` is ignored.
     WindowsUnlimited breaks 7,
     /// Items are loaded into memory without regard to its bound.
@@ -206,18 +145,8 @@ mutants! {
     DeadTooSoon breaks 14,
     /// A dead item is deleted instead of moved to the dead-letter queue.
     DeadForgotten breaks 2,
-    /// `coalesce` rounds own times down.
-    CoalesceRoundsDown breaks 4,
     /// An application with more to send is served again before the others.
     BacklogGoesFirst breaks 6,
-    /// Each back-off is as long as the first.
-    BackoffNotDoubled breaks 6,
-    /// A confirm of a batch published before a failure ends the back-off.
-    StragglerProves breaks 6,
-    /// After a long rest batches are sent as if a batch had just been confirmed.
-    ProofForEver breaks 6,
-    /// The row of a long window lacks its most urgent expiry.
-    RowWithoutExpiry breaks 10,
     /// A replacement opens a window of full length.
     WindowNotInherited breaks 14,
     /// Windows that open in succession have the same number.
@@ -242,8 +171,6 @@ mutants! {
     EndedAttemptsWrong breaks 15,
     /// After a step of the wall clock windows are not checked again.
     StepUnnoticed breaks 10,
-    /// After a restart a window may be longer than `window`.
-    ReopenedUnbounded breaks 10,
     /// Items that waited for a row of the store still wait after that item was cancelled.
     StalledForEver breaks 6,
     /// Rows for a probe are read after rows that are due later.
@@ -252,8 +179,6 @@ mutants! {
     WindowInParts breaks 10,
     /// Items that could leave are evicted for the rows that their customer's first item waits for.
     LeavingMakesRoom breaks 3 7,
-    /// A silent queue gets as many batches as a healthy one.
-    SilenceUnheard breaks 6,
     /// Requests are taken in although the disk is full.
     StoreFullIgnored breaks 7,
     /// A command that has waited for an outcome waits for the next one for the full time again.
@@ -264,10 +189,6 @@ mutants! {
     NewDueIgnoresWindow breaks 14,
     /// An item that is dead-lettered after it was accepted is not counted by its reason.
     DeadUncounted breaks 8,
-    /// A request is dropped for an item that the broker redelivers.
-    OrphanKeeps breaks 14,
-    /// The memory store accepts items with dues beyond `store.hold_max`.
-    HoldMaxIgnored breaks 12,
     /// A pause does not hurry its commit.
     PauseUnhurried breaks 15,
     /// A request or command after a cancel of a customer cancels an item that may have been delivered.
@@ -294,46 +215,22 @@ mutants! {
     HeirIsDeferred breaks 14,
     /// A member of a window that closed early joins an open one.
     ClosedRejoins breaks 10,
-    /// An item read before its window closed is due at the planned end.
-    ClosedSinceUnknown breaks 10,
-    /// The end of a queue read also drops changes that an older scan needs.
-    ScansForgotten breaks 15,
-    /// A change during a scan counts as a change for reads that began after it.
-    CurrentForNobody breaks 3,
-    /// The rows of an abandoned scan step are used.
-    GivenUpIsBelieved breaks 15,
     /// A flush of an application leaves one of its windows open.
     FlushLeavesOne breaks 15,
     /// A pause ends by a command only.
     PauseHasNoEnd breaks 15,
-    /// A restart loses how often a consumer has sent an item back.
-    RetryNotRestored breaks 14,
     /// An item that its consumer has sent back leaves in a batch with others.
     RetryInCompany breaks 14,
-    /// A try that has been sent is accepted again.
-    SameTryTwice breaks 14,
     /// A caller that leaves ends the commands of other callers.
     LeavesWithAll breaks 15,
     /// The row of a long window is not updated when members leave.
     RowNotRenewed breaks 10,
-    /// A member that is loaded again is counted again.
-    RejoinCountsTwice breaks 10,
-    /// The oldest bucket of ended ids is not read.
-    OldestBucketUnasked breaks 14,
-    /// After a restart the oldest bucket is the current one.
-    OldestIsCurrent breaks 14,
-    /// Ids beyond the capacity of a filter are not found.
-    FullFilterForgets breaks 14,
     /// A failed hand-over counts as a publish of its batch.
     UnsentCounts breaks 6,
     /// A batch formed anew of failed items reports a first attempt.
     AttemptAnew breaks 6,
     /// Suspects of a parked queue are not recalled.
     SuspectsStay breaks 6,
-    /// A confirm does not reset the count of failures.
-    FailuresKept breaks 6,
-    /// The limit of bytes in flight is ignored.
-    BytesIgnoredInFlight breaks 7,
     /// Requests and commands that wait for an attempt are not informed that it will be repeated.
     EndOfAttemptUntold breaks 14 15,
     /// Requests that wait for an attempt because a cancel does still wait after the cancel has timed out.
@@ -357,24 +254,6 @@ mutants! {
     ClaimedUncounted breaks 15,
     /// An item may be rescheduled to the moment of its expiry.
     RescheduledToItsExpiry breaks 15,
-    /// A rescheduled item still reports what closed its former window.
-    RescheduledKeepsItsCause breaks 15,
-    /// An item that may have been delivered loses that mark when it is loaded.
-    DoubtNotRestored breaks 15,
-    /// An item with an own time is restored from the store as one without.
-    OwnTimeNotRestored breaks 4,
-    /// The bucket that a former life was filling gets a filter, which contains only ends of this life.
-    FormerEndsUnasked breaks 14,
-    /// While dead letters wait, one application fewer may have waiting items.
-    LettersCountAsApplication breaks 7,
-    /// Arrival numbers of a new lease are given out as soon as its commit has been handed over.
-    LeaseUsedTooSoon breaks 9,
-    /// A window with an urgent expiry waits for it although its quiet time has passed.
-    ExpirySilencesQuiet breaks 10,
-    /// `quiet` counts from the first item of a window, not from the last.
-    QuietFromTheFirst breaks 10,
-    /// A window stays open after its last member, a far one, was cancelled.
-    EmptiedFarWindowStays breaks 10,
     /// The row of a long window outlives the window.
     WindowRowStays breaks 10,
     /// A member of a former life's window joins any open window of its customer.
@@ -387,10 +266,6 @@ mutants! {
     FetchedUnscreened breaks 4,
     /// A queue stays marked as slow after its hung probe has ended without a confirm or a failure.
     HindranceStays breaks 6,
-    /// A new egress connection counts as blocked if the previous one was.
-    BlockedForEver breaks 3,
-    /// One application may take all slots.
-    OneTakesAllSlots breaks 6,
     /// A read whose rows are not used keeps its reserved memory.
     VoidReadKeepsItsPlace breaks 7,
     /// Items in batches count against the rows that others may load beyond the bound of memory.

@@ -3,9 +3,8 @@
 //!
 //! It is not stored: after a start the bucket is full, so that a start adds one burst at most.
 
-use super::mutant::{mutated, Mutant};
-
 use tidegate_types::rate::Bound;
+
 /// What a bucket of this size and rate lets through.
 trait TokenBucket: Copy {
     /// The credit of a bucket until this moment, from the monotonic time 0 on.
@@ -48,7 +47,6 @@ impl TokenBucket for Bound {
     }
 
     fn pay(self, paid: u64, items: u64, mono: u64) -> u64 {
-        let items = if mutated(Mutant::BatchCountsOnce) { 1 } else { items };
         // Credit gained because waits are rounded up to whole milliseconds is kept.
         let rest = u64::from(self.rate.items) - 1;
         paid.max(self.all_until(mono).saturating_sub(rest)) + items * self.rate.each_ms
@@ -101,8 +99,7 @@ impl Pace {
 
     /// Number of items that may be formed at once. Any number if the bucket is full: the excess is owed.
     pub(crate) fn room(&self, mono: u64) -> u64 {
-        let bound = self.bound.filter(|_| !mutated(Mutant::RateIgnored));
-        bound.map_or(u64::MAX, |bound| bound.room(self.formed.max(self.left), mono))
+        self.bound.map_or(u64::MAX, |bound| bound.room(self.formed.max(self.left), mono))
     }
 
     /// Notes that the next batch has this many items, and that there is no room for them.
@@ -117,26 +114,23 @@ impl Pace {
 
     /// When a batch of this many items may be formed; 0: there is no bound.
     pub(crate) fn ready_at(&self, items: u64) -> u64 {
-        let bound = self.bound.filter(|_| !mutated(Mutant::RateIgnored));
-        bound.map_or(0, |bound| bound.free_at(self.formed.max(self.left), items))
+        self.bound.map_or(0, |bound| bound.free_at(self.formed.max(self.left), items))
     }
 
     /// When a batch of this many items may be formed so that it can leave at once: formed items that still
     /// wait for payloads count as leaving now. For a customer, since a batch formed too early would make the
     /// other customers of its queue wait. 0: there is no bound.
     pub(crate) fn ready_alone_at(&self, items: u64, mono: u64) -> u64 {
-        let bound = self.bound.filter(|_| !mutated(Mutant::CustomerRateIgnored));
         let paid = |bound: Bound| match self.out {
             0 => self.left,
             out => bound.pay(self.left, out, mono),
         };
-        bound.map_or(0, |bound| bound.free_at(paid(bound), items))
+        self.bound.map_or(0, |bound| bound.free_at(paid(bound), items))
     }
 
     /// When a formed batch of this many items may leave.
     pub(crate) fn may_leave_at(&self, items: u64) -> u64 {
-        let bound = self.bound.filter(|_| !mutated(Mutant::FetchedOutrunsRate));
-        bound.map_or(0, |bound| bound.free_at(self.left, items))
+        self.bound.map_or(0, |bound| bound.free_at(self.left, items))
     }
 
     /// This many items are formed now. Returns the time during which they were held back, if they were.
@@ -203,6 +197,42 @@ mod tests {
 
     fn pace(rate: &str, burst: u32) -> Pace {
         Pace::new(Some(Bound::new(rate.parse().unwrap(), burst)))
+    }
+
+    /// One item each 100 ms, and no burst. Each line: the event, with its number of items; then when one
+    /// more item may be formed, may be formed so that it leaves at once, and may leave if it is formed.
+    /// Excluded: any of the three that knows no bound; a batch that counts as one item; a customer's next
+    /// batch formed while the last waits for its payloads; items that leave together after such a wait; a
+    /// refund of what has left.
+    /// Judges promise 15.
+    #[test]
+    fn when_one_more_item_may_be_formed_and_leave() {
+        let mut pace = pace("10/s", 1);
+        for (event, items, at, expected) in [
+            ("start", 0, 1_000, [0, 0, 0]),
+            ("form", 1, 1_000, [1_100, 1_100, 0]),
+            ("form", 1, 1_100, [1_200, 1_300, 0]),
+            ("leave", 1, 1_250, [1_350, 1_450, 1_350]),
+            ("leave", 1, 1_350, [1_450, 1_450, 1_450]),
+            ("form", 1, 1_450, [1_550, 1_550, 1_450]),
+            ("refund", 1, 1_450, [1_450, 1_450, 1_450]),
+            ("refund", 1, 1_450, [1_450, 1_450, 1_450]),
+            ("form", 3, 2_000, [2_300, 2_300, 1_450]),
+            ("leave", 3, 2_000, [2_300, 2_300, 2_300]),
+        ] {
+            match event {
+                "form" => drop(pace.form(items, at)),
+                "leave" => pace.leave(items, at),
+                "refund" => pace.refund(items),
+                _ => {}
+            }
+            let found = [pace.ready_at(1), pace.ready_alone_at(1, at), pace.may_leave_at(1)];
+            assert_eq!(found, expected, "{event} {items} at {at}");
+            assert_eq!(pace.room(at) > 0, found[0] <= at, "{event} {items} at {at}");
+        }
+        let free = Pace::new(None);
+        let found = [free.room(0), free.ready_at(9), free.ready_alone_at(9, 0), free.may_leave_at(9)];
+        assert_eq!(found, [u64::MAX, 0, 0, 0]);
     }
 
     /// After the first burst, items leave exactly at the rate, at even distances.

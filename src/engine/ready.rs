@@ -1,7 +1,6 @@
 //! Due items of one customer, in the order in which they leave.
 
 use super::ids::ItemId;
-use super::mutant::{mutated, Mutant};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use tidegate_types::Key;
@@ -23,7 +22,7 @@ impl ReadyItems {
     pub(crate) fn push(&mut self, place: Key, item: ItemId) {
         let place = (place.due, place.seq);
         let last = self.in_order.back().map(|(last, _)| *last);
-        if last.is_none_or(|last| last <= place) || mutated(Mutant::OrderForgotten) {
+        if last.is_none_or(|last| last <= place) {
             self.in_order.push_back((place, item));
         } else {
             self.late.insert(place, item);
@@ -127,5 +126,48 @@ impl ReadyItems {
     /// All items, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = ItemId> + '_ {
         self.in_order.iter().map(|(_, item)| *item).chain(self.late.values().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab::{Handle, FIRST};
+
+    /// Columns: (due, arrival) of items in the order in which they are added; then the order in which they
+    /// leave, by arrival number.
+    /// Excluded: an order of adding, of due alone, or of arrival alone; another order from the end.
+    /// Judges promise 5.
+    #[test]
+    fn items_leave_by_due_and_arrival() {
+        for (added, expected) in [
+            (&[(5, 1), (5, 2), (6, 3)][..], &[1, 2, 3][..]),
+            (&[(6, 1), (5, 2)], &[2, 1]),
+            (&[(5, 2), (5, 1)], &[1, 2]),
+            (&[(9, 1), (9, 3), (9, 2)], &[1, 2, 3]),
+            (&[(5, 1), (9, 2), (7, 3), (8, 4), (6, 5)], &[1, 5, 3, 4, 2]),
+            (&[(9, 1), (8, 2), (7, 3), (9, 4)], &[3, 2, 1, 4]),
+            (&[], &[]),
+        ] {
+            let filled = || {
+                let mut ready = ReadyItems::default();
+                for (due, seq) in added {
+                    ready.push(Key::own(*due, u64::from(*seq)), ItemId::new(*seq, FIRST));
+                }
+                ready
+            };
+            let (mut ready, mut forward) = (filled(), vec![]);
+            while let Some(first) = ready.first() {
+                assert_eq!(ready.pop_first(), Some(first), "{added:?}");
+                forward.push(first.place());
+            }
+            assert_eq!(forward, expected, "{added:?}");
+            assert!(ready.is_empty() && ready.pop_first().is_none(), "{added:?}");
+            let mut ready = filled();
+            let mut backward: Vec<u32> =
+                core::iter::from_fn(|| ready.pop_last_if(|_| true)).map(ItemId::place).collect();
+            backward.reverse();
+            assert_eq!(backward, expected, "{added:?}, from the end");
+        }
     }
 }

@@ -4,7 +4,6 @@
 //! may never end, only a share of the prefetch may wait, and the rest serves others. A local command occupies
 //! its caller.
 
-use super::mutant::{mutated, Mutant};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use tidegate_types::{Asker, Command};
@@ -80,7 +79,6 @@ impl Waits {
     fn share(&self, part: usize) -> usize {
         match self.prefetch {
             None => usize::MAX,
-            Some(_) if mutated(Mutant::AllMayWait) => usize::MAX,
             Some(prefetch) => (prefetch / part).max(usize::from(prefetch > 1)),
         }
     }
@@ -124,5 +122,73 @@ impl Waits {
     /// Resets all counts.
     pub(crate) fn forget(&mut self) {
         (self.all, self.of) = (Count::default(), BTreeMap::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of a thousand may wait, by message or not, for one application or for one each.
+    fn most(prefetch: Option<u16>, local: bool, one: bool) -> usize {
+        let mut waits = Waits::default();
+        let too_many = prefetch.is_some_and(|prefetch| waits.set_prefetch(prefetch));
+        assert!(!too_many, "nothing waits yet");
+        let may_wait = |number: &u32| {
+            let application = if one { "shop".to_owned() } else { number.to_string() };
+            waits.begin(Waiter { application: &application, local })
+        };
+        (0..1_000).take_while(may_wait).count()
+    }
+
+    /// Columns: the prefetch; then how many may wait by message: for one application, for all.
+    /// Excluded: any number of them; all places of the prefetch, or none although there are two; a share of
+    /// one application as large as that of all.
+    /// Judges promise 6.
+    #[test]
+    fn how_many_may_wait() {
+        for (prefetch, of_one, of_all) in [
+            (Some(1), 0, 0),
+            (Some(2), 1, 1),
+            (Some(7), 1, 1),
+            (Some(8), 1, 2),
+            (Some(31), 1, 7),
+            (Some(32), 2, 8),
+            (Some(1_000), 62, 250),
+            (None, 1_000, 1_000),
+        ] {
+            let found = [true, false].map(|one| most(prefetch, false, one));
+            assert_eq!(found, [of_one, of_all], "prefetch {prefetch:?}");
+            let local = [true, false].map(|one| most(prefetch, true, one));
+            assert_eq!(local, [8, 16], "prefetch {prefetch:?}: local commands have no part in it");
+        }
+    }
+
+    /// Each line: the event; then whether one more may wait for the applications `a`, `b` and `c`. With a
+    /// prefetch of 8 one may wait for each, and two in all.
+    /// Excluded: a place that stays taken; a place of one application that another ends.
+    /// Judges promise 6.
+    #[test]
+    fn who_no_longer_waits_makes_room() {
+        let mut waits = Waits::default();
+        assert!(!waits.set_prefetch(8));
+        let waiter = |application| Waiter { application, local: false };
+        for (event, application, expected) in [
+            ("starts", "", [true, true, true]),
+            ("begins", "a", [false, true, true]),
+            ("begins", "b", [false, false, false]),
+            ("ends", "a", [true, false, true]),
+            ("begins", "c", [false, false, false]),
+            ("ends", "b", [true, true, false]),
+            ("ends", "c", [true, true, true]),
+        ] {
+            match event {
+                "begins" => assert!(waits.begin(waiter(application))),
+                "ends" => waits.end(waiter(application)),
+                _ => {}
+            }
+            let found = ["a", "b", "c"].map(|application| waits.may_wait(waiter(application)));
+            assert_eq!(found, expected, "{application} {event}");
+        }
     }
 }

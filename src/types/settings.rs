@@ -45,6 +45,13 @@ pub struct Retry {
     pub attempts: u32,
 }
 
+impl Retry {
+    /// Whether an item with this many failed attempts has none left.
+    pub fn is_used_up(&self, attempts: u32) -> bool {
+        self.attempts > 0 && attempts >= self.attempts
+    }
+}
+
 /// Settings of one application (`[defaults]` overlaid by `[applications.NAME]`). Times in ms, sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppSettings {
@@ -189,5 +196,30 @@ impl Settings {
     /// The settings of one application.
     pub fn of(&self, application: &str) -> &Arc<AppSettings> {
         self.applications.get(application).unwrap_or(&self.defaults)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Columns: `retry.attempts`, the failed attempts of an item.
+    /// Excluded: the limit ignored, or reached one attempt sooner or later; a limit of 0.
+    /// Judges promise 6.
+    #[test]
+    fn when_the_attempts_of_an_item_are_used_up() {
+        for (attempts, failed, expected) in [
+            (3, 0, false),
+            (3, 2, false),
+            (3, 3, true),
+            (3, 4, true),
+            (1, 0, false),
+            (1, 1, true),
+            (0, 0, false),
+            (0, u32::MAX, false),
+        ] {
+            let retry = Retry { min: 1_000, max: 300_000, attempts };
+            assert_eq!(retry.is_used_up(failed), expected, "{failed} of {attempts}");
+        }
     }
 }

@@ -52,16 +52,15 @@ impl Core {
     /// Returns a member of a failed batch to its queue, or dead-letters it after its last attempt.
     pub(super) fn return_to_queue(&mut self, id: ItemId, attempted: bool, error: &str, now: Now) {
         let queue = self.live.items()[id].queue();
-        let allowed = self.live.queues.settings_of(queue).retry.attempts;
-        let limited = attempted && allowed > 0 && queue != self.live.queues.dead_letters();
+        let retry = self.live.queues.settings_of(queue).retry;
+        let limited = attempted && queue != self.live.queues.dead_letters();
         let item = &self.live.items()[id];
         let (identity, attempts) = (item.identity(), item.tries().attempts);
         if item.is_orphaned() {
             return self.forget(id);
         }
-        let tried = attempts + u32::from(mutated(Mutant::AttemptsOneTooFew));
-        if limited && tried >= allowed && !mutated(Mutant::AttemptsIgnored) {
-            let error = format!("given up after {allowed} attempts (retry.attempts): {error}");
+        if limited && retry.is_used_up(attempts) {
+            let error = format!("given up after {} attempts (retry.attempts): {error}", retry.attempts);
             return self.dead_letter(id, Reason::Attempts, &error, now);
         }
         let mut home = self.live.home_of(id);

@@ -7,7 +7,6 @@
 //! without need: a queue that confirms late has received its batch once.
 
 use crate::ids::QueueId;
-use crate::mutant::{mutated, Mutant};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Bound;
@@ -112,9 +111,6 @@ impl SoloChannels {
 
     /// Whether a channel is free for a batch of a queue, by whether the queue fails.
     pub(super) fn has_room(&self, failing: bool) -> bool {
-        if mutated(Mutant::HungBatchHindersAll) {
-            return self.taken.is_empty();
-        }
         if failing {
             self.free_for_failing() > 0
         } else {
@@ -208,7 +204,7 @@ impl SoloChannels {
     /// The flights that give up their channels now, so that the waiting batches can be sent.
     pub(super) fn give_up(&mut self, wanted: Shortage, now: Now) -> Vec<u64> {
         let (mut any, mut failing) = self.short(wanted);
-        if any + failing == 0 || mutated(Mutant::HungKeepChannels) {
+        if any + failing == 0 {
             return Vec::new();
         }
         let patience = self.patience();
@@ -236,5 +232,85 @@ impl SoloChannels {
         let wants = |sound: bool| any > 0 || (failing > 0 && !sound);
         let givers = self.givers().into_iter().filter(|(sound, ..)| wants(*sound));
         givers.map(|(_, since, _)| since + self.patience()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(mono: u64) -> Now {
+        Now { wall: 0, mono }
+    }
+
+    /// Channels of a publisher with this many slots. Flights are numbered from 1 on; each is given by whether
+    /// its queue fails, and since when the publisher has it.
+    fn taken(slots: usize, flights: &[(bool, Option<u64>)]) -> SoloChannels {
+        let mut channels = SoloChannels::new();
+        channels.configure(slots);
+        for (number, (failing, since)) in (1..).zip(flights) {
+            channels.take(number, *failing, 10, at(0));
+            since.iter().for_each(|since| channels.launched(number, at(*since)));
+        }
+        channels
+    }
+
+    /// Columns: the publisher's slots, of which half are channels, and whether the queue of each flight that
+    /// has one fails; then whether there is one more for a queue that does not fail, and for one that does.
+    /// Excluded: one hung batch that hinders all others; failing queues that take all channels; more channels
+    /// than there are.
+    /// Judges promise 6.
+    #[test]
+    fn for_which_queues_a_channel_is_free() {
+        for (slots, failing, expected) in [
+            (8, &[false][..], [true, true]),
+            (8, &[], [true, true]),
+            (8, &[true], [true, true]),
+            (8, &[true, true], [true, true]),
+            (8, &[true, true, true], [true, false]),
+            (8, &[false, false, false], [true, true]),
+            (8, &[true, true, true, false], [false, false]),
+            (8, &[false, false, false, false], [false, false]),
+            (1, &[], [true, true]),
+            (1, &[true], [false, false]),
+        ] {
+            let flights: Vec<_> = failing.iter().map(|failing| (*failing, Some(0))).collect();
+            let channels = taken(slots, &flights);
+            assert_eq!([false, true].map(|fails| channels.has_room(fails)), expected, "{slots} {failing:?}");
+        }
+    }
+
+    /// All four channels are taken, or the three that failing queues may have. Columns: the flights, as
+    /// above; the batches that lack a channel: of sound queues, of failing ones, and whether a slot is
+    /// lacking; how long the patience with the first flights is over, ms; then the flights that give theirs
+    /// up.
+    /// Excluded: a hung flight that keeps its channel; one given up without need, before its time, twice, or
+    /// before the publisher has it; that of a sound queue given up before that of a failing one, or for one
+    /// that fails and only has to wait for its turn.
+    /// Judges promise 6.
+    #[test]
+    fn which_flights_give_up_their_channels() {
+        let (sound, fails, young, fetching) =
+            ((false, Some(0)), (true, Some(0)), (false, Some(3)), (false, None));
+        let full = [sound, sound, fails, young];
+        for (flights, (sound, failing, slot), over, expected) in [
+            (&full[..], (1, 0, false), 3, &[3][..]),
+            (&full, (0, 0, false), 3, &[]),
+            (&full, (2, 0, false), 3, &[3, 1]),
+            (&full, (9, 0, false), 3, &[3, 1, 2, 4]),
+            (&full, (9, 0, false), 2, &[3, 1, 2]),
+            (&full, (0, 1, false), 3, &[3]),
+            (&full, (0, 0, true), 3, &[3]),
+            (&[sound, fetching, sound, fetching], (9, 0, false), 3, &[1, 3]),
+            (&[fails, fails, fails], (0, 1, false), 0, &[1]),
+            (&[fails, fails, fails, sound], (0, 9, false), 0, &[1, 2, 3]),
+        ] {
+            let mut channels = taken(8, flights);
+            let wanted = Shortage { sound, failing, slot };
+            let mut give_up = |mono| channels.give_up(wanted, at(mono));
+            assert!(give_up(LATE_PROBE_MS - 1).is_empty(), "{wanted:?}: too soon");
+            assert_eq!(give_up(LATE_PROBE_MS + over), expected, "{wanted:?} {flights:?}");
+            assert!(give_up(LATE_PROBE_MS + over).is_empty(), "{wanted:?}: once");
+        }
     }
 }

@@ -15,39 +15,27 @@ const WORLDS: u64 = 400;
 /// it.
 const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
-    FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, \
-    ParkedStaysInMemory 11, KeepReplaces 9, EarliestIsLatest 4, TryIgnored 16, AnyBatchIsATry 45, \
-    TryNotAwaited 16, TailHalf 4, AnswersFromThePast 6, CancelAllTakesLater 7, \
-    CancelAllTakesDead 307, DropParkedTakesAll 7, FullTooSoon 18, FlushEarlyFlushesNothing 28, \
-    ApplicationsUnlimited 8, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
-    ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, ProofForEver 11, \
-    FetchedOvertakesFailed 13, DroppedSuspectCounts 49, CancelAllTakesUnknown 11, \
-    PausedSuspectsGo 23, EmptiedSuspectCounts 49, StepUnnoticed 11, ReopenedUnbounded 71, \
-    StalledForEver 251, SilenceUnheard 51, RowStaysKnown 9, AllMayWait 202, PatienceAnew 11, \
-    RefusedIdForgotten 100, NewDueIgnoresWindow 139, DeadUncounted 4, HoldMaxIgnored 120, \
-    PauseUnhurried 90, ClaimTakesUnknown 11, FailedIsNotTakenBack 63, ScanIsImpatient 124, \
-    BehindScanKept 127, EvictUntold 49, HeirIsDeferred 9, ClosedRejoins 670, \
-    ClosedSinceUnknown 429, RowNotRenewed 14, OldestBucketUnasked 21, OldestIsCurrent 21, \
-    FullFilterForgets 4, SuspectsStay 11, FailuresKept 33, BytesIgnoredInFlight 79, \
+    FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, ParkedStaysInMemory 11, \
+    AnswersFromThePast 6, CancelAllTakesLater 7, CancelAllTakesDead 307, DropParkedTakesAll 7, \
+    FlushEarlyFlushesNothing 28, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
+    ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, FetchedOvertakesFailed 13, \
+    DroppedSuspectCounts 49, CancelAllTakesUnknown 11, PausedSuspectsGo 23, \
+    EmptiedSuspectCounts 49, StepUnnoticed 11, StalledForEver 251, PatienceAnew 11, \
+    RefusedIdForgotten 100, NewDueIgnoresWindow 139, DeadUncounted 4, PauseUnhurried 90, \
+    ClaimTakesUnknown 11, FailedIsNotTakenBack 63, ScanIsImpatient 124, BehindScanKept 127, \
+    EvictUntold 49, HeirIsDeferred 9, ClosedRejoins 670, RowNotRenewed 14, SuspectsStay 11, \
     EndOfAttemptUntold 143, EndOfPatienceUntold 63, AheadForgotten 251, AckWaitsForPrefix 3, \
-    DuplicateAckedTooSoon 27, WindowIgnoresExpiry 7, MarkAloneDrops 7, FingerprintForgotten 7, \
-    PatienceEndsForAll 58, RescheduledToItsExpiry 15, RescheduledKeepsItsCause 15, \
-    OwnTimeNotRestored 11, FormerEndsUnasked 21, LettersCountAsApplication 21, \
-    LeaseUsedTooSoon 21, IdOvertakesItsFirst 893, QuietFromTheFirst 17, EmptiedFarWindowStays 3, \
-    LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, FetchedUnscreened 81, HindranceStays 11, \
-    BlockedForEver 13, BatchesCrowdOut 23, FirstIsNotReached 117, \
-    LaterIsReadFirst 6341, CountIgnored 4, UnindexedForgotten 110, PauseForgotten 9, \
-    WindowNotInherited 81, AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, \
-    ParkedSuspectsGoBack 1142, HalfGoesLast 2049, SharedRefusalIsKnown 23, \
-    ScheduledOvertaken 1500003866, RestoredUncounted 5500003309, \
-    LeavingMakesRoom 10500001853, ProbesBehindLater 4331, WindowInParts 2, AttemptsIgnored 17, \
-    BytesIgnored 7, OrderForgotten 5, StaleSplitsMessage 13, PausedToldParked 75, \
-    ExpirySilencesQuiet 15, CurrentForNobody 15, GivenUpIsBelieved 11, LeavesWithAll 13, \
-    RetryInCompany 10, SameTryTwice 125, RetryNotRestored 36, FlushLeavesOne 32, \
-    SelectedInMemoryAll 64, SelectedFarAll 64, \
-    BatchCountsOnce 36, RateIgnored 36, HeldForEver 6, RateForgotten 6, FetchedOutrunsRate 15, \
-    HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, CustomerRateIgnored 14, \
-    PassedOvertaken 67, ReadBackForgets 62, FillIgnored 71, PauseHasNoEnd 11";
+    DuplicateAckedTooSoon 27, PatienceEndsForAll 58, RescheduledToItsExpiry 15, \
+    IdOvertakesItsFirst 893, LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, \
+    FetchedUnscreened 81, HindranceStays 11, BatchesCrowdOut 23, FirstIsNotReached 117, \
+    LaterIsReadFirst 6341, UnindexedForgotten 110, PauseForgotten 9, WindowNotInherited 81, \
+    AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, \
+    HalfGoesLast 2049, SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, \
+    RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
+    WindowInParts 2, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 13, \
+    RetryInCompany 10, FlushLeavesOne 32, SelectedInMemoryAll 64, SelectedFarAll 64, \
+    HeldForEver 6, RateForgotten 6, HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, \
+    PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11";
 
 thread_local! {
     /// Whether failures are expected and not printed.
