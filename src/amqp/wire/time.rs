@@ -17,13 +17,20 @@ pub(crate) enum Given {
     Number(i128),
     /// A value that says itself which moment it is (AMQP timestamp, RFC 3339 text): UTC ms.
     Moment(i128),
+    /// Text of neither form. What it should have been depends on the field.
+    Text,
 }
 
 /// What is wrong with a value of a time field; the text ends a sentence that begins with the field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum TimeFault {
-    #[error("is neither a number of milliseconds nor RFC 3339 text with an offset")]
+    /// Of a type, or a number, that fits no time field.
+    #[error("is not a time")]
     NotATime,
+    #[error("is neither a number of milliseconds nor RFC 3339 text with an offset")]
+    NotAMoment,
+    #[error("is not a number of milliseconds")]
+    NotANumber,
     #[error("must be a number of milliseconds, not a point in time")]
     NotADelay,
     #[error("is too small for UTC milliseconds: seconds by mistake?")]
@@ -50,11 +57,9 @@ pub(crate) fn of_text(text: &[u8], rounding: Rounding) -> Result<Option<Given>, 
         return Ok(None);
     }
     let text = std::str::from_utf8(text).map_err(|_| TimeFault::NotATime)?;
-    of_digits(text, rounding)
-        .map(Given::Number)
-        .or_else(|| rfc3339_ms(text, rounding).map(|ms| Given::Moment(ms.into())))
-        .map(Some)
-        .ok_or(TimeFault::NotATime)
+    let number = of_digits(text, rounding).map(Given::Number);
+    let given = number.or_else(|| rfc3339_ms(text, rounding).map(|ms| Given::Moment(ms.into())));
+    Ok(given.or(Some(Given::Text)))
 }
 
 /// Reads a JSON number, which may have an exponent.
@@ -72,6 +77,7 @@ pub(crate) fn moment(given: Given) -> Result<u64, TimeFault> {
             Err(TimeFault::Seconds)
         }
         Given::Number(ms) | Given::Moment(ms) => Ok(to_ms(ms)),
+        Given::Text => Err(TimeFault::NotAMoment),
     }
 }
 
@@ -80,6 +86,7 @@ pub(crate) fn delay(given: Given) -> Result<u64, TimeFault> {
     match given {
         Given::Number(number) => Ok(to_ms(number)),
         Given::Moment(_) => Err(TimeFault::NotADelay),
+        Given::Text => Err(TimeFault::NotANumber),
     }
 }
 
@@ -229,7 +236,7 @@ mod tests {
         for bad in
             ["-", "+", ".", "1.", ".5", "1e3", "0x10", " 1", "1 ", "1,5", "--1", "NaN", "inf", "٣", "1.5.2"]
         {
-            assert_eq!(text(bad), Err(TimeFault::NotATime), "{bad}");
+            assert_eq!(text(bad), Ok(Some(Given::Text)), "{bad}");
         }
         assert_eq!(up(&AMQPValue::LongString(vec![0xff].into())), Err(TimeFault::NotATime));
     }
@@ -260,7 +267,7 @@ mod tests {
             "tomorrow at nine o'clock sharp",
             "ααααααααααααααα",
         ] {
-            assert_eq!(text(bad), Err(TimeFault::NotATime), "{bad}");
+            assert_eq!(text(bad), Ok(Some(Given::Text)), "{bad}");
         }
     }
 
@@ -307,6 +314,8 @@ mod tests {
         assert_eq!(delay(Given::Number(-5)), Ok(0));
         assert_eq!(delay(Given::Number(1 << 32)), Ok(1 << 32));
         assert_eq!(delay(Given::Moment(5)), Err(TimeFault::NotADelay));
+        assert_eq!(moment(Given::Text), Err(TimeFault::NotAMoment));
+        assert_eq!(delay(Given::Text), Err(TimeFault::NotANumber));
     }
 
     proptest! {
