@@ -274,7 +274,7 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
     let pid = daemon.pid();
-    let lives = |daemon: &Daemon| daemon.log().matches("the store was lost and is being reopened").count();
+    let lives = |daemon: &Daemon| daemon.log().matches("the store is lost: ").count();
     let stored = |count: u32| {
         let count = count.to_string();
         wait_until("so many are stored", LIMIT, || {

@@ -9,8 +9,8 @@ const FEWEST_WORDS: usize = 3;
 
 /// Modules of the daemon's own crate that each of them may name. `daemon` and `cli` may name all. What the other
 /// crates may name, their `Cargo.toml` says.
-const MAY_IMPORT: [(&str, &[&str]); 4] =
-    [("admin", &["admin"]), ("logging", &[]), ("notify", &[]), ("signals", &[])];
+const MAY_IMPORT: [(&str, &[&str]); 5] =
+    [("admin", &["admin"]), ("logging", &[]), ("notify", &[]), ("signals", &[]), ("telemetry", &[])];
 
 /// Checks the table above.
 pub fn imports_as_allowed(sources: &[Source]) -> Vec<String> {

@@ -44,12 +44,18 @@ fn imports<'s>(
     folder: &str,
     from_crate: &str,
 ) -> BTreeMap<&'s str, BTreeSet<&'s str>> {
-    let parts = || sources.iter().filter_map(|source| Some((source, source.part_of(folder)?)));
+    // A crate within the folder of another one has modules of its own.
+    let is_inner = |source: &&Source| folder == "src/amqp" && source.path.starts_with("src/amqp/wire/");
+    let parts = || {
+        let own = sources.iter().filter(move |source| !is_inner(source));
+        own.filter_map(|source| Some((source, source.part_of(folder)?)))
+    };
     let names: BTreeSet<&str> = parts().map(|(_, part)| part).collect();
     let mut out: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (source, part) in parts().filter(|(_, part)| !["lib", "mod"].contains(part)) {
         let named = out.entry(part).or_default();
-        let depth = source.path[folder.len()..].matches('/').count();
+        // In a `mod.rs`, `super` is the folder above.
+        let depth = source.path[folder.len()..].trim_end_matches("/mod.rs").matches('/').count();
         for way in [&*"super::".repeat(depth), from_crate] {
             for (at, _) in source.shipped.match_indices(way) {
                 // Within `super::super::` a single one begins, too.

@@ -47,7 +47,9 @@ pub fn sources() -> Vec<Source> {
 /// The black-box tests, without benchmarks and harness.
 pub fn black_box_tests() -> Vec<Source> {
     let mut tests = below("integration");
-    tests.retain(|test| !["/bench", "/harness/", "/tidy"].iter().any(|part| test.path.contains(part)));
+    tests.retain(|test| {
+        !["/bench", "/fake_store/", "/harness/", "/tidy"].iter().any(|part| test.path.contains(part))
+    });
     tests
 }
 

@@ -118,7 +118,7 @@ impl EgressChannels {
     }
 
     /// It holds a batch that it could publish now: nothing at the broker prevents that.
-    pub(crate) fn owes(&mut self) -> bool {
+    pub(crate) fn owes(&self) -> bool {
         if self.blocked {
             return false;
         }

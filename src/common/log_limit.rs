@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Length of a span, in which lines are counted.
 const SPAN: Duration = Duration::from_secs(60);
 
-/// Bounds the lines about one subject to `MOST` a minute, at least one, and counts the events left out.
+/// Bounds the lines about one subject to `MOST` a minute, and counts the events left out.
 #[derive(Debug, Default)]
 pub struct LogLimit<const MOST: u32> {
     /// Start of the present span: the moment of its first line.

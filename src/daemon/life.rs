@@ -31,8 +31,8 @@ use tidegate_common::clock;
 use tidegate_common::lease::Lease;
 use tidegate_common::progress::DaemonPart;
 use tidegate_config::{Faults, LoadedConfig, StoreKind};
-use tidegate_engine::Engine;
-use tidegate_store::{thread::StoreEvent, Loss, StoreFailure};
+use tidegate_engine::{Engine, Seeds};
+use tidegate_store::{thread::StoreEvent, Loss, OpenError, StoreFailure};
 use tidegate_types::event::{Input, Intake, Opened};
 use tidegate_types::{Asker, Command, Request, Settled};
 use tokio::sync::oneshot;
@@ -112,6 +112,8 @@ impl Life<'_> {
         process: &mut Process,
         opener: &mut tidegate_store::Opener,
     ) -> Result<OpenLife, RunError> {
+        let random = || getrandom::u64().map_err(|error| OpenError::Random(error.to_string()));
+        let seeds = Seeds { jitter: random()?, names: random()? };
         let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
             opener.open(clock::wall_ms())
         })?;
@@ -125,8 +127,7 @@ impl Life<'_> {
             Arc::clone(&process.tally.commits),
             Arc::new(move |event| on_store.post(ControlEvent::Store(event))),
         )?;
-        let seed = getrandom::u64().unwrap_or(opened.identity);
-        let mut engine = Engine::new(config.engine_settings(), &opened.opened, seed, clock::now());
+        let mut engine = Engine::new(config.engine_settings(), &opened.opened, seeds, clock::now());
         engine.count_from(process.tally.totals.clone());
         process.tally.begins(opened.takeover);
         // A standby daemon has other readiness conditions.
@@ -331,8 +332,9 @@ impl Life<'_> {
     }
 
     fn store_failed(&mut self, failure: StoreFailure) {
-        // A store that is only lost is logged when the next life opens it.
-        if failure.loss().is_none() {
+        if failure.loss().is_some() {
+            tracing::warn!("the store is lost: {failure}");
+        } else {
             tracing::error!(error = %failure, "the store has failed");
         }
         self.shard.give_up();

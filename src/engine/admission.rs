@@ -1,8 +1,9 @@
 //! Limits on waiting items of an application, open windows and applications, and what happens at a limit.
 //!
 //! A request for an application at its limit whose policy is `pause` stops the intake at that request:
-//! nothing is lost, and nothing comes in before there is room. The other policies stop nothing. `drop-oldest`
-//! dead-letters items at the head of the queue, in bounded steps after the admission.
+//! nothing is lost, and nothing comes in before there is room. `flush-early` and `drop-oldest` stop it only
+//! while room is being made, `drop-newest` never. `drop-oldest` dead-letters items at the head of the queue,
+//! in bounded steps after the admission.
 
 use super::ids::{ItemId, QueueId};
 use super::live::{LiveItems, Timing};

@@ -92,6 +92,15 @@ use tidegate_types::snapshot::{Counters, Snapshot};
 use tidegate_types::{Answer, Asker, Command, Delivery, Now, Reply, Request, RequestBody, Settings};
 use turn_state::{ClockStep, TurnState};
 
+/// Random numbers of one engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeds {
+    /// Of the jitter of back-off. It need not be secret.
+    pub jitter: u64,
+    /// Of the hashes of names. It must be secret, because producers choose names.
+    pub names: u64,
+}
+
 /// See the module's page.
 pub struct Engine {
     settings: Arc<Settings>,
@@ -105,18 +114,17 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine over the contents of a store at its opening. `seed` feeds the jitter of back-off and nothing
-    /// else.
-    pub fn new(settings: Settings, opened: &Opened, seed: u64, now: Now) -> Self {
+    /// An engine over the contents of a store at its opening.
+    pub fn new(settings: Settings, opened: &Opened, seeds: Seeds, now: Now) -> Self {
         let settings = Arc::new(settings);
-        let queues = Queues::new(Arc::clone(&settings), &opened.queues, seed);
+        let queues = Queues::new(Arc::clone(&settings), &opened.queues, seeds.names);
         let journal = Journal::new(settings.hold_max.is_none(), opened.marks, settings.thresholds, now);
         let live = LiveItems::new(queues, journal, settings.budget, now);
         let mut recent = Recent::new(&opened.buckets);
         recent.configure(settings.longest_tail(), settings.budget.filters);
         let dispatch = Dispatch::new(&settings);
         let mut engine = Engine {
-            core: Core::new(live, dispatch, recent, seed),
+            core: Core::new(live, dispatch, recent, seeds.jitter),
             arrivals: Arrivals::new(),
             limits: Limits::default(),
             loader: Loader::new(),

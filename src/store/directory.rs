@@ -90,6 +90,11 @@ impl Directory {
         holds_store(&self.data())
     }
 
+    /// The file of accepted losses.
+    pub(crate) fn accepted(&self) -> PathBuf {
+        self.path.join(ACCEPTED)
+    }
+
     /// Whether a store can be restored into this directory: it contains no store, and nothing that belonged
     /// to a former one.
     ///
@@ -97,7 +102,8 @@ impl Directory {
     ///
     /// As [`Directory::holds_store`].
     pub(crate) fn is_free(&self) -> Result<bool, OpenError> {
-        Ok(!self.holds_store()? && !file_exists(&self.path.join(COMMITTED))?)
+        let has = |name: &str| file_exists(&self.path.join(name));
+        Ok(!self.holds_store()? && !has(COMMITTED)? && !has(ACCEPTED)?)
     }
 
     /// Syncs the directory's entries, and its own entry in its parent.
@@ -120,6 +126,9 @@ const DATA: &str = "db";
 const LOCK: &str = "LOCK";
 /// The file of [`Committed`]; every store that was opened has one.
 const COMMITTED: &str = "COMMITTED";
+
+/// The file of accepted losses.
+const ACCEPTED: &str = "ACCEPTED";
 
 fn file_exists(path: &Path) -> Result<bool, OpenError> {
     path.try_exists().map_err(OpenError::io("inspect", path))

@@ -330,7 +330,8 @@ impl Import {
         Ok(item)
     }
 
-    /// Whether an earlier line has brought an item with this number, place or id. Notes those of this item.
+    /// Whether an earlier line has brought an item with this place or id, or one of the same commit with this
+    /// number. Notes those of this item.
     fn is_repeated(&mut self, item: &Stored, writes: &mut ImportOps) -> Result<bool, ReadError> {
         if !writes.numbers.insert(item.key.seq) || self.store.has_item(item.queue(), item.key)? {
             return Ok(true);

@@ -42,6 +42,11 @@ pub mod thread;
 pub mod verify;
 
 #[cfg(test)]
+extern crate self as tidegate_store;
+
+#[cfg(test)]
+mod beside_tests;
+#[cfg(test)]
 mod closings_tests;
 #[cfg(test)]
 mod ended_tests;

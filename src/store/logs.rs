@@ -165,7 +165,7 @@ impl ScanState {
 /// [`OpenError::Damaged`], which names file, place and lost commits; in that case nothing was changed.
 /// [`OpenError::Io`].
 pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
-    let mut seen = ScanState { accepted: read_accepted(&accepted_file(directory))?, ..ScanState::default() };
+    let mut seen = ScanState { accepted: read_accepted(&directory.accepted())?, ..ScanState::default() };
     let mut logs = Vec::new();
     for path in list(&directory.data())? {
         let log = look_through(&path, &mut seen);
@@ -185,7 +185,7 @@ pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<(), Open
     }
     let lost: Vec<_> = seen.findings.iter().filter_map(|finding| finding.lost).collect();
     if !lost.is_empty() {
-        let path = accepted_file(directory);
+        let path = directory.accepted();
         append_accepted(&path, &lost).map_err(OpenError::io("write to", &path))?;
     }
     for log in &logs {
@@ -332,10 +332,6 @@ fn replace(log: &Log) -> io::Result<()> {
     }
     fs::rename(&new, &log.path)?;
     log.path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
-}
-
-fn accepted_file(directory: &Directory) -> PathBuf {
-    directory.path().join("ACCEPTED")
 }
 
 /// Accepted losses: one line with first and last commit for each. They remain gaps in the logs until the

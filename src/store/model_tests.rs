@@ -1,65 +1,18 @@
 //! Compares the whole store with a simple model of ordered maps, the one of the engine's tests: random
 //! operations in random groups, with restarts between them, and every kind of read after each commit.
 
-use super::ground::{Ground, GroundKind};
+use super::beside_tests::compared;
+use super::ground::GroundKind;
 use super::tests::{given, item, put_item, range};
 use super::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use tidegate_fake_store::{FakeStore, Group, RealStore, Twin};
+use tidegate_fake_store::{FakeStore, Twin};
 use tidegate_types::event::{
     Along, BucketRow, ClosingRow, IndexRows, QueueRow, Scan, Standing, Stored, Wanted, WindowRow,
     DEAD_LETTERS,
 };
 use tidegate_types::{ClosedBy, Dead, End, Ended, Identity, Key, Reason};
-
-/// A store on its ground, as the one that the naive one is compared with.
-struct OnGround {
-    ground: Ground,
-    /// None while it is opened anew.
-    store: Option<Box<dyn Store>>,
-    /// The one that it gave last: some give one alone.
-    reader: Option<Box<dyn Reader>>,
-}
-
-impl OnGround {
-    fn fresh(kind: GroundKind) -> Twin {
-        let ground = kind.bare();
-        let store = Some(ground.open_when(0).store);
-        Twin::new(OnGround { ground, store, reader: None })
-    }
-
-    fn store(&mut self) -> &mut dyn Store {
-        &mut **self.store.as_mut().expect("it is open")
-    }
-}
-
-impl RealStore for OnGround {
-    fn commit(&mut self, groups: Vec<Group>) {
-        let group = |(ops, token, marks)| CommitGroup { ops, token, marks, hurried: false };
-        let groups: Vec<CommitGroup> = groups.into_iter().map(group).collect();
-        self.store().commit(&groups).unwrap_or_else(|error| panic!("{groups:?}: {error}"));
-    }
-
-    fn load(&mut self, load: &Load) -> Result<Loaded, String> {
-        self.store().load(load).map_err(|error| error.to_string())
-    }
-
-    fn contents(&mut self, wanted: &[(u64, Place)]) -> Option<Contents> {
-        let given = self.store().reader();
-        self.reader = given.or(self.reader.take());
-        let reader = self.reader.as_ref().expect("it has a second reader");
-        reader.contents(wanted).unwrap_or_else(|error| panic!("{wanted:?}: {error}"))
-    }
-
-    fn reopen(&mut self, wall: u64) -> Opened {
-        self.reader = None;
-        self.store.take().expect("it is open").close().expect("closed");
-        let OpenStore { store, opened, .. } = self.ground.open_when(wall);
-        self.store = Some(store);
-        opened
-    }
-}
 
 /// Number of arrival numbers that each commit leases; one step uses fewer.
 const LEASE: u64 = 1 << 10;
@@ -272,7 +225,9 @@ proptest! {
 }
 
 fn live(on: GroundKind, steps: Vec<Step>) {
-    let (mut store, mut model, mut seq) = (OnGround::fresh(on), FakeStore::default(), 0);
+    let ground = on.bare();
+    let mut store = compared(move |wall| ground.open_when(wall));
+    let (mut model, mut seq) = (FakeStore::default(), 0);
     // As in the journal, numbers are used only once their lease is written.
     model.marks.next_seq = LEASE;
     for (groups, (from, until, max_rows), reopen) in steps {

@@ -236,6 +236,9 @@ fn a_directory_with_a_store_is_refused_and_the_store_stays_as_it_was() {
     std::fs::remove_dir_all(to.path().join("db")).unwrap();
     refused(to.path());
     assert_eq!(names_in(to.path()), ["COMMITTED", "LOCK"]);
+    // Losses that were accepted of another store would hide those of this one.
+    std::fs::rename(to.path().join("COMMITTED"), to.path().join("ACCEPTED")).unwrap();
+    refused(to.path());
     // What belongs to no store is left alone.
     let mount = tempfile::tempdir().unwrap();
     std::fs::create_dir(mount.path().join("lost+found")).unwrap();

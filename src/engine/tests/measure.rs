@@ -1,7 +1,7 @@
 //! Figures of the engine alone: `make measure`. Store, broker and network are not included.
 
 use super::world::*;
-use crate::Engine;
+use crate::{Engine, Seeds};
 use std::sync::Arc;
 use std::time::Instant;
 use tidegate_types::event::*;
@@ -55,7 +55,7 @@ fn requests(first: u64, names: &[Box<str>], with_ids: bool, content: &Arc<Conten
 fn measure(waiting: u64, customers: u64, with_ids: bool) {
     let settings = Settings { budget: Budget::of(1 << 36), max_in_flight: 1_000, ..settings() };
     let mut now = Now { wall: T0, mono: 1_000 };
-    let mut engine = Engine::new(settings, &Opened::default(), 1, now);
+    let mut engine = Engine::new(settings, &Opened::default(), Seeds { jitter: 1, names: 1 }, now);
     feed(&mut engine, Input::Tick, now);
     feed(&mut engine, Input::IngestReady { generation: 1 }, now);
     feed(&mut engine, Input::EgressReady, now);

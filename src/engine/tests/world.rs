@@ -1,7 +1,7 @@
 //! A store, a broker and two clocks, as the engine sees them: everything happens when a test says so.
 
 pub(super) use super::builders::*;
-use crate::Engine;
+use crate::{Engine, Seeds};
 use std::collections::VecDeque;
 use tidegate_fake_store::FakeStore;
 use tidegate_fake_store::Twin;
@@ -168,7 +168,12 @@ impl World {
         let now = Now { wall: T0, mono: 1_000 };
         let store = FakeStore::default();
         World {
-            engine: Engine::new(settings.clone(), &store.opened(now.wall), 1, now),
+            engine: Engine::new(
+                settings.clone(),
+                &store.opened(now.wall),
+                Seeds { jitter: 1, names: 1 },
+                now,
+            ),
             settings,
             now,
             store,
@@ -249,8 +254,8 @@ impl World {
         self.answers_out.iter_mut().for_each(Vec::clear);
         self.queue.iter_mut().for_each(|p| p.tag = None);
         self.lives += 1;
-        self.engine =
-            Engine::new(self.settings.clone(), &self.store.opened(self.now.wall), self.lives, self.now);
+        let seeds = Seeds { jitter: self.lives, names: self.lives };
+        self.engine = Engine::new(self.settings.clone(), &self.store.opened(self.now.wall), seeds, self.now);
         if let Some(log) = &mut self.log {
             log.push(Call::of(self.now, Heard::Crash, &Effects::default(), false));
         }
