@@ -21,7 +21,14 @@ struct Sent {
     confirmed: bool,
     received: u32,
     sent_us: u64,
-    first_us: u64,
+    first: Arrival,
+}
+
+/// When a message arrived, and since when it can have been in the queue, wall clock, us.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrival {
+    queued_us: u64,
+    at_us: u64,
 }
 
 /// A fault, from its beginning to its end, wall clock, us.
@@ -37,9 +44,9 @@ const BEFORE_US: u64 = 5_000_000;
 const AFTER_US: u64 = 5_000_000;
 
 impl Span {
-    fn explains(&self, first_us: u64, again_us: u64) -> bool {
-        let near = first_us + BEFORE_US >= self.from_us;
-        near && again_us >= self.from_us && self.to_us.is_none_or(|to| first_us <= to + AFTER_US)
+    fn explains(&self, first: Arrival, again_us: u64) -> bool {
+        let near = first.at_us + BEFORE_US >= self.from_us;
+        near && again_us >= self.from_us && self.to_us.is_none_or(|to| first.queued_us <= to + AFTER_US)
     }
 }
 
@@ -76,7 +83,7 @@ pub struct Report {
     pub lost: Vec<String>,
     /// Received more than once.
     pub repeats: Vec<String>,
-    /// Received more than once without a fault to explain it (see [`Ledger::fault`]).
+    /// Received more than once without a fault to explain it (see [`Ledger::fault`]): the id, and when.
     pub unexplained: Vec<String>,
     /// Received before their time.
     pub early: Vec<String>,
@@ -133,7 +140,7 @@ impl Ledger {
             confirmed: false,
             received: 0,
             sent_us: now_us(),
-            first_us: 0,
+            first: Arrival::default(),
         };
         assert!(self.log().items.insert(id.to_owned(), sent).is_none(), "the load uses id {id} twice");
     }
@@ -164,8 +171,16 @@ impl Ledger {
 
     /// Records the arrival of a batch of format `json`.
     pub fn received(&self, message: Received) {
+        let queued_us = message.at_us;
+        self.received_since(message, queued_us);
+    }
+
+    /// As [`Ledger::received`], for a message that can have been in the queue since `queued_us`, because nobody
+    /// consumed the queue in between.
+    pub fn received_since(&self, message: Received, queued_us: u64) {
         let repeated_by_broker = message.redelivered;
         let at_us = message.at_us;
+        let attempt = message.number("x-attempt").unwrap_or(0);
         let lateness = message.lateness_us();
         let key = message.key.clone();
         let batch = message.batch();
@@ -180,9 +195,9 @@ impl Ledger {
             };
             sent.received += 1;
             if sent.received == 1 {
-                sent.first_us = at_us;
+                sent.first = Arrival { queued_us, at_us };
             }
-            let first_us = sent.first_us;
+            let first = sent.first;
             let again = sent.received > 1 && !repeated_by_broker;
             let stray = sent.application != batch.application
                 || sent.application != key
@@ -191,8 +206,16 @@ impl Ledger {
             let early = sent.not_before_ms.is_some_and(|t| at_us < t * 1000 || at_us < due_us);
             if again {
                 log.repeats.push(item.id.clone());
-                if !log.faults.iter().any(|span| span.explains(first_us, at_us)) {
-                    log.unexplained.push(item.id.clone());
+                if !log.faults.iter().any(|span| span.explains(first, at_us)) {
+                    let ms_ago = |us: u64| at_us.saturating_sub(us) / 1000;
+                    let since = log.faults.iter().rev().find(|span| span.from_us <= at_us);
+                    let healed = since.and_then(|span| span.to_us).map(ms_ago);
+                    log.unexplained.push(format!(
+                        "{} (publish {attempt}; first {} ms before, queued {} ms before, last fault healed {healed:?} ms before)",
+                        item.id,
+                        ms_ago(first.at_us),
+                        ms_ago(first.queued_us),
+                    ));
                 }
             }
             if stray {
@@ -258,7 +281,7 @@ impl Ledger {
             .iter()
             .filter_map(|span| {
                 let after = |s: &&Sent| s.received > 0 && span.to_us.is_some_and(|to| s.sent_us >= to);
-                let first = log.items.values().filter(after).map(|s| s.first_us).min()?;
+                let first = log.items.values().filter(after).map(|s| s.first.at_us).min()?;
                 Some(first.saturating_sub(span.to_us?))
             })
             .collect();
@@ -316,11 +339,15 @@ impl Drop for Recorder {
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
+    // Until here, everything that was in the queue has arrived.
+    let mut complete_us = now_us();
     while !stop.load(Ordering::Relaxed) {
         let Ok(client) = Client::try_connect(uri) else {
             std::thread::sleep(Duration::from_millis(200));
             continue;
         };
+        // What lies there now came while nobody consumed, at any moment since the last arrival.
+        let Some(mut backlog) = client.depth(queue) else { continue };
         let Ok(inbox) = client.try_consume(queue, 500) else { continue };
         let (mut heard, mut forgotten) = (Instant::now(), 0);
         // A broker that goes down may forget a consumer without notice, and the messages in its queue are not
@@ -330,7 +357,15 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
             match inbox.try_poll(Duration::from_millis(100)) {
                 Ok(Some(message)) => {
                     (heard, forgotten) = (Instant::now(), 0);
-                    ledger.received(message);
+                    let at_us = message.at_us;
+                    if backlog > 0 {
+                        // The broker may have put what it delivers again in front of what it counted.
+                        backlog -= u32::from(!message.redelivered);
+                        ledger.received_since(message, complete_us);
+                    } else {
+                        complete_us = at_us;
+                        ledger.received(message);
+                    }
                 }
                 Ok(None) if heard.elapsed() >= SILENCE => {
                     let waits = client.depth(queue) != Some(0);
