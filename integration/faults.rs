@@ -21,6 +21,8 @@ mod kill;
 mod life;
 #[path = "faults/network.rs"]
 mod network;
+#[path = "faults/nodes.rs"]
+mod nodes;
 #[path = "faults/scene.rs"]
 mod scene;
 #[path = "faults/turns.rs"]
@@ -78,6 +80,21 @@ const FAULTS: &[Fault] = &[
     fault(56, "a customer's items cancelled", false, turns::cancel_of_many),
     fault(57, "the oldest dropped for each new one", false, turns::drops_oldest),
     fault(58, "looks over items of 4 MiB", false, turns::looks_over_large_bodies),
+    fault(60, "two daemons, kill -9 at random moments", true, nodes::killed),
+    fault(61, "two daemons, kill -9 at named places", false, nodes::killed_at_points),
+    fault(62, "two daemons, the owner frozen", true, nodes::frozen),
+    fault(63, "two daemons, frozen at named places", false, nodes::frozen_at_points),
+    fault(64, "the owner cut from the database", true, nodes::cut_from_database),
+    fault(65, "the owner cut from the broker", false, nodes::cut_from_broker),
+    fault(66, "the owner cut from both", false, nodes::cut_from_both),
+    fault(67, "the database restarted under two", true, nodes::database_restarted),
+    fault(68, "the database down for a minute", false, nodes::database_down),
+    fault(69, "failover to a synchronous replica", false, nodes::failover),
+    fault(70, "the database's disk full", false, nodes::disk_full),
+    fault(71, "a transaction that holds old rows", false, nodes::held_snapshot),
+    fault(72, "a clock an hour off at the spare", false, nodes::clocks_apart),
+    fault(73, "another format of the tables", false, nodes::other_format),
+    fault(74, "a request that kills two daemons", false, nodes::poisoned),
 ];
 
 #[derive(Default)]

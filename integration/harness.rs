@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 use tidegate_harness::{
-    alone, best_of_three, bounded, nested_arrays, require, workdir, Client, Ledger, Node, Push, Raw,
-    RawProperties, Site, Verdict,
+    alone, best_of_three, bounded, nested_arrays, now_us, require, workdir, Client, Inbox, Ledger, Node,
+    Push, Raw, RawProperties, Received, Site, Verdict,
 };
 
 #[test]
@@ -101,6 +101,16 @@ mod alone {
     }
 }
 
+/// A batch of `shop` with these items, published and received.
+fn arrived(site: &Site<'_>, inbox: &Inbox, customer: &str, ids: &[&str]) -> Received {
+    let items: Vec<_> =
+        ids.iter().map(|id| serde_json::json!({"id": id, "due": 1, "received": 1, "payload": 1})).collect();
+    let body = serde_json::json!({"application": "shop", "customer": customer, "batch": "b", "items": items});
+    let push = Push::new(&site.out(), "shop", body.to_string()).number("x-due", 1);
+    assert_eq!(site.client.publish(&push), Verdict::Taken);
+    inbox.next()
+}
+
 #[test]
 fn the_oracle_sees_what_is_wrong() {
     let site = Site::new("oracle");
@@ -113,17 +123,7 @@ fn the_oracle_sees_what_is_wrong() {
         ledger.confirmed(id);
     }
     ledger.sending("unconfirmed", "shop", None, None);
-    let say = |customer: &str, ids: &[&str]| {
-        let items: Vec<_> = ids
-            .iter()
-            .map(|id| serde_json::json!({"id": id, "due": 1, "received": 1, "payload": 1}))
-            .collect();
-        let body =
-            serde_json::json!({"application": "shop", "customer": customer, "batch": "b", "items": items});
-        let push = Push::new(&site.out(), "shop", body.to_string()).number("x-due", 1);
-        assert_eq!(site.client.publish(&push), Verdict::Taken);
-        ledger.received(inbox.next());
-    };
+    let say = |customer: &str, ids: &[&str]| ledger.received(arrived(&site, &inbox, customer, ids));
     say("c1", &["fine", "soon", "made-up"]);
     say("c1", &["fine"]);
     say("c2", &["swapped"]);
@@ -134,6 +134,35 @@ fn the_oracle_sees_what_is_wrong() {
     assert_eq!(report.strangers, ["made-up"]);
     assert_eq!(report.repeats, ["fine"]);
     assert_eq!((report.confirmed, report.batches, report.items_out), (4, 3, 5));
+}
+
+/// If the queue had no consumer for a while, then an arrival does not say when its message was published.
+#[test]
+fn the_oracle_judges_a_repeat_by_the_time_since_when_it_can_have_been_in_the_queue() {
+    let site = Site::new("oracle-gap");
+    let inbox = site.inbox("shop");
+    let ledger = Ledger::new();
+    for id in ["watched", "unwatched"] {
+        ledger.sending(id, "shop", Some("c1"), None);
+        ledger.confirmed(id);
+    }
+    ledger.fault();
+    ledger.healed();
+    let healed_us = now_us();
+    // Later than any fault explains.
+    let late = |id: &str| {
+        let mut message = arrived(&site, &inbox, "c1", &[id]);
+        message.at_us += 60_000_000;
+        message
+    };
+    ledger.received(late("watched"));
+    ledger.received(late("watched"));
+    ledger.received_since(late("unwatched"), healed_us);
+    ledger.received_since(late("unwatched"), healed_us);
+    let report = ledger.settle(Duration::from_millis(100));
+    assert_eq!(report.repeats, ["watched", "unwatched"]);
+    let unexplained: Vec<_> = report.unexplained.iter().map(|text| text.split(' ').next()).collect();
+    assert_eq!(unexplained, [Some("watched")], "{:?}", report.unexplained);
 }
 
 /// Run by the test below as a separate process.

@@ -22,13 +22,6 @@ fn site(name: &str) -> Option<(Site<'static>, &'static Database, Config)> {
     Some((site, server, config))
 }
 
-/// A second daemon with the same configuration, as on another machine.
-fn another(config: &Config) -> Daemon {
-    let dir = workdir("another");
-    let config = config.clone().text("store.path", &dir.join("store").to_string_lossy());
-    Daemon::stopped(&config, &dir)
-}
-
 /// The database's answer to a query about the site's store; `$` stands for its schema.
 fn asked(server: &Database, site: &Site<'_>, text: &str) -> String {
     server.sql(&text.replace('$', site.schema()))
@@ -119,20 +112,15 @@ fn kills_under_load_lose_nothing() {
     drop(recorder);
 }
 
-fn state_of(daemon: &Daemon) -> String {
-    // A daemon that has just started does not answer yet.
-    daemon.ask("GET", "/api/v1/state").1["state"].as_str().unwrap_or_default().to_owned()
-}
-
 /// Waits until the daemon stands by and is ready to take over. Returns the state's sentence about it.
 fn stands_by(daemon: &Daemon) -> String {
-    wait_until("it stands by", LIMIT, || state_of(daemon) == "standby");
+    wait_until("it stands by", LIMIT, || daemon.stage() == "standby");
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
     daemon.state()["links"][0]["detail"].as_str().expect("a sentence").to_owned()
 }
 
 fn serves(daemon: &Daemon) {
-    wait_until("it serves", LIMIT, || state_of(daemon) == "running");
+    wait_until("it serves", LIMIT, || daemon.stage() == "running");
 }
 
 #[test]
@@ -143,7 +131,7 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     let mut first = site.start(&config);
     site.client.publish(&site.push("shop", "1").id("kept").delay(2_000));
     first.holds("waiting", 1);
-    let mut second = another(&config);
+    let mut second = Daemon::another(&config);
     second.start_again();
     let owner = asked(server, &site, "SELECT owner FROM $.shards");
     let told = stands_by(&second);
@@ -180,7 +168,7 @@ fn owners_that_are_killed_or_stopped_are_followed_by_others_and_nothing_is_lost(
     let ledger = Ledger::new();
     let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
     let mut serving = site.start(&config);
-    let mut spare = another(&config);
+    let mut spare = Daemon::another(&config);
     spare.start_again();
     stands_by(&spare);
     let load = site.load(&ledger, 300);
@@ -297,7 +285,7 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
             proxy.welcome(Welcome::Refuse);
             proxy.cut(true);
         }
-        wait_until("it waits", LIMIT, || lives(&daemon) == turn && state_of(&daemon) == "waiting");
+        wait_until("it waits", LIMIT, || lives(&daemon) == turn && daemon.stage() == "waiting");
         let (status, missing) = daemon.ask("GET", "/readyz");
         assert!(status == 503 && missing["missing"][0] == "store", "{status} {missing}");
         assert_eq!(daemon.ask("GET", "/livez").0, 200);

@@ -56,20 +56,8 @@ pub fn after_confirm(context: &Context) -> Row {
 
 /// A panic in the store's thread, the loop, and the tasks of both connections: each ends the process.
 pub fn panics(context: &Context) -> Row {
-    let mut sum = Row::default();
-    for point in ["before-commit", "turn", "after-ack", "before-publish"] {
-        let row = at(context, point, 1, true);
-        sum.injections += row.injections;
-        sum.requests += row.requests;
-        sum.lost += row.lost;
-        sum.repeats += row.repeats;
-        sum.early += row.early;
-        sum.worst_ms = sum.worst_ms.max(row.worst_ms);
-        sum.recovery_ms = sum.recovery_ms.max(row.recovery_ms);
-        sum.lacking = row.lacking;
-        sum.wrong.extend(row.wrong.into_iter().map(|w| format!("{point}: {w}")));
-    }
-    sum
+    let points = ["before-commit", "turn", "after-ack", "before-publish"];
+    Row::sum(points.map(|point| (point, at(context, point, 1, true))))
 }
 
 /// Kills at random moments.

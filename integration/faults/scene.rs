@@ -63,6 +63,23 @@ impl Row {
         Row { lacking: Some(what.to_owned()), ..Row::default() }
     }
 
+    /// One row for several, each with the name of its part.
+    pub fn sum(rows: impl IntoIterator<Item = (&'static str, Row)>) -> Row {
+        let mut sum = Row::default();
+        for (part, row) in rows {
+            sum.injections += row.injections;
+            sum.requests += row.requests;
+            sum.lost += row.lost;
+            sum.repeats += row.repeats;
+            sum.early += row.early;
+            sum.worst_ms = sum.worst_ms.max(row.worst_ms);
+            sum.recovery_ms = sum.recovery_ms.max(row.recovery_ms);
+            sum.lacking = sum.lacking.or(row.lacking);
+            sum.wrong.extend(row.wrong.into_iter().map(|wrong| format!("{part}: {wrong}")));
+        }
+        sum
+    }
+
     /// For faults without a crash or a lost connection: nothing may arrive twice.
     pub fn without_repeats(mut self) -> Row {
         if self.repeats > 0 {

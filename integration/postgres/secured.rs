@@ -1,6 +1,6 @@
 //! Logins to the database: over TLS, with a password from any source, and the messages for a failed login.
 
-use super::{state_of, LIMIT};
+use super::LIMIT;
 use std::fs;
 use tidegate_harness::{wait_until, workdir, Authority, Config, Daemon, Database, Site};
 
@@ -102,7 +102,7 @@ fn a_login_that_fails_says_why_and_waits() {
         let mut daemon = Daemon::stopped(&config, &workdir("pg-login"));
         daemon.start_again();
         wait_until("it says why", LIMIT, || daemon.log().contains("waiting for the store"));
-        wait_until("it waits", LIMIT, || state_of(&daemon) == "waiting");
+        wait_until("it waits", LIMIT, || daemon.stage() == "waiting");
         let log = daemon.log();
         assert!(log.contains(part), "{part}: {}", daemon.log_tail());
         assert!(!log.contains(PASSWORD) && !log.contains(WRONG), "{part}: the log tells a password");

@@ -3,7 +3,7 @@
 //!
 //! Judges promise 11.
 
-use super::{another, serves, site, stands_by, state_of, LIMIT};
+use super::{serves, site, stands_by, LIMIT};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     });
     std::thread::sleep(Duration::from_secs(10));
     assert_eq!(near.state()["store"]["lives"], 1, "{}", near.log_tail());
-    let mut far = another(&config);
+    let mut far = Daemon::another(&config);
     far.start_again();
     serves(&far);
     let told = stands_by(&near);
@@ -78,7 +78,7 @@ fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
         site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(30_000));
     }
     first.holds("waiting", 20);
-    let second = &mut another(&config);
+    let second = &mut Daemon::another(&config);
     second.start_again();
     stands_by(second);
     let look = "/api/v1/items/shop/7";
@@ -123,7 +123,7 @@ fn taken_over_by(name: &str, ahead_ms: i64) {
     let Some((site, _, config)) = site(name) else { return };
     let config = config.text("store.lease", "3s").text("defaults.window", "8s");
     let inbox = site.inbox("shop");
-    let mut second = another(&config);
+    let mut second = Daemon::another(&config);
     let Some(()) = WallClock::ahead(&mut second, ahead_ms) else { return };
     let mut first = site.start(&config);
     second.start_again();
@@ -217,7 +217,7 @@ mod alone {
                 config.clone().text("store.uri", &uri)
             };
             let serving = site.start(&by(&ways[0]));
-            let mut spare = another(&by(&ways[1]));
+            let mut spare = Daemon::another(&by(&ways[1]));
             spare.start_again();
             stands_by(&spare);
             let (ledger, missed) = (Ledger::new(), Vec::new());
@@ -333,16 +333,16 @@ mod alone {
         });
         // The first to connect has the store.
         wait_until("one has it", LIMIT, || {
-            [&pair.serving, &pair.spare].iter().any(|of| state_of(of) == "running")
+            [&pair.serving, &pair.spare].iter().any(|of| of.stage() == "running")
         });
         wait_until("the other one stands by", LIMIT, || {
-            [&pair.serving, &pair.spare].iter().any(|of| state_of(of) == "standby")
+            [&pair.serving, &pair.spare].iter().any(|of| of.stage() == "standby")
         });
-        if state_of(&pair.serving) == "standby" {
+        if pair.serving.stage() == "standby" {
             pair.swapped();
         }
         wait_until("one is the other one's spare", LIMIT, || {
-            state_of(&pair.serving) == "running" && state_of(&pair.spare) == "standby"
+            pair.serving.stage() == "running" && pair.spare.stage() == "standby"
         });
         pair.within("the owner is cut off", LEASE + 2 * second, |pair| {
             pair.ways[pair.turn].welcome(Welcome::Silent);
@@ -353,7 +353,7 @@ mod alone {
         let way = &pair.ways[1 - pair.turn];
         way.welcome(Welcome::Refuse);
         way.cut(true);
-        wait_until("it calls itself nothing", LIMIT, || state_of(&pair.spare) == "waiting");
+        wait_until("it calls itself nothing", LIMIT, || pair.spare.stage() == "waiting");
         way.heal();
         stands_by(&pair.spare);
         let mut now = [pair.serving.pid(), pair.spare.pid()];

@@ -321,6 +321,7 @@ impl Ingest {
                 return if self.stopped { generation.consumer.stop().await } else { Ok(()) };
             }
         };
+        tidegate_common::failpoint!("before-ack");
         let covered = generation.consumer.ack(&acks).await?;
         tidegate_common::failpoint!("after-ack");
         if covered > 0 {
@@ -367,6 +368,7 @@ impl Ingest {
             let (mut requests, mut items, mut bytes) = (Vec::new(), 0, 0);
             while items < CHUNK_ITEMS && bytes < CHUNK_BYTES {
                 let Some(delivery) = generation.held.pop_front() else { break };
+                tidegate_common::failpoint!("poisoned-request", if delivery.data == b"poison");
                 let raw = delivery.data.len() as u64;
                 let request = self.read(delivery, generation.consumer.generation(), received);
                 let cost = cost::of(&request, raw);

@@ -1,6 +1,6 @@
-//! Named points at which a test makes the process die. `TIDEGATE_FAILPOINT=NAME[:NTH[:panic]]` ends it when
-//! NAME is reached for the NTH time (1 if not given): by SIGKILL, or by a panic of the thread that reached
-//! it.
+//! Named points at which a test ends or freezes the process. `TIDEGATE_FAILPOINT=NAME[:NTH[:HOW]]` acts when
+//! NAME is reached for the NTH time (1 if not given): by SIGKILL; by a panic of the thread that reached it
+//! (`panic`); or by SIGSTOP, after which the process goes on with SIGCONT (`freeze`).
 //!
 //! They exist only with the cargo feature `failpoints`, which no shipped binary has. Without it they expand
 //! to nothing.
@@ -36,7 +36,14 @@ mod armed {
     struct Chosen {
         name: String,
         nth: u64,
-        panics: bool,
+        how: How,
+    }
+
+    #[derive(Clone, Copy)]
+    enum How {
+        Kill,
+        Panic,
+        Freeze,
     }
 
     fn chosen() -> Option<Chosen> {
@@ -44,7 +51,12 @@ mod armed {
         let mut parts = text.split(':');
         let name = parts.next()?.to_owned();
         let nth = parts.next().and_then(|nth| nth.parse().ok()).unwrap_or(1);
-        Some(Chosen { name, nth, panics: parts.next() == Some("panic") })
+        let how = match parts.next() {
+            Some("panic") => How::Panic,
+            Some("freeze") => How::Freeze,
+            _ => How::Kill,
+        };
+        Some(Chosen { name, nth, how })
     }
 
     /// A thread has reached the failpoint `name`.
@@ -55,10 +67,14 @@ mod armed {
         if chosen.name != name || TIMES.fetch_add(1, Ordering::Relaxed) + 1 != chosen.nth {
             return;
         }
-        assert!(!chosen.panics, "failpoint {name}");
-        let killed = kill_process(getpid(), Signal::KILL);
-        // The signal may take a moment; the thread must not continue until then.
-        while killed.is_ok() {
+        let signal = match chosen.how {
+            How::Kill => Signal::KILL,
+            How::Panic => panic!("failpoint {name}"),
+            How::Freeze => Signal::STOP,
+        };
+        let sent = kill_process(getpid(), signal);
+        // A signal may take a moment; a thread that is to die must not continue until then.
+        while sent.is_ok() && matches!(chosen.how, How::Kill) {
             std::thread::park();
         }
     }

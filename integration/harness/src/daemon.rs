@@ -127,6 +127,14 @@ impl Daemon {
         Daemon::prepare(config, dir)
     }
 
+    /// A second daemon with this configuration and a directory of its own, as on another machine. Not
+    /// started.
+    pub fn another(config: &Config) -> Daemon {
+        let dir = guard::workdir("another");
+        let config = config.clone().text("store.path", &dir.join("store").to_string_lossy());
+        Daemon::stopped(&config, &dir)
+    }
+
     /// Another binary, from the next start on.
     pub fn use_binary(&mut self, path: &Path) {
         path.clone_into(&mut self.binary);
@@ -269,7 +277,19 @@ impl Daemon {
     pub fn freeze(&self, time: Duration) {
         self.signal(Signal::STOP);
         std::thread::sleep(time);
+        self.thaw();
+    }
+
+    /// A stopped process goes on.
+    pub fn thaw(&self) {
         self.signal(Signal::CONT);
+    }
+
+    /// Whether the process is stopped by a signal.
+    pub fn is_frozen(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        // The name before the state is in parentheses and may contain any character.
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
     }
 
     /// Stops the thread of this name for this time at its next system call; other threads continue.
@@ -331,6 +351,11 @@ impl Daemon {
         let (status, state) = self.ask("GET", "/api/v1/state");
         assert_eq!(status, 200, "/api/v1/state: {state}");
         state
+    }
+
+    /// The word of the state document: `running`, `standby` and so on; empty if the daemon does not answer.
+    pub fn stage(&self) -> String {
+        self.ask("GET", "/api/v1/state").1["state"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Runs the binary with these arguments and this daemon's configuration, and waits for its end.

@@ -5,12 +5,12 @@
 
 use crate::authority::Signed;
 use crate::bounds;
+use crate::disk::Disk;
 use crate::guard;
 use crate::ports::free_port;
 use crate::require::{lacks, skip};
 use crate::util::{block_on, wait_until};
 use rustix::process::{Pid, Signal};
-use std::fmt::Write as _;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{chown, PermissionsExt};
@@ -61,6 +61,8 @@ pub enum Shutdown {
     InOrder,
     /// SIGQUIT: like a crash; the next start recovers committed data from its log.
     AtOnce,
+    /// SIGKILL of the main process; the others end when they notice.
+    Killed,
 }
 
 impl Database {
@@ -86,27 +88,86 @@ impl Database {
     }
 
     fn start(programs: &Path, more: &str) -> Database {
-        let dir = guard::open_dir("pg");
-        let owner = is_root().then(|| ids_of(USER).unwrap_or_else(|| panic!("there is no user {USER}")));
-        if let Some((user, group)) = owner {
-            chown(&dir, Some(user), Some(group)).expect("a directory of the server's user");
-        }
-        let (port, programs, running) = (free_port(), programs.to_owned(), Mutex::default());
-        let server = Database { port, dir, programs, owner, running };
+        let server = Database::at_new_place(programs, free_port());
         let mut make = server.program("initdb");
         make.args(["-U", "tidegate", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]);
-        let made = make.output().expect("initdb");
-        assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
-        let conf = server.dir.join("data/postgresql.conf");
-        let mut text = fs::read_to_string(&conf).expect("the server's configuration");
-        let _written = writeln!(
-            text,
-            "listen_addresses = '127.0.0.1'\nport = {port}\nunix_socket_directories = ''\nmax_connections = 300\n\
-             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\n{more}"
-        );
-        fs::write(&conf, text).expect("the server's configuration");
+        server.make(make);
+        server.configure(&format!(
+            "listen_addresses = '127.0.0.1'\nunix_socket_directories = ''\nmax_connections = 300\n\
+             shared_buffers = 64MB\nfsync = off\nfull_page_writes = off\nport = {}\n{more}",
+            server.port
+        ));
         server.serve();
         server
+    }
+
+    /// A second server, at this port or a free one, that copies this one as it goes; from now on this one
+    /// waits for it at each commit.
+    ///
+    /// # Panics
+    /// If it cannot be made, or does not follow within a minute.
+    pub fn replica(&self, port: Option<u16>) -> Database {
+        let replica = Database::at_new_place(&self.programs, port.unwrap_or_else(free_port));
+        let mut copy = replica.program("pg_basebackup");
+        copy.args(["-h", "127.0.0.1", "-U", "tidegate", "-R", "-N", "-c", "fast", "-p"])
+            .arg(self.port.to_string());
+        replica.make(copy);
+        replica.configure(&format!("port = {}\n", replica.port));
+        replica.serve();
+        // Set here, so that the copy does not inherit it.
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.sql("SELECT pg_reload_conf()");
+        wait_until("the replica follows", Duration::from_secs(60), || {
+            self.sql("SELECT sync_state FROM pg_stat_replication") == "sync"
+        });
+        replica
+    }
+
+    /// A replica takes writes from now on.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("SELECT pg_promote()"), "t", "it takes writes within a minute");
+    }
+
+    /// From now on the daemons' tables are made on a separate file system of `mib` MiB; `None` as in
+    /// [`Disk::mount`].
+    pub fn on_small_disk(&self, mib: u64) -> Option<Disk> {
+        let place = self.dir.join("small");
+        fs::create_dir(&place).expect("a directory of the server");
+        let disk = Disk::mount_over(mib, &place)?;
+        self.give(&place);
+        self.sql(&format!("CREATE TABLESPACE small LOCATION '{}'", place.display()));
+        self.sql("ALTER ROLE tidegate SET default_tablespace = small");
+        Some(disk)
+    }
+
+    fn at_new_place(programs: &Path, port: u16) -> Database {
+        let dir = guard::open_dir("pg");
+        let owner = is_root().then(|| ids_of(USER).unwrap_or_else(|| panic!("there is no user {USER}")));
+        let (programs, running) = (programs.to_owned(), Mutex::default());
+        let server = Database { port, dir, programs, owner, running };
+        server.give(&server.dir);
+        server
+    }
+
+    /// Gives a file or directory to the server's user.
+    fn give(&self, path: &Path) {
+        if let Some((user, group)) = self.owner {
+            chown(path, Some(user), Some(group)).expect("a file of the server's user");
+        }
+    }
+
+    /// Makes the data directory by this program.
+    fn make(&self, mut program: Command) {
+        let made = program.output().expect("a program of the server");
+        assert!(made.status.success(), "{program:?}: {}", String::from_utf8_lossy(&made.stderr));
+    }
+
+    fn configure(&self, lines: &str) {
+        let conf = self.dir.join("data/postgresql.conf");
+        let mut text = fs::read_to_string(&conf).expect("the server's configuration");
+        // Of two lines with the same name the last one counts.
+        text.push_str(lines);
+        fs::write(&conf, text).expect("the server's configuration");
     }
 
     /// Starts it (again) and waits until it answers.
@@ -130,9 +191,7 @@ impl Database {
             let path = data.join(name);
             fs::write(&path, text).expect("a file of the server");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("its mode");
-            if let Some((user, group)) = self.owner {
-                chown(&path, Some(user), Some(group)).expect("its owner");
-            }
+            self.give(&path);
         };
         put("server.crt", &fs::read(&signed.certificate).expect("a certificate"));
         put("server.key", &fs::read(&signed.key).expect("a key"));
@@ -155,7 +214,11 @@ impl Database {
     /// If it does not run.
     pub fn stop(&self, how: Shutdown) {
         let mut child = self.child().take().expect("a server that runs");
-        let signal = if how == Shutdown::InOrder { Signal::INT } else { Signal::QUIT };
+        let signal = match how {
+            Shutdown::InOrder => Signal::INT,
+            Shutdown::AtOnce => Signal::QUIT,
+            Shutdown::Killed => Signal::KILL,
+        };
         let pid = Pid::from_child(&child);
         rustix::process::kill_process(pid, signal).expect("a signal to the server");
         child.wait().expect("its end");
