@@ -86,7 +86,7 @@ setup:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
 		$(SUDO) mkdir -p $(dir $(CLUSTERS)) && echo 'create_main_cluster = false' | $(SUDO) tee $(CLUSTERS) >/dev/null; \
 		( $(call install,initdb-of-postgresql=postgresql) ); code=$$?; $(SUDO) rm -f $(CLUSTERS); exit $$code; }
-	@$(call install,strace faketime promtool=prometheus amqp-publish=amqp-tools curl \
+	@$(call install,strace faketime $(if $(wildcard /usr/sbin/pgbouncer),,pgbouncer) promtool=prometheus amqp-publish=amqp-tools curl \
 		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu) $(call python,celery))
 	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
 		|| timeout 90 npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \

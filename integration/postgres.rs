@@ -3,6 +3,7 @@
 //!
 //! Judges promise 11.
 
+mod check;
 mod secured;
 mod takeover;
 

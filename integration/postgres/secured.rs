@@ -4,21 +4,21 @@ use super::LIMIT;
 use std::fs;
 use tidegate_harness::{wait_until, workdir, Authority, Config, Daemon, Database, Site};
 
-const PASSWORD: &str = "canary@9e1f/pg";
+pub(super) const PASSWORD: &str = "canary@9e1f/pg";
 /// The password as encoded in a URI.
-const ENCODED: &str = "canary%409e1f%2Fpg";
-const WRONG: &str = "canary-wrong-2b7c";
+pub(super) const ENCODED: &str = "canary%409e1f%2Fpg";
+pub(super) const WRONG: &str = "canary-wrong-2b7c";
 
 /// A server that requires TLS and passwords, with a role and its certificate authority.
-struct Secured {
+pub(super) struct Secured {
     server: Database,
-    authority: Authority,
+    pub(super) authority: Authority,
     role: String,
 }
 
 impl Secured {
     /// `None` if PostgreSQL is missing.
-    fn start(site: &Site<'_>) -> Option<Secured> {
+    pub(super) fn start(site: &Site<'_>) -> Option<Secured> {
         let server = Database::own("")?;
         let authority = Authority::new(&workdir("pg-certificates"), "pg-ca");
         server.secure(&authority.server("db", "127.0.0.1"));
@@ -29,13 +29,13 @@ impl Secured {
     }
 
     /// The site's configuration with this password, hosts and parameters.
-    fn config(&self, site: &Site<'_>, password: &str, hosts: &str, parameters: &str) -> Config {
+    pub(super) fn config(&self, site: &Site<'_>, password: &str, hosts: &str, parameters: &str) -> Config {
         let role = &self.role;
         let uri = format!("postgres://{role}{password}@{hosts}/postgres?{parameters}");
         site.in_database(site.config(), &self.server).text("store.uri", &uri)
     }
 
-    fn address(&self) -> String {
+    pub(super) fn address(&self) -> String {
         self.server.address().to_string()
     }
 }

@@ -1,12 +1,12 @@
-//! `check --connect`: logs in on both sides and inspects what exists. Creates nothing.
+//! `check --connect`: logs in at the broker on both sides and inspects what exists. Creates nothing.
 
 use super::connection::Session;
 use super::fault::Fault;
-use super::inspected::{Inspected, Severity};
 use super::rights::inspect_rights;
 use super::topology::{inspect_egress, inspect_ingest, Note};
 use super::{Options, Side};
 use std::time::Duration;
+use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_config::{Endpoint, Login, Topology};
 
 /// Reply code for a missing object.
@@ -22,7 +22,7 @@ fn who(endpoint: &Endpoint) -> String {
 
 /// Logs in at every address of both sides. At the first that answers, inspects every queue and exchange in
 /// use, and how it differs.
-pub async fn inspect(options: &Options) -> Vec<Inspected> {
+pub async fn inspect(options: &Options) -> Vec<CheckLine> {
     let mut findings = Vec::new();
     for side in [Side::Ingest, Side::Egress] {
         let mut looked = false;
@@ -34,11 +34,8 @@ pub async fn inspect(options: &Options) -> Vec<Inspected> {
             let limit = options.timeouts.connect;
             match Session::open(endpoint, &options.amqp, limit, "tidegate check").await {
                 Ok(session) => {
-                    findings.push(Inspected {
-                        side,
-                        severity: Severity::Good,
-                        text: format!("logged in at {} as {}", session.address(), who(endpoint)),
-                    });
+                    let text = format!("logged in at {} as {}", session.address(), who(endpoint));
+                    findings.push(CheckLine::new(Severity::Good, side.as_str(), text));
                     if !std::mem::replace(&mut looked, true) {
                         let found = look(&session, side, options).await;
                         findings.extend(
@@ -50,7 +47,7 @@ pub async fn inspect(options: &Options) -> Vec<Inspected> {
                     session.close(Duration::from_secs(2)).await;
                 }
                 Err(error) => {
-                    findings.push(Inspected { side, severity: Severity::Fault, text: error.to_string() });
+                    findings.push(CheckLine::new(Severity::Fault, side.as_str(), error.to_string()));
                 }
             }
         }
@@ -66,18 +63,18 @@ async fn look(session: &Session, side: Side, options: &Options) -> Vec<Result<No
     }
 }
 
-fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> Inspected {
+fn finding(side: Side, topology: Topology, found: Result<Note, Fault>) -> CheckLine {
     match found {
         Ok(note) => {
             let severity = if note.risky { Severity::Warning } else { Severity::Good };
-            Inspected { side, severity, text: note.text }
+            CheckLine::new(severity, side.as_str(), note.text)
         }
         // The start creates it: a fresh broker is no fault.
         Err(fault) if topology == Topology::Declare && fault.code == Some(NOT_FOUND) => {
             let text = format!("{}: it will be created at the start", fault.text);
-            Inspected { side, severity: Severity::Good, text }
+            CheckLine::new(Severity::Good, side.as_str(), text)
         }
-        Err(fault) => Inspected { side, severity: Severity::Fault, text: fault.text },
+        Err(fault) => CheckLine::new(Severity::Fault, side.as_str(), fault.text),
     }
 }
 

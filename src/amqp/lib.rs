@@ -28,7 +28,6 @@ mod fault;
 mod figures;
 mod ingest_lock;
 mod inspect;
-mod inspected;
 mod liveness;
 mod message;
 mod prefetch;
@@ -50,7 +49,6 @@ pub use connection::{address, connect, is_exposed, ConnectError};
 pub use dead_queue::DeadLetterService;
 pub use figures::{Figures, Stats};
 pub use inspect::inspect;
-pub use inspected::{Inspected, Severity};
 pub use replies::OutgoingReply;
 pub use spans::{OnSpan, PublishSpan};
 

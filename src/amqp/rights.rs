@@ -7,12 +7,12 @@
 use super::blueprint::{lock_name, Names};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use super::inspected::{Inspected, Severity};
 use super::Side;
 use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel};
 use std::time::Duration;
+use tidegate_common::check_line::{CheckLine, Severity};
 use tokio::time::timeout;
 
 /// Reply code for a missing permission.
@@ -59,7 +59,7 @@ pub(crate) async fn inspect_rights(
     side: Side,
     names: &Names,
     limit: Duration,
-) -> Vec<Inspected> {
+) -> Vec<CheckLine> {
     let lock = lock_name(&names.queue);
     let needed = match side {
         Side::Ingest => ingest_needs(names, &lock),
@@ -78,14 +78,14 @@ pub(crate) async fn inspect_rights(
                      rabbitmqctl command that grants it",
                     need.without
                 );
-                found.push(Inspected { side, severity: need.severity, text });
+                found.push(CheckLine::new(need.severity, side.as_str(), text));
             }
-            Err(fault) => found.push(Inspected { side, severity: Severity::Warning, text: fault.text }),
+            Err(fault) => found.push(CheckLine::new(Severity::Warning, side.as_str(), fault.text)),
         }
     }
     if !granted.is_empty() {
         let text = format!("has the right to {}", granted.join(", "));
-        found.insert(0, Inspected { side, severity: Severity::Good, text });
+        found.insert(0, CheckLine::new(Severity::Good, side.as_str(), text));
     }
     found
 }

@@ -4,10 +4,10 @@
 //! If an argument and a policy set the same number, the broker applies the lower one; of words it applies the
 //! argument's.
 
-use super::findings::{finding, CheckLine, Level};
 use super::output::plain;
 use serde_json::Value;
 use std::fmt::Display;
+use tidegate_common::check_line::{CheckLine, Severity};
 
 /// The limit of the queue that the daemon declares. Restarts of a daemon soon use up a lower one.
 const RETURNS: i64 = 50;
@@ -49,7 +49,7 @@ impl<'d> Managed<'d> {
                      deliveries for up to 25 minutes, and the broker would close the channel. Raise it to \
                      {LEAST_CONSUMER_TIMEOUT_MS} or remove it"
                 );
-                found.push(self.line(Level::Warn, text));
+                found.push(self.line(Severity::Warning, text));
             }
         }
         found
@@ -71,7 +71,7 @@ impl<'d> Managed<'d> {
                 "a dead letter is lost after {limit} returns, and each read by `tidegate dead` is one: \
                  declare the queue with an x-delivery-limit of 1000000000"
             );
-            found.push(self.line(Level::Warn, text));
+            found.push(self.line(Severity::Warning, text));
         }
         found
     }
@@ -84,11 +84,11 @@ impl<'d> Managed<'d> {
                  tidegate could then take requests beside this one. Exclude it from the policy's pattern"
             )
         });
-        text.into_iter().map(|text| self.line(Level::Warn, text)).collect()
+        text.into_iter().map(|text| self.line(Severity::Warning, text)).collect()
     }
 
-    fn line(&self, level: Level, text: impl Display) -> CheckLine {
-        finding(level, self.subject, format!("queue '{}': {text}", self.name))
+    fn line(&self, severity: Severity, text: impl Display) -> CheckLine {
+        CheckLine::new(severity, self.subject, format!("queue '{}': {text}", self.name))
     }
 
     fn kind(&self) -> &str {
@@ -111,7 +111,7 @@ impl<'d> Managed<'d> {
             }
             None => text.push_str(", no policy"),
         }
-        self.line(Level::Ok, text)
+        self.line(Severity::Good, text)
     }
 
     /// Names of the policies that apply; `None` if there are none.
@@ -147,30 +147,38 @@ impl<'d> Managed<'d> {
         match self.kind() {
             "quorum" => {}
             "classic" => found.push(self.line(
-                Level::Warn,
+                Severity::Warning,
                 "it is a classic queue: its requests are on one node only, and a request that ends the \
                  daemon each time is never removed. Move to a quorum queue: name a new one in ingest.queue",
             )),
             "stream" => found.push(self.line(
-                Level::Fail,
+                Severity::Fault,
                 "it is a stream: acked requests stay in it and are delivered again after each restart. Name \
                  a quorum queue in ingest.queue",
             )),
             other => found.push(self.line(
-                Level::Warn,
+                Severity::Warning,
                 format!("its type is {}, which this version does not know", plain(other)),
             )),
         }
         for (key, level, text) in [
-            ("exclusive", Level::Fail, "it is exclusive: only the connection that declared it may use it"),
-            ("auto_delete", Level::Warn, "it is deleted with all requests when its last consumer leaves"),
+            (
+                "exclusive",
+                Severity::Fault,
+                "it is exclusive: only the connection that declared it may use it",
+            ),
+            (
+                "auto_delete",
+                Severity::Warning,
+                "it is deleted with all requests when its last consumer leaves",
+            ),
         ] {
             if self.document[key] == true {
                 found.push(self.line(level, text));
             }
         }
         if self.document["durable"] == false {
-            found.push(self.line(Level::Warn, "it is not durable: a restart of the broker deletes it"));
+            found.push(self.line(Severity::Warning, "it is not durable: a restart of the broker deletes it"));
         }
         self.judge_state(found);
     }
@@ -182,13 +190,13 @@ impl<'d> Managed<'d> {
                 "its state is {state}: it does not work until the broker's nodes are back. `rabbitmqctl \
                  cluster_status` shows which are down"
             );
-            found.push(self.line(Level::Fail, text));
+            found.push(self.line(Severity::Fault, text));
         }
         let count = |key: &str| self.document[key].as_array().map_or(0, Vec::len);
         let (members, online) = (count("members"), count("online"));
         if online > 0 && online < members {
             let text = format!("{online} of its {members} members are online: check the others");
-            found.push(self.line(Level::Warn, text));
+            found.push(self.line(Severity::Warning, text));
         }
     }
 
@@ -200,12 +208,12 @@ impl<'d> Managed<'d> {
                  instance while tidegate is stopped. Remove it, or exclude this queue from the policy's \
                  pattern"
             );
-            found.push(self.line(Level::Warn, text));
+            found.push(self.line(Severity::Warning, text));
         }
         if let Some((ms, from)) = self.number("expires") {
             let text =
                 format!("{from} deletes the queue with all {what} after {ms} ms without use. Remove it");
-            found.push(self.line(Level::Warn, text));
+            found.push(self.line(Severity::Warning, text));
         }
         let overflow = self.word("overflow");
         let refuses = overflow.as_ref().is_some_and(|(word, _)| word.starts_with("reject-publish"));
@@ -215,7 +223,7 @@ impl<'d> Managed<'d> {
                 "{from} sets a {key} of {most}, and overflow is drop-head: each message above it drops the \
                  oldest of the {what}. Set overflow to reject-publish, which notifies the publisher"
             );
-            found.push(self.line(Level::Warn, text));
+            found.push(self.line(Severity::Warning, text));
         }
     }
 
@@ -238,13 +246,13 @@ impl<'d> Managed<'d> {
             ),
             Some(_) | None => return,
         };
-        found.push(self.line(Level::Warn, text));
+        found.push(self.line(Severity::Warning, text));
     }
 
     fn judge_dead_exchange(&self, found: &mut Vec<CheckLine>, dead: &str) {
         match self.word("dead-letter-exchange") {
             None => found.push(self.line(
-                Level::Warn,
+                Severity::Warning,
                 format!(
                     "it has no dead-letter exchange: requests that the broker removes are lost. Set \
                      dead-letter-exchange to '{dead}' by a policy"
@@ -255,14 +263,14 @@ impl<'d> Managed<'d> {
                     "{from} sends requests that the broker removes to the exchange '{other}', not to \
                      '{dead}': `tidegate dead` does not see them. Set dead-letter-exchange to '{dead}'"
                 );
-                found.push(self.line(Level::Warn, text));
+                found.push(self.line(Severity::Warning, text));
             }
             Some(_) if self.kind() == "quorum" => {
                 let safe = self.word("dead-letter-strategy").is_some_and(|(word, _)| word == "at-least-once");
                 let refuses = self.word("overflow").is_some_and(|(word, _)| word == "reject-publish");
                 if !(safe && refuses) {
                     found.push(self.line(
-                        Level::Note,
+                        Severity::Note,
                         "requests that the broker removes may be lost on the way to the dead exchange: they \
                          are safe only with dead-letter-strategy at-least-once and overflow reject-publish",
                     ));

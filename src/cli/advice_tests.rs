@@ -25,14 +25,14 @@ fn of_4() -> Value {
     queue
 }
 
-/// Level and text of the lines after the summary.
-fn judged(queue: &Value, major: u64) -> Vec<(Level, String)> {
+/// Severity and text of the lines after the summary.
+fn judged(queue: &Value, major: u64) -> Vec<(Severity, String)> {
     let found = Managed::new("ingest", "tidegate.ingest", queue, major).judge_ingest("tidegate.dead");
-    assert_eq!(found[0].level, Level::Ok, "{found:?}");
-    found.into_iter().skip(1).map(|f| (f.level, f.text)).collect()
+    assert_eq!(found[0].severity, Severity::Good, "{found:?}");
+    found.into_iter().skip(1).map(|f| (f.severity, f.text)).collect()
 }
 
-fn only(queue: &Value, major: u64, level: Level, text: &str) {
+fn only(queue: &Value, major: u64, level: Severity, text: &str) {
     let found = judged(queue, major);
     assert!(found.len() == 1 && found[0].0 == level && found[0].1.contains(text), "{text}: {found:?}");
 }
@@ -54,7 +54,7 @@ fn each_policy_is_named_with_what_it_does() {
         for (mut queue, major) in [(of_3(), 3), (of_4(), 4)] {
             queue["policy"] = json!("p");
             queue["effective_policy_definition"] = definition.clone();
-            only(&queue, major, Level::Warn, text);
+            only(&queue, major, Severity::Warning, text);
         }
     }
 }
@@ -78,10 +78,10 @@ fn an_argument_goes_before_a_policy_where_it_is_a_word() {
 fn the_version_says_what_no_limit_means() {
     let mut queue = of_4();
     queue["arguments"]["x-delivery-limit"] = Value::Null;
-    only(&queue, 4, Level::Warn, "removes a request after 20 returns");
+    only(&queue, 4, Severity::Warning, "removes a request after 20 returns");
     assert_eq!(judged(&queue, 3), []);
     queue["arguments"]["x-delivery-limit"] = json!(-1);
-    only(&queue, 3, Level::Warn, "removes a request at its first return");
+    only(&queue, 3, Severity::Warning, "removes a request at its first return");
     assert_eq!(judged(&queue, 4), []);
     assert_eq!((major("3.10.8"), major("4.1.0-rc.1"), major("")), (3, 4, 0));
 }
@@ -93,25 +93,25 @@ fn what_keeps_the_work_from_being_done_is_a_fault() {
     queue["members"] = json!(["a", "b", "c"]);
     queue["online"] = json!(["a"]);
     let found = judged(&queue, 4);
-    assert_eq!((found[0].0, found[1].0, found.len()), (Level::Fail, Level::Warn, 2), "{found:?}");
+    assert_eq!((found[0].0, found[1].0, found.len()), (Severity::Fault, Severity::Warning, 2), "{found:?}");
     let mut queue = of_4();
     queue["type"] = json!("stream");
-    only(&queue, 4, Level::Fail, "it is a stream");
+    only(&queue, 4, Severity::Fault, "it is a stream");
     let mut queue = of_4();
     queue["exclusive"] = json!(true);
-    only(&queue, 4, Level::Fail, "it is exclusive");
+    only(&queue, 4, Severity::Fault, "it is exclusive");
 }
 
 #[test]
 fn a_classic_queue_and_a_weak_way_to_the_dead_exchange_are_advice() {
     let mut queue = of_3();
     queue["type"] = json!("classic");
-    only(&queue, 3, Level::Warn, "it is a classic queue");
+    only(&queue, 3, Severity::Warning, "it is a classic queue");
     let mut queue = of_3();
     queue["arguments"]["x-dead-letter-strategy"] = Value::Null;
-    only(&queue, 3, Level::Note, "may be lost on the way");
+    only(&queue, 3, Severity::Note, "may be lost on the way");
     queue["arguments"]["x-dead-letter-exchange"] = Value::Null;
-    only(&queue, 3, Level::Warn, "has no dead-letter exchange");
+    only(&queue, 3, Severity::Warning, "has no dead-letter exchange");
 }
 
 #[test]
@@ -120,8 +120,11 @@ fn what_would_delete_a_queue_that_nobody_uses_is_told_of_each() {
                         "effective_policy_definition": { "expires": 60_000 } });
     let managed = Managed::new("ingest", "q", &queue, 3);
     let told = |found: Vec<CheckLine>, text: &str| {
-        let all: Vec<_> =
-            found.into_iter().filter(|line| line.level == Level::Warn).map(|line| line.text).collect();
+        let all: Vec<_> = found
+            .into_iter()
+            .filter(|line| line.severity == Severity::Warning)
+            .map(|line| line.text)
+            .collect();
         assert!(
             all.iter().any(|line| line.contains("policy 'tidy' deletes") && line.contains(text)),
             "{all:?}"

@@ -257,7 +257,8 @@ pub(super) struct RunArgs {
 /// Arguments of `check`.
 #[derive(Args, Debug, Default)]
 pub(super) struct CheckArgs {
-    /// Log in to the broker as well, and check rights, queues and exchanges without changing them
+    /// Log in to the broker as well, and check rights, queues and exchanges without changing them; likewise
+    /// the database of a store in PostgreSQL
     #[arg(long)]
     pub connect: bool,
     /// With --connect: address of RabbitMQ's management API, http://[USER:PASSWORD@]HOST:15672, to check

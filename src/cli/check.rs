@@ -1,17 +1,18 @@
-//! `check`: the configuration, the files and directories it names, and with `--connect` the broker.
+//! `check`: the configuration, the files and directories it names, and with `--connect` the broker and the
+//! database.
 //!
-//! It changes nothing: it makes no directory, takes no lock and declares no queue.
+//! It changes nothing: it makes no directory, takes no lock, declares no queue and makes no table.
 
 use super::advice::{major, Managed};
 use super::args::{CheckArgs, Output};
 use super::broker::block_on;
-use super::findings::{finding, CheckLine, Level};
 use super::management::Management;
 use super::output::{plain, Failure, Out};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_config::{Config, Listen, LoadedConfig, StoreKind};
 
 /// Runs the command on a loaded configuration, or on the faults (one per line) that prevented loading it.
@@ -28,22 +29,29 @@ pub(super) fn run(
         Ok(loaded) => loaded,
         Err(faults) => {
             if output == Output::Json {
-                let all: Vec<_> = faults.lines().map(|f| finding(Level::Fail, "config", f)).collect();
+                let all: Vec<_> =
+                    faults.lines().map(|f| CheckLine::new(Severity::Fault, "config", f)).collect();
                 print(path, &all, output)?;
             }
             return Err(Failure::Config(faults));
         }
     };
     let mut findings = vec![config_source(path)];
-    findings.extend(loaded.warnings.iter().map(|w| finding(Level::Warn, "config", w.to_string())));
-    findings.push(store(&loaded.config));
+    findings
+        .extend(loaded.warnings.iter().map(|w| CheckLine::new(Severity::Warning, "config", w.to_string())));
+    findings.push(store(&loaded.config, args.connect));
     findings.push(admin(&loaded.config));
     if args.connect {
+        if let (StoreKind::Postgres, Some(database)) =
+            (loaded.config.store.kind, &loaded.config.store.database)
+        {
+            findings.extend(tidegate_store::inspect_database(database));
+        }
         findings.extend(broker(&loaded.config)?);
         findings.extend(managed(&loaded.config, args.management.as_deref())?);
     }
     print(path, &findings, output)?;
-    match findings.iter().filter(|f| f.level == Level::Fail).count() {
+    match findings.iter().filter(|f| f.severity == Severity::Fault).count() {
         0 => Ok(()),
         n => Err(Failure::Failed(format!("check: {n} failed"))),
     }
@@ -52,40 +60,46 @@ pub(super) fn run(
 fn print(path: Option<&Path>, findings: &[CheckLine], output: Output) -> Result<(), Failure> {
     let mut out = Out::lock();
     if output == Output::Json {
-        let one = |f: &CheckLine| json!({ "level": f.level.as_str(), "subject": f.subject, "text": f.text });
+        let one =
+            |f: &CheckLine| json!({ "level": f.severity.as_str(), "subject": f.subject, "text": f.text });
         return out.json(&json!({
             "config": path.map(|p| p.display().to_string()),
-            "ok": findings.iter().all(|f| f.level != Level::Fail),
+            "ok": findings.iter().all(|f| f.severity != Severity::Fault),
             "findings": findings.iter().map(one).collect::<Vec<Value>>(),
         }));
     }
-    let row =
-        |f: &CheckLine| vec![f.level.as_str().to_owned(), f.subject.to_owned(), plain(&f.text).into_owned()];
+    let row = |f: &CheckLine| {
+        vec![f.severity.as_str().to_owned(), f.subject.to_owned(), plain(&f.text).into_owned()]
+    };
     out.table(&findings.iter().map(row).collect::<Vec<_>>())
 }
 
 fn config_source(path: Option<&Path>) -> CheckLine {
     match path {
-        Some(path) => finding(Level::Ok, "config", path.display().to_string()),
-        None => finding(Level::Ok, "config", "no file: defaults and environment"),
+        Some(path) => CheckLine::new(Severity::Good, "config", path.display().to_string()),
+        None => CheckLine::new(Severity::Good, "config", "no file: defaults and environment"),
     }
 }
 
-/// Checks as the user who runs the command, which should be the daemon's user.
-fn store(config: &Config) -> CheckLine {
+/// Checks as the user who runs the command, which should be the daemon's user. `is_connecting`: the check of
+/// the database follows.
+fn store(config: &Config, is_connecting: bool) -> CheckLine {
     let path = &config.store.path;
     let database = match (config.store.kind, &config.store.database) {
-        (StoreKind::Memory, _) => return finding(Level::Ok, "store", "memory: nothing is written"),
+        (StoreKind::Memory, _) => {
+            return CheckLine::new(Severity::Good, "store", "memory: nothing is written")
+        }
         (StoreKind::Postgres, Some(db)) => {
             let hosts: Vec<_> = db.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
             let (name, hosts, schema) = (&db.database, hosts.join(", "), &db.schema);
-            format!("database `{name}` at {hosts}, schema `{schema}` (not checked); ")
+            let aside = if is_connecting { "" } else { " (not checked; --connect checks it)" };
+            format!("database `{name}` at {hosts}, schema `{schema}`{aside}; ")
         }
         (StoreKind::Disk, _) | (StoreKind::Postgres, None) => String::new(),
     };
     match directory(path) {
-        Ok(text) => finding(Level::Ok, "store", database + &text),
-        Err(text) => finding(Level::Fail, "store", text),
+        Ok(text) => CheckLine::new(Severity::Good, "store", database + &text),
+        Err(text) => CheckLine::new(Severity::Fault, "store", text),
     }
 }
 
@@ -130,7 +144,7 @@ fn admin(config: &Config) -> CheckLine {
     let listen = &admin.listen;
     if admin.token.is_none() && !listen.is_local() {
         let text = format!("{listen} is not a loopback address: this needs admin.token_file");
-        return finding(Level::Fail, "admin", text);
+        return CheckLine::new(Severity::Fault, "admin", text);
     }
     let others = [("reading", &admin.read_token), ("the state", &admin.state_token)];
     let others = others.iter().filter(|(_, token)| token.is_some());
@@ -143,7 +157,7 @@ fn admin(config: &Config) -> CheckLine {
     };
     match listen {
         Listen::Unix(path) => socket(path, shown),
-        Listen::Tcp(_) | Listen::Off => finding(Level::Ok, "admin", shown),
+        Listen::Tcp(_) | Listen::Off => CheckLine::new(Severity::Good, "admin", shown),
     }
 }
 
@@ -151,33 +165,21 @@ fn admin(config: &Config) -> CheckLine {
 fn socket(path: &Path, shown: String) -> CheckLine {
     if path.symlink_metadata().is_ok_and(|found| !found.file_type().is_socket()) {
         let text = format!("{} exists and is not a socket: the daemon would not replace it", path.display());
-        return finding(Level::Fail, "admin", text);
+        return CheckLine::new(Severity::Fault, "admin", text);
     }
     match path.parent() {
         Some(above) if !above.is_dir() => {
             let text = format!("{shown}; {} must exist at the start", above.display());
-            finding(Level::Warn, "admin", text)
+            CheckLine::new(Severity::Warning, "admin", text)
         }
-        Some(_) | None => finding(Level::Ok, "admin", shown),
+        Some(_) | None => CheckLine::new(Severity::Good, "admin", shown),
     }
 }
 
 /// Checks the broker; nothing else connects to it.
 fn broker(config: &Config) -> Result<Vec<CheckLine>, Failure> {
-    block_on(inspect(config))
-}
-
-async fn inspect(config: &Config) -> Result<Vec<CheckLine>, Failure> {
-    let found = tidegate_amqp::inspect(&tidegate_amqp::Options::new(config, 0, None)).await;
-    let one = |f: tidegate_amqp::Inspected| {
-        let level = match f.severity {
-            tidegate_amqp::Severity::Good => Level::Ok,
-            tidegate_amqp::Severity::Warning => Level::Warn,
-            tidegate_amqp::Severity::Fault => Level::Fail,
-        };
-        finding(level, f.side.as_str(), f.text)
-    };
-    Ok(found.into_iter().map(one).collect())
+    let options = tidegate_amqp::Options::new(config, 0, None);
+    block_on(async { Ok(tidegate_amqp::inspect(&options).await) })
 }
 
 /// A command that shows the limits that neither AMQP nor the management API reports.
@@ -195,16 +197,19 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
              operator_policy effective_policy_definition state`; and run `{NODE_LIMITS}`",
             ingest.vhost
         );
-        return Ok(vec![finding(Level::Note, subject, text)]);
+        return Ok(vec![CheckLine::new(Severity::Note, subject, text)]);
     };
     let api = Management::at(url, ingest)?;
     let overview = match api.get(&["overview"]) {
         Ok(overview) => overview.unwrap_or_default(),
-        Err(text) => return Ok(vec![finding(Level::Warn, subject, text)]),
+        Err(text) => return Ok(vec![CheckLine::new(Severity::Warning, subject, text)]),
     };
     let version = overview["rabbitmq_version"].as_str().unwrap_or_default();
-    let mut found =
-        vec![finding(Level::Ok, subject, format!("{}, RabbitMQ {}", api.place(), plain(version)))];
+    let mut found = vec![CheckLine::new(
+        Severity::Good,
+        subject,
+        format!("{}, RabbitMQ {}", api.place(), plain(version)),
+    )];
     let (vhost, name) = (&ingest.vhost, &config.ingest.queue);
     found.extend(judged(&api, "ingest", vhost, name, |queue| {
         Managed::new("ingest", name, queue, major(version)).judge_ingest(&config.dead.exchange)
@@ -221,7 +226,7 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
             }));
         } else {
             let text = format!("queue '{name}' is at another broker than --management: not checked");
-            found.push(finding(Level::Note, "egress", text));
+            found.push(CheckLine::new(Severity::Note, "egress", text));
         }
     }
     let text = format!(
@@ -229,7 +234,7 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
          its largest message ({} bytes of body are allowed here). Run `{NODE_LIMITS}`",
         config.limits.max_body
     );
-    found.push(finding(Level::Note, subject, text));
+    found.push(CheckLine::new(Severity::Note, subject, text));
     Ok(found)
 }
 
@@ -244,7 +249,7 @@ fn judged(
     match api.get(&["queues", vhost, name]) {
         Ok(Some(queue)) => judge(&queue),
         Ok(None) => Vec::new(),
-        Err(text) => vec![finding(Level::Warn, subject, text)],
+        Err(text) => vec![CheckLine::new(Severity::Warning, subject, text)],
     }
 }
 
@@ -265,45 +270,47 @@ mod tests {
         std::os::unix::fs::symlink(dir.path().join("nothing"), &dangling).unwrap();
         let mut config = config();
         for (path, want) in [
-            (dir.path().to_path_buf(), Level::Ok),
-            (dir.path().join("a/b"), Level::Ok),
-            (file.clone(), Level::Fail),
-            (file.join("below"), Level::Fail),
-            (dangling, Level::Fail),
+            (dir.path().to_path_buf(), Severity::Good),
+            (dir.path().join("a/b"), Severity::Good),
+            (file.clone(), Severity::Fault),
+            (file.join("below"), Severity::Fault),
+            (dangling, Severity::Fault),
         ] {
             config.store.path = path;
-            let found = store(&config);
-            assert_eq!(found.level, want, "{found:?}");
+            let found = store(&config, false);
+            assert_eq!(found.severity, want, "{found:?}");
         }
         assert!(!dir.path().join("a").exists(), "a check creates nothing");
         config.store.kind = StoreKind::Memory;
-        assert_eq!(store(&config).level, Level::Ok);
+        assert_eq!(store(&config, false).severity, Severity::Good);
     }
 
     #[test]
     fn an_open_listener_needs_a_token() {
         let mut config = config();
-        assert_eq!(admin(&config).level, Level::Ok);
+        assert_eq!(admin(&config).severity, Severity::Good);
         config.admin.listen = Listen::parse("0.0.0.0:9380").unwrap();
-        assert_eq!(admin(&config).level, Level::Fail);
+        assert_eq!(admin(&config).severity, Severity::Fault);
         config.admin.token = Some("t".to_owned().into());
-        assert_eq!(admin(&config).level, Level::Ok);
+        assert_eq!(admin(&config).severity, Severity::Good);
     }
 
     #[test]
     fn a_socket_needs_its_directory_and_its_place() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = config();
-        for (name, level) in
-            [("admin.sock", Level::Ok), ("none/admin.sock", Level::Warn), ("file", Level::Fail)]
-        {
+        for (name, level) in [
+            ("admin.sock", Severity::Good),
+            ("none/admin.sock", Severity::Warning),
+            ("file", Severity::Fault),
+        ] {
             std::fs::write(dir.path().join("file"), "").unwrap();
             config.admin.listen = Listen::Unix(dir.path().join(name));
-            assert_eq!(admin(&config).level, level, "{name}");
+            assert_eq!(admin(&config).severity, level, "{name}");
         }
         config.admin.listen = Listen::Off;
         let found = admin(&config);
-        assert!(found.level == Level::Ok && found.text.starts_with("off"), "{found:?}");
+        assert!(found.severity == Severity::Good && found.text.starts_with("off"), "{found:?}");
     }
 
     #[test]

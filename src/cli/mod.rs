@@ -9,7 +9,6 @@ mod check;
 mod client;
 mod commands;
 mod dead;
-mod findings;
 mod health;
 mod list;
 mod management;

@@ -1,6 +1,7 @@
-//! What several parts of tidegate use: clocks, leases, distributions, progress, limits on log lines,
-//! and failpoints.
+//! What several parts of tidegate use: clocks, leases, distributions, progress, limits on log lines, the
+//! lines of a check, and failpoints.
 
+pub mod check_line;
 pub mod clock;
 pub mod distribution;
 pub mod failpoint;

@@ -79,7 +79,7 @@ pub use errors::{
     BrokenContract, CloseError, CommitError, Loss, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
-pub use postgres::schema as database_schema;
+pub use postgres::{inspect as inspect_database, schema as database_schema};
 
 use std::path::PathBuf;
 use std::sync::Arc;

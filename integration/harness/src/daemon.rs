@@ -360,7 +360,17 @@ impl Daemon {
 
     /// Runs the binary with these arguments and this daemon's configuration, and waits for its end.
     pub fn cli(&self, arguments: &[&str]) -> Told {
+        self.told(Command::new(&self.binary), arguments)
+    }
+
+    /// The same with the daemon's environment, which may have a clock of its own.
+    pub fn cli_there(&self, arguments: &[&str]) -> Told {
         let mut command = Command::new(&self.binary);
+        command.envs(&self.environment);
+        self.told(command, arguments)
+    }
+
+    fn told(&self, mut command: Command, arguments: &[&str]) -> Told {
         without_overrides(&mut command);
         let command = command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
         let output = command.output().unwrap_or_else(|e| panic!("{}: {e}", self.binary.display()));

@@ -23,7 +23,7 @@ use std::time::Duration;
 use tokio_postgres::{NoTls, SimpleQueryMessage};
 
 /// The user created by the package: the server refuses to run as root.
-const USER: &str = "postgres";
+pub(crate) const USER: &str = "postgres";
 
 /// Whether all tests keep their stores in a database (`TIDEGATE_TEST_STORE=postgres`).
 pub(crate) fn is_meant() -> bool {
@@ -225,6 +225,19 @@ impl Database {
         guard::forget(child.id());
     }
 
+    /// Turns checksums of its pages on, between a stop and a start.
+    pub fn add_checksums(&self) {
+        self.stop(Shutdown::InOrder);
+        let added = self.program("pg_checksums").arg("--enable").output().expect("pg_checksums");
+        assert!(added.status.success(), "pg_checksums: {}", String::from_utf8_lossy(&added.stderr));
+        self.serve();
+    }
+
+    /// The server's log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+    }
+
     fn child(&self) -> MutexGuard<'_, Option<Child>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -296,7 +309,7 @@ fn find_programs() -> Option<PathBuf> {
     Some(newest.join("bin")).filter(|programs| programs.join("initdb").is_file())
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 

@@ -53,9 +53,10 @@ pub fn require(tool: &str) -> bool {
     found
 }
 
-/// The path of a program.
+/// The path of a program. That of a server is not on every user's path.
 pub(crate) fn on_path(tool: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let places: Vec<PathBuf> = std::env::split_paths(&path).map(|dir| dir.join(tool)).collect();
+    let folders = std::env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]);
+    let places: Vec<PathBuf> = folders.map(|dir| dir.join(tool)).collect();
     places.into_iter().find(|place| place.is_file())
 }

@@ -3,6 +3,7 @@
 //! One thread uses a connection. Its runtime runs only during a query: between two queries it reads nothing,
 //! and the next query notices a lost connection.
 
+use super::settings::ServerSettings;
 use super::statements::Statements;
 use crate::OpenError;
 use futures_util::future::poll_fn;
@@ -23,13 +24,11 @@ use tokio::runtime::Runtime;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, Socket, Statement};
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// Time limit for each host, up to the end of the login; a slower host does not delay the next.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Oldest PostgreSQL with all required features, as its version number.
-const OLDEST: i32 = 130_000;
 
 /// An error of the database or of the connection to it. It never contains a row's contents or a password.
 #[derive(Debug)]
@@ -87,6 +86,15 @@ impl From<tokio_postgres::Error> for DatabaseError {
     }
 }
 
+/// A connection to the first host that takes writes, as the server has set it up.
+pub(super) struct Reached {
+    pub(super) link: DatabaseLink,
+    /// Name and port of that host.
+    pub(super) host: String,
+    /// Why each host before it was not used.
+    pub(super) errors: Vec<String>,
+}
+
 /// See the module.
 pub(super) struct DatabaseLink {
     client: Client,
@@ -109,12 +117,23 @@ impl Drop for DatabaseLink {
 }
 
 impl DatabaseLink {
-    /// Connects to the first address that takes writes.
+    /// Connects to the first address that takes writes, and sets up the session for a daemon.
     ///
     /// # Errors
     ///
     /// [`OpenError::Database`].
     pub(super) fn open(config: &DatabaseConfig) -> Result<Self, OpenError> {
+        let Reached { link, .. } = DatabaseLink::reach(config)?;
+        link.begin(config).map_err(|e| link.failed(&e))?;
+        Ok(link)
+    }
+
+    /// Connects to the first address that takes writes.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Database`].
+    pub(super) fn reach(config: &DatabaseConfig) -> Result<Reached, OpenError> {
         let place = place_of(config);
         let failed = |error: String| OpenError::Database { place: place.clone(), error };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -128,8 +147,7 @@ impl DatabaseLink {
                 Ok(Ok(client)) => {
                     let (warnings, limit, runtime) = (Arc::clone(&warnings), config.lease, Some(runtime));
                     let link = DatabaseLink { client, statements: None, warnings, limit, place, runtime };
-                    link.begin(config).map_err(|e| link.failed(&e))?;
-                    return Ok(link);
+                    return Ok(Reached { link, host: format!("{host}:{port}"), errors });
                 }
                 Ok(Err(error)) => errors.push(format!("{host}:{port}: {error}")),
                 Err(_) => {
@@ -142,9 +160,26 @@ impl DatabaseLink {
         Err(failed(errors.join("; ")))
     }
 
-    /// Checks that this database is suitable, and sets up the session: statements are prepared once, and must
-    /// not scan whole tables because the tables were empty at that time.
+    /// Sets up the session, and checks that this database is suitable.
     fn begin(&self, config: &DatabaseConfig) -> Result<(), DatabaseError> {
+        self.set_up(config)?;
+        let settings = self.settings()?;
+        if let Some(refusal) = settings.refusal(config.allow_async) {
+            return Err(DatabaseError::saying(refusal));
+        }
+        if !config.allow_async && settings.is_commit_lax() {
+            self.execute("SET synchronous_commit = on")?;
+        }
+        Ok(())
+    }
+
+    /// Sets up the session: every wait has a bound; statements are prepared once, and must not scan whole
+    /// tables because the tables were empty at that time.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatabaseLink::run`].
+    pub(super) fn set_up(&self, config: &DatabaseConfig) -> Result<(), DatabaseError> {
         let ms = config.lease.as_millis();
         self.execute(&format!(
             "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; \
@@ -152,32 +187,18 @@ impl DatabaseLink {
              SET lock_timeout = 1000; SET idle_in_transaction_session_timeout = {}; \
              SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'",
             ms / 2
-        ))?;
-        let rows = self.ask(
-            "SELECT current_setting('server_version_num')::int4, current_setting('fsync'), \
-             current_setting('synchronous_commit')",
-        )?;
-        let Some(row) = rows.first() else {
-            return Err(DatabaseError::saying("the server reports no settings"));
-        };
-        let (version, fsync, synchronous): (i32, &str, &str) = (row.get(0), row.get(1), row.get(2));
-        if version < OLDEST {
-            let text = format!("PostgreSQL {}; 13 or newer is needed", version / 10_000);
-            return Err(DatabaseError::saying(text));
-        }
-        if config.allow_async {
-            return Ok(());
-        }
-        if fsync == "off" {
-            return Err(DatabaseError::saying(
-                "the server runs with fsync = off: a crash of its machine loses confirmed commits. Turn \
-                 it on, or set store.allow_async = true",
-            ));
-        }
-        if ["off", "local"].contains(&synchronous) {
-            self.execute("SET synchronous_commit = on")?;
-        }
-        Ok(())
+        ))
+    }
+
+    /// The settings of the server and of this session.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatabaseLink::run`].
+    pub(super) fn settings(&self) -> Result<ServerSettings, DatabaseError> {
+        let rows = self.words(ServerSettings::QUERY)?;
+        let settings = rows.into_iter().next().and_then(ServerSettings::of);
+        settings.ok_or_else(|| DatabaseError::saying("the server reports no settings"))
     }
 
     /// The database's place, without a password.
@@ -257,6 +278,22 @@ impl DatabaseLink {
     /// As [`DatabaseLink::run`].
     pub(super) fn ask(&self, text: &str) -> Result<Vec<Row>, DatabaseError> {
         self.run(self.client.query(text, &[]))
+    }
+
+    /// Runs statements without preparing one, which a pooler can pass on whatever it pools. Returns the
+    /// columns of all rows as text; NULL is empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatabaseLink::run`].
+    pub(super) fn words(&self, text: &str) -> Result<Vec<Vec<String>>, DatabaseError> {
+        let mut rows = Vec::new();
+        for message in self.run(self.client.simple_query(text))? {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            let columns = (0..row.len()).map(|n| row.get(n).unwrap_or_default().to_owned());
+            rows.push(columns.collect());
+        }
+        Ok(rows)
     }
 
     /// Runs one prepared query.

@@ -2,7 +2,8 @@
 //!
 //! Other modules define the meaning of rows, once for all engines ([`super::changes`], [`super::load`]). This
 //! module contains the tables ([`schema`]), the connection ([`connect`]), the ownership of the tables
-//! ([`claim`]), and the reading ([`rows`]) and writing ([`commit`]) of rows.
+//! ([`claim`]), and the reading ([`rows`]) and writing ([`commit`]) of rows. [`inspect`](mod@inspect)
+//! finds out beforehand what a daemon would miss.
 //!
 //! One daemon at a time owns the store, by a lease that each commit extends. A daemon that has lost the store
 //! without noticing writes nothing: each transaction begins with the fence, which the database refuses once
@@ -13,15 +14,23 @@
 //! does both.
 
 mod claim;
+mod clocks;
 mod commit;
 mod connect;
+mod inspect;
+mod pooling;
+mod rights;
 mod rows;
 mod schema;
+mod settings;
 mod statements;
 
 #[cfg(test)]
+mod inspect_tests;
+#[cfg(test)]
 mod tests;
 
+pub use inspect::inspect;
 pub use schema::schema;
 
 use super::directory::Directory;

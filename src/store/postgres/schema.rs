@@ -71,6 +71,10 @@ INSERT INTO "{name}".shards (shard, identity)
 }
 
 /// Makes the tables if there are none, and checks that this program knows their format.
+///
+/// # Errors
+///
+/// [`OpenError::Database`]; those of [`known`].
 pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     if !exists(link, name)? {
         // A second daemon finds the tables made.
@@ -82,6 +86,31 @@ pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
         ended.map_err(|e| link.failed(&e))?;
         tracing::info!(schema = name, "made the tables");
     }
+    known(link, name)
+}
+
+/// Makes the tables in a transaction that is undone. `false`: a daemon is making them at this moment.
+///
+/// # Errors
+///
+/// That of the statement that failed.
+pub(super) fn try_make(link: &DatabaseLink, name: &str) -> Result<bool, DatabaseError> {
+    link.execute("BEGIN")?;
+    let locked = link.words(&format!("SELECT pg_try_advisory_xact_lock({LOCK})"));
+    let made = locked.and_then(|rows| match rows.first().is_some_and(|row| row.concat() == "t") {
+        true => link.execute(&schema(name)).map(|()| true),
+        false => Ok(false),
+    });
+    let undone = link.execute("ROLLBACK");
+    made.and_then(|made| undone.map(|()| made))
+}
+
+/// Checks that this program knows the tables' format and the number of shards.
+///
+/// # Errors
+///
+/// [`OpenError::ForeignSchema`], [`OpenError::Database`].
+pub(super) fn known(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     let text = format!("SELECT format, shards FROM \"{name}\".cluster");
     let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
     let Some((format, shards)) = rows.first().map(|row| (row.get::<_, i32>(0), row.get::<_, i16>(1))) else {
@@ -100,13 +129,19 @@ pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     Err(OpenError::ForeignSchema { schema: name.to_owned(), error })
 }
 
-fn exists(link: &DatabaseLink, name: &str) -> Result<bool, OpenError> {
+/// Whether there are tables of this program.
+///
+/// # Errors
+///
+/// [`OpenError::Database`].
+pub(super) fn exists(link: &DatabaseLink, name: &str) -> Result<bool, OpenError> {
     let text = format!("SELECT to_regclass('\"{name}\".cluster') IS NOT NULL");
     let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 
-fn not_made(link: &DatabaseLink, name: &str, error: &DatabaseError) -> OpenError {
+/// The error of a start that failed to make the tables with `error`.
+pub(super) fn not_made(link: &DatabaseLink, name: &str, error: &DatabaseError) -> OpenError {
     if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) {
         let error = format!(
             "this role may not make the tables in schema `{name}` ({error}): run the output of \

@@ -1,0 +1,382 @@
+//! `check --connect` with a store in PostgreSQL: each finding, and that the check changes and hinders nothing.
+
+use super::secured::{Secured, ENCODED, PASSWORD, WRONG};
+use super::{asked, serves, site, LIMIT};
+use std::time::{Duration, Instant};
+use tidegate_harness::{
+    wait_until, workdir, Config, Daemon, Database, Ledger, Pooler, Proxy, Recorder, Site, Told, WallClock,
+    Welcome,
+};
+
+const CHECK: [&str; 4] = ["check", "--connect", "--output", "json"];
+
+/// The findings about the database: level and text.
+fn about_the_database(told: &Told) -> Vec<(String, String)> {
+    let document = told.json();
+    let findings = document["findings"].as_array().expect("findings").iter();
+    let about = findings.filter(|finding| finding["subject"] == "database");
+    let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().expect("a text").to_owned();
+    about.map(|finding| (text(finding, "level"), text(finding, "text"))).collect()
+}
+
+/// The findings of a check with this configuration.
+fn found(config: &Config) -> Vec<(String, String)> {
+    about_the_database(&Daemon::stopped(config, &workdir("pg-check")).cli(&CHECK))
+}
+
+/// The texts with this level.
+fn of_level<'f>(found: &'f [(String, String)], wanted: &str) -> Vec<&'f str> {
+    found.iter().filter(|(level, _)| level == wanted).map(|(_, text)| &**text).collect()
+}
+
+/// Checks that one finding has this level and contains this text. Returns it.
+fn says<'f>(found: &'f [(String, String)], level: &str, part: &str) -> &'f str {
+    let all = of_level(found, level);
+    let one = all.iter().find(|text| text.contains(part));
+    one.unwrap_or_else(|| panic!("no `{level}` with {part:?}: {found:#?}"))
+}
+
+/// The only fault, which contains this text.
+fn only_fault<'f>(found: &'f [(String, String)], part: &str) -> &'f str {
+    let faults = of_level(found, "fail");
+    assert!(faults.len() == 1 && faults[0].contains(part), "{part:?}: {found:#?}");
+    faults[0]
+}
+
+/// A role that may log in, named after the site's schema.
+fn role(server: &Database, site: &Site<'_>, config: &Config) -> (String, Config) {
+    let role = format!("{}_role", site.schema());
+    server.sql(&format!("CREATE ROLE {role} LOGIN"));
+    let config = config.clone().text("store.uri", &server.uri_of(&role));
+    (role, config)
+}
+
+/// The statements that a finding says to run.
+fn mend(text: &str) -> &str {
+    let (_, rest) = text.split_once("un `").unwrap_or_else(|| panic!("nothing to run: {text}"));
+    rest.split('`').next().expect("statements")
+}
+
+#[test]
+fn a_healthy_database_has_no_fault_before_the_first_start_and_after_it() {
+    let Some(server) = Database::own("fsync = on") else { return };
+    server.add_checksums();
+    let site = Site::new("pg-check");
+    let config = site.in_database(site.config(), &server).set("store.allow_async", "false");
+    let daemon = Daemon::stopped(&config, &site.dir);
+    let told = daemon.cli(&CHECK);
+    let first = about_the_database(&told);
+    assert_eq!((told.code, told.json()["ok"].as_bool()), (0, Some(true)), "{told:?}");
+    assert_eq!((of_level(&first, "fail").len(), of_level(&first, "warn").len()), (0, 0), "{first:#?}");
+    let address = server.address();
+    says(
+        &first,
+        "ok",
+        &format!("logged in to `postgres` at {address} as 'tidegate', without TLS: PostgreSQL "),
+    );
+    says(&first, "note", "synchronous_standby_names is empty");
+    says(&first, "ok", "agrees with this machine's");
+    says(&first, "ok", "the first start makes them");
+    let schemas = format!("SELECT count(*) FROM pg_namespace WHERE nspname = '{}'", site.schema());
+    assert_eq!(server.sql(&schemas), "0", "the check makes nothing");
+    let mut serving = site.start(&config);
+    let second = about_the_database(&serving.cli(&CHECK));
+    assert_eq!((of_level(&second, "fail").len(), of_level(&second, "warn").len()), (0, 0), "{second:#?}");
+    says(&second, "ok", "has all rights on the tables");
+    let owner = asked(&server, &site, "SELECT owner FROM $.shards");
+    says(&second, "ok", &format!("the store belongs to {owner}; its lease ends in "));
+    serving.kill9();
+    asked(&server, &site, "UPDATE $.shards SET expires = clock_timestamp() - interval '1 ms'");
+    says(&found(&config), "note", &format!("the last owner of the store, {owner}, has lost its lease"));
+    serving.start_again();
+    serving.wait_ready();
+    serving.term();
+    assert!(serving.exit(LIMIT).success(), "{}", serving.log_tail());
+    says(&found(&config), "ok", "no daemon owns the store");
+    let plain = serving.cli(&["check"]);
+    assert!(plain.code == 0 && plain.out.contains("(not checked; --connect checks it)"), "{plain:?}");
+}
+
+#[test]
+fn what_makes_commits_unsafe_is_told_and_weighed_by_allow_async() {
+    let Some((site, _, config)) = site("pg-check-async") else { return };
+    let strict = config.clone().set("store.allow_async", "false");
+    // The server of the tests syncs nothing, and has no checksums and no replica.
+    let accepted = found(&config);
+    assert_eq!(of_level(&accepted, "fail").len(), 0, "{accepted:#?}");
+    says(&accepted, "warn", "fsync = off, and store.allow_async = true accepts it");
+    says(&accepted, "warn", "data_checksums is off");
+    says(&accepted, "note", "synchronous_standby_names is empty");
+    let refused = found(&strict);
+    only_fault(&refused, "the server runs with fsync = off: a crash of its machine loses confirmed commits");
+    says(&refused, "ok", "the first start makes them");
+
+    let standbys = "fsync = on\nsynchronous_standby_names = 'elsewhere'";
+    let Some(own) = Database::own(standbys) else { return };
+    own.add_checksums();
+    let strict = site.in_database(site.config(), &own).set("store.allow_async", "false");
+    // The test's own commits wait for no replica.
+    own.sql("SET synchronous_commit = local; ALTER ROLE tidegate SET synchronous_commit = local");
+    let (role, strict) = role(&own, &site, &strict);
+    own.sql(&format!("GRANT CREATE ON DATABASE postgres TO {role}"));
+    let safe = found(&strict);
+    let doubts = ["fail", "warn", "note"].map(|level| of_level(&safe, level).len());
+    assert_eq!(doubts, [0; 3], "{safe:#?}");
+    let lax = strict.clone().set("store.allow_async", "true");
+    for (change, value, lost) in [
+        (format!("ALTER ROLE {role}"), "off", "before it is on a disk"),
+        ("ALTER DATABASE postgres".to_owned(), "local", "before a synchronous replica has it"),
+        ("ALTER SYSTEM".to_owned(), "off", "before it is on a disk"),
+    ] {
+        let changed = |what: &str| {
+            own.sql(&format!("{change} {what}"));
+            own.sql("SELECT pg_reload_conf()");
+        };
+        changed(&format!("SET synchronous_commit = {value}"));
+        let part = format!("synchronous_commit is {value}");
+        wait_until("the server has read it", LIMIT, || {
+            found(&strict).iter().any(|(_, text)| text.starts_with(&part))
+        });
+        let refused = found(&strict);
+        let text = only_fault(&refused, &part);
+        for said in [lost, "The daemon turns it on in its own sessions", "store.allow_async"] {
+            assert!(text.contains(said), "{change}: {text}");
+        }
+        let accepted = found(&lax);
+        assert_eq!(of_level(&accepted, "fail").len(), 0, "{change}: {accepted:#?}");
+        let text = says(&accepted, "warn", "store.allow_async = true leaves it so");
+        assert!(text.starts_with(&part) && text.contains(lost), "{change}: {text}");
+        // What the finding says to run mends it, whichever level set it.
+        own.sql(mend(text));
+        assert_eq!(of_level(&found(&strict), "fail").len(), 0, "{change}");
+        own.sql(&format!("ALTER ROLE {role} IN DATABASE postgres RESET synchronous_commit"));
+        changed("RESET synchronous_commit");
+    }
+}
+
+#[test]
+fn a_database_that_is_not_reached_is_a_fault_with_the_reason_and_no_password_is_told() {
+    let site = Site::new("pg-check-login");
+    let Some(secured) = Secured::start(&site) else { return };
+    let ca = secured.authority.file().to_string_lossy().into_owned();
+    let with = |password: &str, hosts: &str, parameters: &str| {
+        secured.config(&site, &format!(":{password}"), hosts, parameters).text("store.ca_file", &ca)
+    };
+    let address = secured.address();
+    let tls = "sslmode=require";
+    let silent = Proxy::start(address.parse().expect("an address"));
+    silent.welcome(Welcome::Silent);
+    for (config, part) in [
+        (with(WRONG, &address, tls), "28P01"),
+        (with(ENCODED, &address, "sslmode=disable").unset("store.ca_file"), "28000"),
+        (with(ENCODED, &silent.address().to_string(), tls), "no answer within 5 s"),
+        (with(ENCODED, "127.0.0.1:1", tls), "127.0.0.1:1: error connecting to server: Connection refused"),
+        (with(ENCODED, &format!("localhost.invalid:5432,{address}"), tls), ""),
+    ] {
+        let begun = Instant::now();
+        let told = Daemon::stopped(&config, &workdir("pg-check")).cli(&CHECK);
+        assert!(begun.elapsed() < LIMIT, "{part}: {:?}", begun.elapsed());
+        let found = about_the_database(&told);
+        if part.is_empty() {
+            assert_eq!((told.code, of_level(&found, "fail").len()), (0, 0), "{told:?}");
+            says(&found, "ok", "with TLS: PostgreSQL ");
+            says(&found, "warn", "a host is not used: localhost.invalid:5432: ");
+        } else {
+            assert_eq!((told.code, found.len()), (1, 1), "{told:?}");
+            only_fault(&found, part);
+        }
+        for secret in [PASSWORD, ENCODED, WRONG] {
+            assert!(!told.out.contains(secret) && !told.err.contains(secret), "a password: {told:?}");
+        }
+    }
+}
+
+#[test]
+fn each_right_that_is_missing_is_named_with_the_grant_that_mends_it() {
+    let Some((site, server, owner)) = site("pg-check-rights") else { return };
+    let (role, config) = role(server, &site, &owner);
+    let tables = Daemon::stopped(&owner, &site.dir).cli(&["schema"]).out;
+    server.sql(&tables);
+    let name = site.schema();
+    let usage = format!("the right USAGE on schema `{name}` is missing");
+    let before = found(&config);
+    server.sql(mend(only_fault(&before, &usage)));
+    // All of them at once, in one finding.
+    let before = found(&config);
+    let text = only_fault(&before, "rights on the tables");
+    let all = "SELECT on `cluster`; SELECT, UPDATE on `shards`; SELECT, INSERT, UPDATE, DELETE on `nodes`; \
+               SELECT, INSERT, UPDATE, DELETE on `items`; SELECT, INSERT, UPDATE, DELETE on `rows`; \
+               SELECT, INSERT, UPDATE, DELETE on `ended`";
+    assert!(text.contains(all), "{text}");
+    server.sql(mend(text));
+    let has_all = || {
+        let found = found(&config);
+        assert_eq!(of_level(&found, "fail").len(), 0, "{found:#?}");
+        says(&found, "ok", "has all rights on the tables");
+        says(&found, "ok", "no daemon owns the store");
+    };
+    has_all();
+    for (table, rights) in [
+        ("cluster", &["SELECT"][..]),
+        ("shards", &["SELECT", "UPDATE"]),
+        ("nodes", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+        ("items", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+        ("rows", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+        ("ended", &["SELECT", "INSERT", "UPDATE", "DELETE"]),
+    ] {
+        for right in rights {
+            server.sql(&format!("REVOKE {right} ON {name}.{table} FROM {role}"));
+            let found = found(&config);
+            let grant = format!("GRANT {right} ON \"{name}\".{table} TO \"{role}\"");
+            let text = only_fault(&found, &format!("are missing: {right} on `{table}`. Run `{grant}`"));
+            server.sql(mend(text));
+        }
+    }
+    has_all();
+    // These rights are enough for a daemon.
+    serves(&site.start(&config));
+}
+
+#[test]
+fn a_first_start_that_would_fail_is_told() {
+    let Some((site, server, owner)) = site("pg-check-first") else { return };
+    let (role, config) = role(server, &site, &owner);
+    let refused = found(&config);
+    assert_eq!(of_level(&refused, "fail").len(), 0, "{refused:#?}");
+    let text = says(&refused, "warn", "this role may not make the tables");
+    assert!(text.contains("tidegate schema") && text.contains("42501"), "{text}");
+    server.sql(&format!("GRANT CREATE ON DATABASE postgres TO {role}"));
+    says(&found(&config), "ok", "the first start makes them");
+    // Tables of another program are in the way.
+    let name = site.schema();
+    server.sql(&format!("CREATE SCHEMA {name} AUTHORIZATION {role}; CREATE TABLE {name}.items ()"));
+    only_fault(&found(&config), "42P07");
+    assert_eq!(server.sql(&format!("SELECT to_regclass('{name}.cluster') IS NULL")), "t", "nothing is made");
+}
+
+#[test]
+fn tables_that_do_not_fit_are_told() {
+    let Some((site, server, config)) = site("pg-check-tables") else { return };
+    server.sql(&Daemon::stopped(&config, &site.dir).cli(&["schema"]).out);
+    for (change, back, part) in [
+        ("UPDATE $.cluster SET format = 99", "UPDATE $.cluster SET format = 2", "its tables have format 99"),
+        (
+            "UPDATE $.cluster SET shards = 8",
+            "UPDATE $.cluster SET shards = 1",
+            "it is laid out for 8 shards, and this program knows 1",
+        ),
+        ("ALTER TABLE $.items RENAME head TO tail", "ALTER TABLE $.items RENAME tail TO head", "(42703)"),
+        ("ALTER TABLE $.shards RENAME wall TO wail", "ALTER TABLE $.shards RENAME wail TO wall", "(42703)"),
+        ("ALTER TABLE $.nodes RENAME TO hosts", "ALTER TABLE $.hosts RENAME TO nodes", "(42P01)"),
+        ("DELETE FROM $.shards", "INSERT INTO $.shards (shard, identity) VALUES (0, 1)", "`shards` is empty"),
+        ("DELETE FROM $.cluster", "INSERT INTO $.cluster VALUES (true, 2, 1)", "`cluster` is empty"),
+    ] {
+        asked(server, &site, change);
+        only_fault(&found(&config), part);
+        asked(server, &site, back);
+        let mended = found(&config);
+        assert_eq!(of_level(&mended, "fail").len(), 0, "{back}: {mended:#?}");
+    }
+}
+
+#[test]
+fn a_clock_that_is_ahead_or_behind_is_told_and_far_is_a_fault() {
+    let Some((site, _, config)) = site("pg-check-clock") else { return };
+    for (ahead_ms, level, part) in [
+        (400, "ok", "agrees with this machine's"),
+        (5_000, "warn", "behind this machine's"),
+        (-5_000, "warn", "ahead of this machine's"),
+        (40_000, "fail", "behind this machine's: with more than 30 s the daemon does not claim the store"),
+        (-40_000, "fail", "ahead of this machine's: with more than 30 s the daemon does not claim the store"),
+    ] {
+        let mut daemon = Daemon::stopped(&config, &site.dir);
+        let Some(()) = WallClock::ahead(&mut daemon, ahead_ms) else { return };
+        let found = about_the_database(&daemon.cli_there(&CHECK));
+        let text = says(&found, level, part);
+        if level != "ok" {
+            let told: f64 = text.split(' ').find_map(|word| word.parse().ok()).expect("seconds");
+            let off_ms = (told * 1_000.0) as i64 - ahead_ms.abs();
+            assert!((-1_000..=100).contains(&off_ms), "{ahead_ms}: {text}");
+        }
+        assert_eq!(of_level(&found, "fail").len(), usize::from(level == "fail"), "{found:#?}");
+    }
+}
+
+#[test]
+fn a_pooler_must_pool_sessions() {
+    let Some((site, server, config)) = site("pg-check-pooler") else { return };
+    server.sql(&Daemon::stopped(&config, &site.dir).cli(&["schema"]).out);
+    for (mode, connections, level, part) in [
+        ("transaction", 5, "fail", "a pooler between here and the database does not pool sessions"),
+        ("transaction", 1, "fail", "a pooler between here and the database does not pool sessions"),
+        ("statement", 5, "fail", "a pooler between here and the database does not pool sessions"),
+        ("session", 5, "ok", "has all rights on the tables"),
+        // A daemon needs a second connection.
+        ("session", 1, "fail", "a daemon needs a second connection beside the first"),
+    ] {
+        let Some(pooler) = Pooler::start(server, mode, connections) else { return };
+        let config = config.clone().text("store.uri", &pooler.uri());
+        let found = found(&config);
+        says(&found, level, part);
+        let faults = of_level(&found, "fail").len();
+        assert_eq!(
+            faults,
+            usize::from(level == "fail"),
+            "{mode} {connections}: {found:#?}\n{}",
+            pooler.log()
+        );
+        if mode == "transaction" {
+            // The next client gets the session in order, outside of a transaction.
+            let next = self::found(&config);
+            says(&next, level, part);
+            let left = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' \
+                        AND query LIKE '%tidegate.mark%'";
+            assert_eq!(server.sql(left), "0", "{mode} {connections}");
+        }
+    }
+}
+
+/// The server logs each wait for a lock that lasts longer than a millisecond.
+#[test]
+fn a_check_beside_a_serving_daemon_hinders_nothing() {
+    let conf = "log_lock_waits = on\ndeadlock_timeout = 1ms";
+    let Some(server) = Database::own(conf) else { return };
+    let site = Site::new("pg-check-beside");
+    let config = site.in_database(site.config(), &server).text("store.lease", "3s");
+    site.application("shop");
+    let ledger = Ledger::new();
+    let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
+    let daemon = site.start(&config);
+    let epoch = asked(&server, &site, "SELECT epoch, claim FROM $.shards");
+    let load = site.load(&ledger, 300);
+    for n in 1..=10 {
+        let arrived = ledger.arrived_count();
+        wait_until("some arrive", LIMIT, || ledger.arrived_count() > arrived + 50);
+        let found = about_the_database(&daemon.cli(&CHECK));
+        assert_eq!(of_level(&found, "fail").len(), 0, "{n}: {found:#?}");
+        says(&found, "ok", "the store belongs to ");
+    }
+    load.stop();
+    ledger.settle(LIMIT).assert_clean();
+    drop(recorder);
+    let state = daemon.state();
+    assert_eq!(state["store"]["lives"], 1, "{}", daemon.log_tail());
+    assert_eq!(asked(&server, &site, "SELECT epoch, claim FROM $.shards"), epoch, "it is claimed again");
+    let log = server.log();
+    assert!(!log.contains("still waiting for"), "a lock was waited for:\n{log}");
+    // The other way round: a transaction of the daemon that lasts long does not hold up a check.
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| {
+            let text = "BEGIN; SELECT 1 FROM $.shards FOR UPDATE; SELECT pg_sleep(4); COMMIT";
+            asked(&server, &site, text)
+        });
+        let holding = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        wait_until("the row is held", LIMIT, || server.sql(holding) == "1");
+        let found = about_the_database(&daemon.cli(&CHECK));
+        assert_eq!(of_level(&found, "fail").len(), 0, "{found:#?}");
+        assert_eq!(server.sql(holding), "1", "the check waited for {:?}", begun.elapsed());
+        held.join().expect("it ends");
+    });
+    assert!(begun.elapsed() >= Duration::from_secs(4), "the row was not held");
+}

@@ -1,0 +1,124 @@
+//! The rights on the tables, and how to find out whether a role has them.
+//!
+//! Each right is tried by a statement that touches no row, in a transaction that is undone: the database
+//! checks rights before it looks for rows.
+
+use super::connect::{DatabaseError, DatabaseLink};
+use tokio_postgres::error::SqlState;
+
+/// What the statements of a daemon do with one table.
+struct TableUse {
+    table: &'static str,
+    /// Columns of new rows; empty: it inserts none.
+    inserted: &'static str,
+    /// Columns that change; empty: none.
+    updated: &'static [&'static str],
+    /// Whether it deletes rows.
+    is_emptied: bool,
+}
+
+const USES: [TableUse; 6] = [
+    TableUse { table: "cluster", inserted: "", updated: &[], is_emptied: false },
+    TableUse {
+        table: "shards",
+        inserted: "",
+        updated: &[
+            "claim",
+            "writer",
+            "epoch",
+            "owner",
+            "backend",
+            "claimed",
+            "expires",
+            "commit_no",
+            "next_seq",
+            "wall",
+        ],
+        is_emptied: false,
+    },
+    TableUse { table: "nodes", inserted: "name, seen", updated: &["seen"], is_emptied: true },
+    TableUse {
+        table: "items",
+        inserted: "shard, key, head, rest",
+        updated: &["head", "rest"],
+        is_emptied: true,
+    },
+    TableUse { table: "rows", inserted: "shard, space, key, value", updated: &["value"], is_emptied: true },
+    TableUse {
+        table: "ended",
+        inserted: "shard, bucket, epoch, identity, value",
+        updated: &["value"],
+        is_emptied: true,
+    },
+];
+
+impl TableUse {
+    /// Each needed right, with a statement that needs it.
+    fn trials(&self, schema: &str) -> Vec<(&'static str, String)> {
+        let name = format!("\"{schema}\".{}", self.table);
+        let mut all = vec![("SELECT", format!("SELECT * FROM {name} WHERE false"))];
+        if !self.inserted.is_empty() {
+            let columns = self.inserted;
+            let values = vec!["NULL"; columns.split(',').count()].join(", ");
+            all.push(("INSERT", format!("INSERT INTO {name} ({columns}) SELECT {values} WHERE false")));
+        }
+        if !self.updated.is_empty() {
+            let set: Vec<_> = self.updated.iter().map(|column| format!("{column} = DEFAULT")).collect();
+            all.push(("UPDATE", format!("UPDATE {name} SET {} WHERE false", set.join(", "))));
+        }
+        if self.is_emptied {
+            all.push(("DELETE", format!("DELETE FROM {name} WHERE false")));
+        }
+        all
+    }
+}
+
+/// The result of [`try_rights`].
+#[derive(Debug, Default)]
+pub(super) struct TriedRights {
+    /// Tables without a right, each with the missing ones.
+    pub(super) missing: Vec<(&'static str, Vec<&'static str>)>,
+    /// The first error of another kind.
+    pub(super) error: Option<DatabaseError>,
+}
+
+impl TriedRights {
+    /// Whether the role may read this table.
+    pub(super) fn may_read(&self, table: &str) -> bool {
+        !self.missing.iter().any(|(name, rights)| *name == table && rights.contains(&"SELECT"))
+    }
+
+    /// The statements that grant what is missing to this role, an identifier in quotes.
+    pub(super) fn grants(&self, schema: &str, role: &str) -> String {
+        let grant = |(table, rights): &(&str, Vec<&str>)| {
+            format!("GRANT {} ON \"{schema}\".{table} TO {role}", rights.join(", "))
+        };
+        self.missing.iter().map(grant).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Tries each needed right on each table.
+///
+/// # Errors
+///
+/// The connection is lost.
+pub(super) fn try_rights(link: &DatabaseLink, schema: &str) -> Result<TriedRights, DatabaseError> {
+    let mut tried = TriedRights::default();
+    link.execute("BEGIN; SAVEPOINT tried")?;
+    for one in &USES {
+        let mut missing = Vec::new();
+        for (right, statement) in one.trials(schema) {
+            match link.execute(&format!("ROLLBACK TO SAVEPOINT tried; {statement}")) {
+                Ok(()) => {}
+                Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => missing.push(right),
+                Err(error) if error.code().is_none() => return Err(error),
+                Err(error) => tried.error = tried.error.or(Some(error)),
+            }
+        }
+        if !missing.is_empty() {
+            tried.missing.push((one.table, missing));
+        }
+    }
+    link.execute("ROLLBACK")?;
+    Ok(tried)
+}

@@ -1,0 +1,58 @@
+//! The settings of a server, and what they mean for the durability of a commit. Pure.
+
+/// Oldest PostgreSQL with all required features, as its version number.
+const OLDEST: u32 = 130_000;
+
+/// Settings of the server, of the database and of the role, as they apply to one session.
+#[derive(Debug)]
+pub(super) struct ServerSettings {
+    number: u32,
+    /// The version for people.
+    pub(super) version: String,
+    fsync: String,
+    /// When a COMMIT returns.
+    pub(super) synchronous_commit: String,
+    /// The replicas that a COMMIT waits for; empty: none.
+    pub(super) standbys: String,
+    checksums: String,
+}
+
+impl ServerSettings {
+    /// Returns one row, for [`ServerSettings::of`].
+    pub(super) const QUERY: &str = "SELECT current_setting('server_version_num'), \
+        current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'), \
+        current_setting('synchronous_standby_names', true), current_setting('data_checksums', true)";
+
+    /// The settings in the row of [`ServerSettings::QUERY`].
+    pub(super) fn of(row: Vec<String>) -> Option<Self> {
+        let [number, version, fsync, synchronous_commit, standbys, checksums] = row.try_into().ok()?;
+        let number = number.parse().ok()?;
+        Some(ServerSettings { number, version, fsync, synchronous_commit, standbys, checksums })
+    }
+
+    /// Why no daemon uses this server.
+    pub(super) fn refusal(&self, allow_async: bool) -> Option<String> {
+        if self.number < OLDEST {
+            return Some(format!("PostgreSQL {}; 13 or newer is needed", self.number / 10_000));
+        }
+        let text =
+            "the server runs with fsync = off: a crash of its machine loses confirmed commits. Turn it \
+                    on, or set store.allow_async = true";
+        (!allow_async && self.is_unsynced()).then(|| text.to_owned())
+    }
+
+    /// Whether the server does not wait for its disk at all.
+    pub(super) fn is_unsynced(&self) -> bool {
+        self.fsync == "off"
+    }
+
+    /// Whether a COMMIT returns before it is on the disk, or before its synchronous replica has it.
+    pub(super) fn is_commit_lax(&self) -> bool {
+        ["off", "local"].contains(&&*self.synchronous_commit)
+    }
+
+    /// Whether the server notices a page that its disk has damaged.
+    pub(super) fn has_checksums(&self) -> bool {
+        self.checksums == "on"
+    }
+}
