@@ -180,7 +180,7 @@ fuzz: fetch ## every decoder against generated input, FUZZ_SECONDS (60) each
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --locked --offline $(TOP) --test fuzz -- --nocapture --test-threads 2
 
 .PHONY: faults
-faults: fetch ## about ten minutes: every fault that can be produced here, checked by what was sent and received (LONG=1, SEED=n, ROWS="7 13")
+faults: fetch ## about half an hour: every fault that can be produced here, checked by what was sent and received (LONG=1, SEED=n, ROWS="7 13")
 	@$(call install,faketime)
 	$(CARGO) build --release --locked --offline $(TOP) --bin tidegate
 	$(CARGO) build --release --locked --offline --bin tidegate --features failpoints --target-dir target/faults

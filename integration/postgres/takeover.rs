@@ -3,7 +3,7 @@
 //!
 //! Judges promise 11.
 
-use super::{serves, site, stands_by, LIMIT};
+use super::{asked, serves, site, stands_by, LIMIT};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -188,6 +188,25 @@ fn a_clock_far_ahead_takes_over() {
 #[test]
 fn a_clock_far_behind_takes_over() {
     taken_over_by("pg-clock--25000", -25_000);
+}
+
+#[test]
+fn a_clock_too_far_off_claims_nothing() {
+    for ahead_ms in [40_000, -40_000] {
+        let Some((site, server, config)) = site("pg-clock-off") else { return };
+        let mut daemon = Daemon::stopped(&config, &site.dir);
+        let Some(()) = WallClock::ahead(&mut daemon, ahead_ms) else { return };
+        daemon.start_again();
+        wait_until("it waits", LIMIT, || daemon.stage() == "waiting");
+        let told = daemon.state()["links"][0]["detail"].as_str().expect("a sentence").to_owned();
+        let way = if ahead_ms > 0 { "s behind this machine's" } else { "s ahead of this machine's" };
+        assert!(told.contains(way) && told.contains("does not claim the store"), "{told}");
+        assert_eq!(daemon.ask("GET", "/readyz").0, 503);
+        assert_eq!(asked(server, &site, "SELECT owner IS NULL FROM $.shards"), "t");
+        // It goes on trying, and ends at once.
+        daemon.term();
+        assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
+    }
 }
 
 mod alone {

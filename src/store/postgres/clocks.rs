@@ -7,7 +7,7 @@ use super::connect::{DatabaseError, DatabaseLink};
 use tidegate_common::clock;
 
 /// Largest difference with which a daemon claims the store.
-pub(super) const MAX_CLOCK_DIFFERENCE_MS: u64 = 30_000;
+const MAX_CLOCK_DIFFERENCE_MS: u64 = 30_000;
 
 /// The database's clock minus this machine's, ms. The answer takes a while, and a difference within that time
 /// counts as 0: the true one is never smaller than this.
@@ -40,6 +40,16 @@ pub(super) fn sentence(difference_ms: i64) -> String {
     format!("the database's clock is {}.{:03} s {way} this machine's", ms / 1_000, ms % 1_000)
 }
 
+/// Why a daemon with this difference does not claim the store.
+pub(super) fn refusal(difference_ms: i64) -> Option<String> {
+    let most = MAX_CLOCK_DIFFERENCE_MS / 1_000;
+    let sentence = sentence(difference_ms);
+    let text = format!(
+        "{sentence}: with more than {most} s the daemon does not claim the store. Synchronise both clocks"
+    );
+    (difference_ms.unsigned_abs() > MAX_CLOCK_DIFFERENCE_MS).then_some(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,5 +59,7 @@ mod tests {
         assert_eq!([7, 10, 15, 20, 26].map(|at| beyond(at, 10, 20)), [-3, 0, 0, 0, 6]);
         assert_eq!(sentence(1_050), "the database's clock is 1.050 s ahead of this machine's");
         assert_eq!(sentence(-31_000), "the database's clock is 31.000 s behind this machine's");
+        assert!([-30_000, 0, 30_000].into_iter().all(|ms| refusal(ms).is_none()));
+        assert!([-30_001, 30_001].into_iter().all(|ms| refusal(ms).is_some()));
     }
 }

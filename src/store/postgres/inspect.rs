@@ -6,7 +6,7 @@
 //! A finding does not end the examination, except where nothing more can be learned: there is no connection,
 //! or a pooler mixes up the sessions, or the tables are another program's.
 
-use super::clocks::{difference_ms, sentence, MAX_CLOCK_DIFFERENCE_MS};
+use super::clocks::{difference_ms, refusal, sentence};
 use super::connect::{DatabaseLink, Reached};
 use super::settings::ServerSettings;
 use super::{pooling, rights, schema};
@@ -155,16 +155,11 @@ fn lax_commits(config: &DatabaseConfig, value: &str) -> CheckLine {
 }
 
 fn judge_clocks(difference_ms: i64) -> CheckLine {
-    let sentence = sentence(difference_ms);
-    let ms = difference_ms.unsigned_abs();
-    if ms > MAX_CLOCK_DIFFERENCE_MS {
-        let most = MAX_CLOCK_DIFFERENCE_MS / 1_000;
-        let text = format!(
-            "{sentence}: with more than {most} s the daemon does not claim the store. Synchronise both clocks"
-        );
-        return line(Severity::Fault, text);
+    if let Some(refusal) = refusal(difference_ms) {
+        return line(Severity::Fault, refusal);
     }
-    if ms > NOTICED_CLOCK_DIFFERENCE_MS {
+    if difference_ms.unsigned_abs() > NOTICED_CLOCK_DIFFERENCE_MS {
+        let sentence = sentence(difference_ms);
         let text = format!(
             "{sentence}: after a takeover, items are early or late by the difference between the daemons' \
              clocks. Synchronise them"
