@@ -203,7 +203,9 @@ fn a_clock_too_far_off_claims_nothing() {
         assert!(told.contains(way) && told.contains("does not claim the store"), "{told}");
         assert_eq!(daemon.ask("GET", "/readyz").0, 503);
         assert_eq!(asked(server, &site, "SELECT owner IS NULL FROM $.shards"), "t");
-        // It goes on trying, and ends at once.
+        // It goes on trying, says so once, and ends at once.
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(daemon.log().matches("waiting for the store").count(), 1, "{}", daemon.log_tail());
         daemon.term();
         assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
     }

@@ -32,6 +32,7 @@ mod armed {
     use rustix::process::{getpid, kill_process, Signal};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::OnceLock;
+    use std::time::Duration;
 
     struct Chosen {
         name: String,
@@ -73,9 +74,14 @@ mod armed {
             How::Freeze => Signal::STOP,
         };
         let sent = kill_process(getpid(), signal);
-        // A signal may take a moment; a thread that is to die must not continue until then.
-        while sent.is_ok() && matches!(chosen.how, How::Kill) {
-            std::thread::park();
+        // A signal may take a moment, and this thread must not continue until then.
+        match chosen.how {
+            How::Freeze => std::thread::sleep(Duration::from_millis(200)),
+            How::Kill | How::Panic => {
+                while sent.is_ok() {
+                    std::thread::park();
+                }
+            }
         }
     }
 }

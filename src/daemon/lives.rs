@@ -77,7 +77,7 @@ fn live(process: &mut Process) -> Result<Ending, RunError> {
         let Ending::Lost(loss, failure) = ending else { break ending };
         process.readiness.reset(false);
         process.tally.lost(loss);
-        tracing::info!("the lost store is opened again");
+        tracing::info!("opening the lost store again");
         waits.lost(begun.elapsed(), loss, failure.to_string());
     };
     if let Some(starts) = &mut starts {

@@ -58,8 +58,14 @@ impl StandbyWaits {
     pub(super) fn refused(&mut self, error: &OpenError, config: &Config) {
         self.is_spare = matches!(error, OpenError::Claimed { .. });
         self.reason = error.to_string();
-        // The remaining time of the other daemon's lease differs each time.
-        let told = if self.is_spare { String::new() } else { self.reason.clone() };
+        // The remaining time of the other daemon's lease, and the difference of clocks, vary with each try.
+        let told = if self.is_spare {
+            String::new()
+        } else if let OpenError::ClockApart { place, .. } = error {
+            format!("clock: {place}")
+        } else {
+            self.reason.clone()
+        };
         if self.told.replace(told.clone()) != Some(told) {
             if self.is_spare {
                 tracing::info!("standing by: {error}");

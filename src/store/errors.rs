@@ -241,6 +241,14 @@ pub enum OpenError {
         /// Remaining time of its lease, ms.
         left_ms: u64,
     },
+    /// The clocks of the database and of this machine are too far apart.
+    #[error("database {place}: {error}")]
+    ClockApart {
+        /// Name and addresses of the database.
+        place: String,
+        /// The difference, and what follows.
+        error: String,
+    },
     /// The database is unreachable, or refuses.
     #[error("database {place}: {error}")]
     Database {
@@ -351,13 +359,14 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether a later attempt may succeed without a repair here: another daemon owns the store, or the
-    /// database is unreachable.
+    /// Whether a later attempt may succeed without a repair here: another daemon owns the store, the database
+    /// is unreachable, or a clock is wrong.
     pub fn is_passing(&self) -> bool {
         match self {
-            OpenError::Claimed { .. } | OpenError::Database { .. } | OpenError::Read(ReadError::Lost(_)) => {
-                true
-            }
+            OpenError::Claimed { .. }
+            | OpenError::ClockApart { .. }
+            | OpenError::Database { .. }
+            | OpenError::Read(ReadError::Lost(_)) => true,
             OpenError::Commit(error) => error.loss().is_some(),
             OpenError::Locked { .. }
             | OpenError::ForeignSchema { .. }

@@ -275,12 +275,17 @@ impl Daemon {
 
     /// Stops the process for this time, like a suspended machine.
     pub fn freeze(&self, time: Duration) {
-        self.signal(Signal::STOP);
+        self.halt();
         std::thread::sleep(time);
         self.thaw();
     }
 
-    /// A stopped process goes on.
+    /// SIGSTOP, until [`Daemon::thaw`].
+    pub fn halt(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// SIGCONT: a stopped process goes on.
     pub fn thaw(&self) {
         self.signal(Signal::CONT);
     }

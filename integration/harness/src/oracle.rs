@@ -359,7 +359,7 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
                     (heard, forgotten) = (Instant::now(), 0);
                     let at_us = message.at_us;
                     if backlog > 0 {
-                        // The broker may have put what it delivers again in front of what it counted.
+                        // What the broker delivers again may have come in front of what it has counted.
                         backlog -= u32::from(!message.redelivered);
                         ledger.received_since(message, complete_us);
                     } else {
@@ -367,6 +367,7 @@ fn record(uri: &str, queue: &str, ledger: &Ledger, stop: &AtomicBool) {
                         ledger.received(message);
                     }
                 }
+                Ok(None) if backlog > 0 && client.depth(queue) == Some(0) => backlog = 0,
                 Ok(None) if heard.elapsed() >= SILENCE => {
                     let waits = client.depth(queue) != Some(0);
                     forgotten = if waits { forgotten + 1 } else { 0 };

@@ -7,6 +7,7 @@
 //! a former owner removes the file, so that two daemons with the same name do not take the store from each
 //! other without end.
 
+use super::clocks;
 use super::connect::{DatabaseError, DatabaseLink};
 use super::now_ms;
 use crate::directory::{own_file, Directory};
@@ -65,7 +66,8 @@ impl Claim {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Claimed`], [`OpenError::Database`], [`OpenError::Io`], [`OpenError::Random`].
+    /// [`OpenError::Claimed`], [`OpenError::ClockApart`], [`OpenError::Database`], [`OpenError::Io`],
+    /// [`OpenError::Random`].
     pub(super) fn take(
         link: &DatabaseLink,
         (directory, claims): (&Arc<Directory>, &Arc<AtomicU64>),
@@ -75,6 +77,7 @@ impl Claim {
         let failed = |error: DatabaseError| link.failed(&error);
         let statements = link.statements().map_err(failed)?;
         let (token, owner) = (random()?, owner(directory)?);
+        judge_clock(link, &owner)?;
         let lease_ms = config.lease.as_millis() as u64;
         let begun = Instant::now();
         loop {
@@ -205,6 +208,23 @@ impl Claim {
             tracing::warn!(%error, "the store was not released; another daemon can claim it after the lease");
         }
     }
+}
+
+/// A daemon with a wrong clock would send everything at the wrong time. If the store is still its own, its clock
+/// has stepped while it served, and it goes on.
+fn judge_clock(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
+    let failed = |error: DatabaseError| link.failed(&error);
+    let difference_ms = clocks::difference_ms(link).map_err(failed)?;
+    let Some(error) = clocks::refusal(difference_ms) else { return Ok(()) };
+    let rows = link.statements().and_then(|statements| link.query(&statements.owner, &[])).map_err(failed)?;
+    if rows.first().is_some_and(|row| row.get::<_, &str>(0) == name) {
+        tracing::warn!(
+            "{}; the daemon goes on, because the store is its own",
+            clocks::sentence(difference_ms)
+        );
+        return Ok(());
+    }
+    Err(OpenError::ClockApart { place: link.place().to_owned(), error })
 }
 
 fn is_locked(error: &DatabaseError) -> bool {

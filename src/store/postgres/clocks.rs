@@ -5,23 +5,47 @@
 
 use super::connect::{DatabaseError, DatabaseLink};
 use tidegate_common::clock;
+use tidegate_types::Now;
 
 /// Largest difference with which a daemon claims the store.
 const MAX_CLOCK_DIFFERENCE_MS: u64 = 30_000;
 
-/// The database's clock minus this machine's, ms. The answer takes a while, and a difference within that time
-/// counts as 0: the true one is never smaller than this.
+/// An answer within this time (ms) shows the difference well enough.
+const PROMPT_MS: u64 = 1_000;
+/// Largest number of questions until one is answered promptly.
+const QUESTIONS: u32 = 3;
+
+/// The database's clock minus this machine's, ms. A difference within the time of the answer counts as 0: the
+/// true one is never smaller than this. So the question is asked again if the answer was slow, or if this
+/// machine's clock stepped meanwhile.
 ///
 /// # Errors
 ///
 /// Those of the query.
 pub(super) fn difference_ms(link: &DatabaseLink) -> Result<i64, DatabaseError> {
-    let before = clock::wall_ms();
+    let (mut difference, mut is_prompt) = ask(link)?;
+    for _ in 1..QUESTIONS {
+        if is_prompt {
+            break;
+        }
+        (difference, is_prompt) = ask(link)?;
+    }
+    Ok(difference)
+}
+
+/// The difference by one question, and whether the answer was prompt.
+fn ask(link: &DatabaseLink) -> Result<(i64, bool), DatabaseError> {
+    let before = clock::now();
     let rows = link.words("SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8")?;
-    let after = clock::wall_ms();
+    let after = clock::now();
     let at = rows.first().and_then(|row| row.concat().parse().ok());
     let at = at.ok_or_else(|| DatabaseError::saying("the server does not say what time it is"))?;
-    Ok(beyond(at, before as i64, after as i64))
+    Ok((beyond(at, before.wall as i64, after.wall as i64), is_prompt(before, after)))
+}
+
+/// Whether little time passed by both clocks.
+fn is_prompt(before: Now, after: Now) -> bool {
+    after.mono.saturating_sub(before.mono) <= PROMPT_MS && before.wall.abs_diff(after.wall) <= PROMPT_MS
 }
 
 /// How far a moment is before (negative) or after a stretch of time.
@@ -53,6 +77,21 @@ pub(super) fn refusal(difference_ms: i64) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slow_answer_and_a_step_of_the_clock_are_no_prompt_answer() {
+        let before = Now { wall: 50_000, mono: 7_000 };
+        for (wall, mono, prompt) in [
+            (50_003, 7_003, true),
+            (51_000, 8_000, true),
+            (51_001, 8_001, false),
+            // Suspended, or set by hand.
+            (90_000, 7_003, false),
+            (10_000, 7_003, false),
+        ] {
+            assert_eq!(is_prompt(before, Now { wall, mono }), prompt, "{wall} {mono}");
+        }
+    }
 
     #[test]
     fn a_moment_within_the_question_differs_by_nothing() {

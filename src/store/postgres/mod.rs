@@ -41,7 +41,7 @@ use super::{
     Store, Usage, UsageError, WantedContents,
 };
 use claim::{Claim, Claimed};
-use connect::{DatabaseError, DatabaseLink};
+use connect::DatabaseLink;
 use rows::PgRows;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -110,19 +110,12 @@ impl Contender {
         let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
         // The claim does not use the second connection, which must work afterwards.
         links[1].ask("SELECT 1").map_err(|e| links[1].failed(&e))?;
-        // A daemon with such a clock would send everything at the wrong time.
-        let difference = clocks::difference_ms(&links[0]).map_err(|e| links[0].failed(&e))?;
-        if let Some(error) = clocks::refusal(difference) {
-            let refused = links[0].failed(&DatabaseError::saying(error));
-            self.links = Some(links);
-            return Err(refused);
-        }
         // A daemon that has left the store to another is no heir for a while.
         let left_at = self.left_at.load(Ordering::Acquire);
         let is_heir = left_at == 0 || now_ms() >= left_at + NO_HEIR_MS;
         let directory = (&self.directory, &self.claims);
         let claimed = match Claim::take(&links[0], directory, &self.config, is_heir) {
-            Err(error @ OpenError::Claimed { .. }) => {
+            Err(error @ (OpenError::Claimed { .. } | OpenError::ClockApart { .. })) => {
                 self.links = Some(links);
                 return Err(error);
             }
