@@ -97,7 +97,13 @@ fn store(config: &Config, is_connecting: bool) -> CheckLine {
         }
         (StoreKind::Disk, _) | (StoreKind::Postgres, None) => String::new(),
     };
-    match directory(path) {
+    let suitable = directory(path).and_then(|text| match config.store.kind {
+        StoreKind::Postgres => {
+            tidegate_store::refuse_disk_store(path).map(|()| text).map_err(|e| e.to_string())
+        }
+        StoreKind::Disk | StoreKind::Memory => Ok(text),
+    });
+    match suitable {
         Ok(text) => CheckLine::new(Severity::Good, "store", database + &text),
         Err(text) => CheckLine::new(Severity::Fault, "store", text),
     }

@@ -5,11 +5,13 @@
 pub enum Severity {
     /// As it should be, or harmless.
     Good,
-    /// No change is needed; the line is information.
+    /// To know: what follows from the set-up as it is, or what the check cannot see. It may be so on purpose.
     Note,
-    /// It works, but requests can be lost, late or refused.
+    /// To look at: a daemon may run as it is, but requests can be lost, late or refused, now or after another
+    /// failure; or a part that it needs is missing yet, or could not be checked.
     Warning,
-    /// It does not work, or acked requests can be lost.
+    /// To mend: a daemon would not start, or not serve; or acked requests depend on a setting with which they
+    /// can be lost, and the configuration does not accept that.
     Fault,
 }
 

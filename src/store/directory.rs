@@ -120,6 +120,19 @@ impl Directory {
     }
 }
 
+/// Checks that a directory, which may be missing, contains no store on the disk. A daemon with its store in a
+/// database does so at its start. Nothing is made or locked.
+///
+/// # Errors
+///
+/// The error of that daemon: [`OpenError::HoldsDisk`], [`OpenError::Damaged`], [`OpenError::Io`].
+pub fn refuse_disk_store(path: &Path) -> Result<(), OpenError> {
+    match holds_store(&plain_path(path).join(DATA))? {
+        true => Err(OpenError::HoldsDisk { path: path.to_owned() }),
+        false => Ok(()),
+    }
+}
+
 /// Subdirectory of the storage engine's files.
 const DATA: &str = "db";
 /// The lock file of the process that has the store open.
@@ -315,6 +328,23 @@ fn parse(bytes: &[u8]) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_beside_a_database_contains_no_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("own");
+        refuse_disk_store(&path).unwrap();
+        assert!(!path.exists(), "nothing is made");
+        fs::create_dir_all(path.join("db")).unwrap();
+        refuse_disk_store(&path).unwrap();
+        fs::write(path.join("db/other"), "").unwrap();
+        assert!(matches!(refuse_disk_store(&path), Err(OpenError::Damaged { .. })));
+        fs::write(path.join("db/version"), "").unwrap();
+        assert!(
+            matches!(refuse_disk_store(&path), Err(OpenError::HoldsDisk { path: named }) if named == path)
+        );
+        assert!(!path.join(LOCK).exists(), "nothing is locked");
+    }
 
     #[test]
     fn a_directory_is_private_and_locked() {

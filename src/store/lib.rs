@@ -75,6 +75,7 @@ mod thread_tests;
 #[cfg(test)]
 mod verify_tests;
 
+pub use directory::refuse_disk_store;
 pub use errors::{
     BrokenContract, CloseError, CommitError, Loss, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };

@@ -20,7 +20,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio_postgres::{NoTls, SimpleQueryMessage};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 /// The user created by the package: the server refuses to run as root.
 pub(crate) const USER: &str = "postgres";
@@ -91,6 +91,10 @@ impl Database {
         let server = Database::at_new_place(programs, free_port());
         let mut make = server.program("initdb");
         make.args(["-U", "tidegate", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]);
+        if version_of(programs).is_some_and(|version| version >= CHECKSUMS_BY_DEFAULT) {
+            // As older versions do without this option, which they do not know.
+            make.arg("--no-data-checksums");
+        }
         server.make(make);
         server.configure(&format!(
             "listen_addresses = '127.0.0.1'\nunix_socket_directories = ''\nmax_connections = 300\n\
@@ -165,7 +169,8 @@ impl Database {
     fn configure(&self, lines: &str) {
         let conf = self.dir.join("data/postgresql.conf");
         let mut text = fs::read_to_string(&conf).expect("the server's configuration");
-        // Of two lines with the same name the last one counts.
+        // Of two lines with the same name the last one counts. The present last line may have no end.
+        text.push('\n');
         text.push_str(lines);
         fs::write(&conf, text).expect("the server's configuration");
     }
@@ -225,8 +230,11 @@ impl Database {
         guard::forget(child.id());
     }
 
-    /// Turns checksums of its pages on, between a stop and a start.
+    /// Turns checksums of its pages on, between a stop and a start, if they are off.
     pub fn add_checksums(&self) {
+        if self.sql("SHOW data_checksums") == "on" {
+            return;
+        }
         self.stop(Shutdown::InOrder);
         let added = self.program("pg_checksums").arg("--enable").output().expect("pg_checksums");
         assert!(added.status.success(), "pg_checksums: {}", String::from_utf8_lossy(&added.stderr));
@@ -281,6 +289,20 @@ impl Database {
         self.answer(text).unwrap_or_else(|error| panic!("the database refuses {text}: {error:?}"))
     }
 
+    /// Runs statements in a transaction, which stays open until it is released.
+    ///
+    /// # Panics
+    /// If the server returns an error.
+    pub fn hold(&self, text: &str) -> HeldTransaction {
+        let held = block_on(async {
+            let (client, connection) = tokio_postgres::connect(&self.uri(), NoTls).await?;
+            let _moving = tokio::spawn(connection);
+            client.batch_execute(&format!("BEGIN; {text}")).await?;
+            Ok::<_, tokio_postgres::Error>(HeldTransaction(client))
+        });
+        held.unwrap_or_else(|error| panic!("the database refuses {text}: {error:?}"))
+    }
+
     /// Over a connection of this process instead of `psql`: a forked child briefly inherits open files and
     /// locks.
     fn answer(&self, text: &str) -> Result<String, tokio_postgres::Error> {
@@ -301,12 +323,33 @@ impl Database {
     }
 }
 
+/// An open transaction of [`Database::hold`]; the server undoes it when this is dropped.
+#[derive(Debug)]
+pub struct HeldTransaction(Client);
+
+impl HeldTransaction {
+    /// Undoes it.
+    ///
+    /// # Panics
+    /// If it has ended before.
+    pub fn release(self) {
+        block_on(self.0.batch_execute("ROLLBACK")).expect("a transaction that was held");
+    }
+}
+
+/// The first version whose `initdb` turns checksums on by itself.
+const CHECKSUMS_BY_DEFAULT: u32 = 18;
+
 fn find_programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
-    let version = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let found = versions.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| version(path).is_some());
-    let newest = found.max_by_key(|path| version(path))?;
-    Some(newest.join("bin")).filter(|programs| programs.join("initdb").is_file())
+    let all = versions.filter_map(|entry| Some(entry.ok()?.path().join("bin")));
+    let newest = all.filter_map(|programs| Some((version_of(&programs)?, programs))).max()?.1;
+    Some(newest).filter(|programs| programs.join("initdb").is_file())
+}
+
+/// The version of these programs, `/usr/lib/postgresql/<version>/bin`.
+fn version_of(programs: &Path) -> Option<u32> {
+    programs.parent()?.file_name()?.to_str()?.parse().ok()
 }
 
 pub(crate) fn is_root() -> bool {

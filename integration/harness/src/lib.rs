@@ -38,7 +38,7 @@ pub use broker::{external_uri, Node};
 pub use browser::Browser;
 pub use client::{Client, Ended, Inbox, Verdict};
 pub use daemon::{binary, is_optimised, Config, Daemon, HeldThread, Told};
-pub use database::{has_disk_store, is_on_disk, Database, Shutdown};
+pub use database::{has_disk_store, is_on_disk, Database, HeldTransaction, Shutdown};
 pub use disk::Disk;
 pub use guard::{run_guarded, workdir};
 pub use http::HttpAnswer;

@@ -45,7 +45,12 @@ impl Pooler {
 
     /// The database's URI through it.
     pub fn uri(&self) -> String {
-        format!("postgres://tidegate@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+        self.uri_of("tidegate")
+    }
+
+    /// The same for another role.
+    pub fn uri_of(&self, role: &str) -> String {
+        format!("postgres://{role}@127.0.0.1:{}/postgres?sslmode=disable", self.port)
     }
 
     /// What it has logged.

@@ -86,13 +86,40 @@ impl From<tokio_postgres::Error> for DatabaseError {
     }
 }
 
-/// A connection to the first host that takes writes, as the server has set it up.
-pub(super) struct Reached {
-    pub(super) link: DatabaseLink,
-    /// Name and port of that host.
-    pub(super) host: String,
-    /// Why each host before it was not used.
-    pub(super) errors: Vec<String>,
+/// Why there is no connection to one host.
+#[derive(Debug)]
+pub(super) enum LoginError {
+    /// The host is not reached, refuses the login, or takes no writes although it should.
+    Failed(DatabaseError),
+    /// It has not answered within the time limit.
+    Silent,
+}
+
+impl LoginError {
+    /// Whether the host may accept the login, and only does not take writes.
+    pub(super) fn may_be_read_only(&self) -> bool {
+        match self {
+            LoginError::Failed(error) => error.code().is_none(),
+            LoginError::Silent => false,
+        }
+    }
+
+    /// Whether all connections are used up, if another login has succeeded just before.
+    pub(super) fn is_full(&self) -> bool {
+        match self {
+            LoginError::Failed(error) => error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS),
+            LoginError::Silent => true,
+        }
+    }
+}
+
+impl fmt::Display for LoginError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LoginError::Failed(error) => error.fmt(f),
+            LoginError::Silent => write!(f, "no answer within {} s", CONNECT_LIMIT.as_secs()),
+        }
+    }
 }
 
 /// See the module.
@@ -123,41 +150,47 @@ impl DatabaseLink {
     ///
     /// [`OpenError::Database`].
     pub(super) fn open(config: &DatabaseConfig) -> Result<Self, OpenError> {
-        let Reached { link, .. } = DatabaseLink::reach(config)?;
-        link.begin(config).map_err(|e| link.failed(&e))?;
-        Ok(link)
+        let mut errors = Vec::new();
+        for host in &config.hosts {
+            match DatabaseLink::at(config, host, TargetSessionAttrs::ReadWrite) {
+                Ok(link) => {
+                    link.begin(config).map_err(|e| link.failed(&e))?;
+                    return Ok(link);
+                }
+                Err(error) => errors.push(error_at(host, &error)),
+            }
+        }
+        Err(not_reached(config, &errors))
     }
 
-    /// Connects to the first address that takes writes.
+    /// Connects to one host. The session is as the server has set it up. `wanted`: what of its addresses is
+    /// used.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Database`].
-    pub(super) fn reach(config: &DatabaseConfig) -> Result<Reached, OpenError> {
-        let place = place_of(config);
-        let failed = |error: String| OpenError::Database { place: place.clone(), error };
+    /// Why there is no connection.
+    pub(super) fn at(
+        config: &DatabaseConfig,
+        (host, port): &(String, u16),
+        wanted: TargetSessionAttrs,
+    ) -> Result<Self, LoginError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| failed(format!("no runtime: {e}")))?;
+        let runtime = runtime.map_err(|e| DatabaseError::saying(format!("no runtime: {e}")));
+        let runtime = runtime.map_err(LoginError::Failed)?;
         let warnings = Arc::new(AtomicU64::new(0));
-        let mut errors = Vec::new();
-        for (host, port) in &config.hosts {
-            let connecting = connect(config, (host, *port), Arc::clone(&warnings));
-            let within = async { tokio::time::timeout(CONNECT_LIMIT, connecting).await };
-            match runtime.block_on(within) {
-                Ok(Ok(client)) => {
-                    let (warnings, limit, runtime) = (Arc::clone(&warnings), config.lease, Some(runtime));
-                    let link = DatabaseLink { client, statements: None, warnings, limit, place, runtime };
-                    return Ok(Reached { link, host: format!("{host}:{port}"), errors });
-                }
-                Ok(Err(error)) => errors.push(format!("{host}:{port}: {error}")),
-                Err(_) => {
-                    errors.push(format!("{host}:{port}: no answer within {} s", CONNECT_LIMIT.as_secs()))
-                }
+        let connecting = connect(config, (host, *port), wanted, Arc::clone(&warnings));
+        let within = async { tokio::time::timeout(CONNECT_LIMIT, connecting).await };
+        let error = match runtime.block_on(within) {
+            Ok(Ok(client)) => {
+                let (limit, place, runtime) = (config.lease, place_of(config), Some(runtime));
+                return Ok(DatabaseLink { client, statements: None, warnings, limit, place, runtime });
             }
-        }
+            Ok(Err(error)) => LoginError::Failed(error),
+            Err(_) => LoginError::Silent,
+        };
         // An address look-up may still be pending.
         runtime.shutdown_background();
-        Err(failed(errors.join("; ")))
+        Err(error)
     }
 
     /// Sets up the session, and checks that this database is suitable.
@@ -349,6 +382,16 @@ impl DatabaseLink {
     }
 }
 
+/// The error of a start that reaches no host. `errors`: those of [`error_at`].
+pub(super) fn not_reached(config: &DatabaseConfig, errors: &[String]) -> OpenError {
+    OpenError::Database { place: place_of(config), error: errors.join("; ") }
+}
+
+/// An error with the host's name and port.
+pub(super) fn error_at((host, port): &(String, u16), error: &LoginError) -> String {
+    format!("{host}:{port}: {error}")
+}
+
 /// Database and addresses, for messages.
 fn place_of(config: &DatabaseConfig) -> String {
     let hosts: Vec<_> = config.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
@@ -358,6 +401,7 @@ fn place_of(config: &DatabaseConfig) -> String {
 async fn connect(
     config: &DatabaseConfig,
     (host, port): (&str, u16),
+    wanted: TargetSessionAttrs,
     warnings: Arc<AtomicU64>,
 ) -> Result<Client, DatabaseError> {
     let mut client = tokio_postgres::Config::new();
@@ -366,7 +410,7 @@ async fn connect(
         .user(&config.user)
         .dbname(&config.database)
         .application_name("tidegate")
-        .target_session_attrs(TargetSessionAttrs::ReadWrite)
+        .target_session_attrs(wanted)
         .tcp_user_timeout(config.lease)
         .keepalives_idle(config.lease)
         .ssl_mode(if config.tls { SslMode::Require } else { SslMode::Disable });

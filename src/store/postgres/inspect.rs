@@ -1,18 +1,21 @@
 //! `check --connect`: what is wrong with the database, before a daemon needs it.
 //!
 //! Nothing is changed: what is tried is undone, the store is not claimed, and no lock is taken that a serving
-//! daemon waits for. Every wait has a bound: that of the connect, and the length of the lease for an answer.
+//! daemon waits for. Every wait has a bound: that of each login, and the length of the lease for an answer.
+//! Every host is logged in at, and the one that a daemon would use is examined.
 //!
 //! A finding does not end the examination, except where nothing more can be learned: there is no connection,
 //! or a pooler mixes up the sessions, or the tables are another program's.
 
 use super::clocks::{difference_ms, refusal, sentence};
-use super::connect::{DatabaseLink, Reached};
+use super::connect::{error_at, not_reached, DatabaseLink, LoginError};
+use super::schema::MakeTrial;
 use super::settings::ServerSettings;
 use super::{pooling, rights, schema};
 use crate::OpenError;
 use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_config::DatabaseConfig;
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::error::SqlState;
 
 /// The subject of all lines.
@@ -45,18 +48,14 @@ fn quoted(name: &str) -> String {
 ///
 /// Why the examination cannot go on.
 fn examine(config: &DatabaseConfig, lines: &mut Vec<CheckLine>) -> Result<(), OpenError> {
-    let Reached { mut link, host, errors } = DatabaseLink::reach(config)?;
-    let unused = errors.into_iter().map(|error| format!("a host is not used: {error}"));
-    lines.extend(unused.map(|text| line(Severity::Warning, text)));
+    let (mut link, host) = reach_all(config, lines)?;
     let settings = link.settings().map_err(|e| link.failed(&e))?;
-    lines.push(connected(config, &host, &settings));
+    lines.push(connected(config, host, &settings));
     judge_settings(config, &settings, lines);
-    let second = match DatabaseLink::reach(config) {
-        Ok(reached) => reached.link,
+    let second = match DatabaseLink::at(config, host, TargetSessionAttrs::ReadWrite) {
+        Ok(second) => second,
         Err(error) => {
-            let text =
-                format!("a daemon needs a second connection beside the first, and there is none: {error}");
-            lines.push(line(Severity::Fault, text));
+            lines.push(no_second(&error));
             return Ok(());
         }
     };
@@ -73,7 +72,7 @@ fn examine(config: &DatabaseConfig, lines: &mut Vec<CheckLine>) -> Result<(), Op
     link.set_up(config).map_err(|e| link.failed(&e))?;
     let difference = difference_ms(&link).map_err(|e| link.failed(&e))?;
     lines.push(judge_clocks(difference));
-    let role = quoted(&config.user);
+    let role = quoted(&settings.role);
     let name = &config.schema;
     let usage =
         format!("SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = '{name}'");
@@ -86,20 +85,113 @@ fn examine(config: &DatabaseConfig, lines: &mut Vec<CheckLine>) -> Result<(), Op
         lines.push(line(Severity::Fault, text));
         return Ok(());
     }
-    if schema::exists(&link, name)? {
-        return examine_tables(&mut link, config, lines);
+    if !schema::exists(&link, name)? {
+        if let Some(line) = first_start(&link, name) {
+            lines.push(line);
+            return Ok(());
+        }
     }
-    lines.push(first_start(&link, name));
-    Ok(())
+    examine_tables(&mut link, name, &role, lines)
 }
 
-fn connected(config: &DatabaseConfig, host: &str, settings: &ServerSettings) -> CheckLine {
+/// Logs in at each host, because a failover may need any of them. Returns a connection to the first that
+/// takes writes, which is the one that a daemon uses.
+///
+/// # Errors
+///
+/// No host takes writes.
+fn reach_all<'c>(
+    config: &'c DatabaseConfig,
+    lines: &mut Vec<CheckLine>,
+) -> Result<(DatabaseLink, &'c (String, u16)), OpenError> {
+    let mut used: Option<(DatabaseLink, &(String, u16))> = None;
+    let (mut errors, mut others) = (Vec::new(), Vec::new());
+    for host in &config.hosts {
+        match DatabaseLink::at(config, host, TargetSessionAttrs::ReadWrite) {
+            Ok(link) => match &used {
+                Some((first, _)) => others.push(another_writer(first, &link, host)),
+                None => used = Some((link, host)),
+            },
+            Err(error) => {
+                others.push(no_writer(config, host, &error));
+                errors.push(error_at(host, &error));
+            }
+        }
+    }
+    let used = used.ok_or_else(|| not_reached(config, &errors))?;
+    lines.extend(others);
+    Ok(used)
+}
+
+/// A host at which there is no login for writes.
+fn no_writer(config: &DatabaseConfig, host: &(String, u16), error: &LoginError) -> CheckLine {
+    let (name, port) = host;
+    let read_only = match error.may_be_read_only() {
+        true => DatabaseLink::at(config, host, TargetSessionAttrs::ReadOnly).ok(),
+        false => None,
+    };
+    let Some(link) = read_only else {
+        let text = format!("no login at {name}:{port}, so no daemon could use it after a failover: {error}");
+        return line(Severity::Warning, text);
+    };
+    match link.words("SELECT pg_is_in_recovery()") {
+        Ok(rows) if rows.first().is_some_and(|row| row.concat() == "t") => {
+            line(Severity::Good, format!("logged in at {name}:{port}, a replica: takes no writes"))
+        }
+        Ok(_) => {
+            let text = format!(
+                "logged in at {name}:{port}: takes no writes, and is no replica. Look at its \
+                 default_transaction_read_only"
+            );
+            line(Severity::Warning, text)
+        }
+        Err(error) => line(Severity::Warning, format!("{name}:{port} takes no writes: {error}")),
+    }
+}
+
+/// A further host that takes writes: the same server by another name, or one that must not do that.
+fn another_writer(first: &DatabaseLink, link: &DatabaseLink, (name, port): &(String, u16)) -> CheckLine {
+    let started = |link: &DatabaseLink| link.words("SELECT pg_postmaster_start_time()");
+    match (started(first), started(link)) {
+        (Ok(first), Ok(other)) if first == other => {
+            line(Severity::Good, format!("logged in at {name}:{port}: the same server"))
+        }
+        (Ok(_), Ok(_)) => {
+            let text = format!(
+                "logged in at {name}:{port}: takes writes as well, and is another server. A daemon that does \
+                 not reach the hosts before it would use what is stored there. Let one server take writes"
+            );
+            line(Severity::Warning, text)
+        }
+        (Err(error), _) | (_, Err(error)) => {
+            line(Severity::Warning, format!("{name}:{port} takes writes as well: {error}"))
+        }
+    }
+}
+
+fn connected(config: &DatabaseConfig, (name, port): &(String, u16), settings: &ServerSettings) -> CheckLine {
     let tls = if config.tls { "with TLS" } else { "without TLS" };
-    let (database, user, version) = (&config.database, &config.user, &settings.version);
+    let ServerSettings { database, login, role, version, .. } = settings;
+    let rights = if role == login { String::new() } else { format!(" with the rights of '{role}'") };
     line(
         Severity::Good,
-        format!("logged in to `{database}` at {host} as '{user}', {tls}: PostgreSQL {version}"),
+        format!(
+            "logged in to `{database}` at {name}:{port} as '{login}'{rights}, {tls}: PostgreSQL {version}"
+        ),
     )
+}
+
+/// The second login at a host has failed.
+fn no_second(error: &LoginError) -> CheckLine {
+    if error.is_full() {
+        let text = format!(
+            "connections are used up: {error}. The check needs two beside those of the daemons: look at the \
+             role's CONNECTION LIMIT, max_connections, and the pool of a pooler. Nothing else was checked"
+        );
+        return line(Severity::Warning, text);
+    }
+    let text = format!("a daemon needs a second connection beside the first, and there is none: {error}");
+    line(Severity::Fault, text)
 }
 
 fn judge_settings(config: &DatabaseConfig, settings: &ServerSettings, lines: &mut Vec<CheckLine>) {
@@ -112,7 +204,7 @@ fn judge_settings(config: &DatabaseConfig, settings: &ServerSettings, lines: &mu
         lines.push(line(Severity::Warning, text));
     }
     if settings.is_commit_lax() {
-        lines.push(lax_commits(config, &settings.synchronous_commit));
+        lines.push(lax_commits(config, settings));
     }
     if settings.standbys.is_empty() {
         let text = "synchronous_standby_names is empty: what is committed is on one machine, unless the \
@@ -122,13 +214,14 @@ fn judge_settings(config: &DatabaseConfig, settings: &ServerSettings, lines: &mu
     }
     if !settings.has_checksums() {
         let text = "data_checksums is off: the server does not notice pages that its disk has damaged. Stop \
-                    it and run `pg_checksums --enable`";
+                    it and run `pg_checksums --enable`. (A managed service may check pages by other means)";
         lines.push(line(Severity::Warning, text));
     }
 }
 
-fn lax_commits(config: &DatabaseConfig, value: &str) -> CheckLine {
-    let lost = match value {
+fn lax_commits(config: &DatabaseConfig, settings: &ServerSettings) -> CheckLine {
+    let value = &settings.synchronous_commit;
+    let lost = match &**value {
         "local" => {
             "a commit returns before a synchronous replica has it, and a failover loses acked requests"
         }
@@ -136,8 +229,8 @@ fn lax_commits(config: &DatabaseConfig, value: &str) -> CheckLine {
     };
     let mend = format!(
         "ALTER ROLE {} IN DATABASE {} SET synchronous_commit = on",
-        quoted(&config.user),
-        quoted(&config.database)
+        quoted(&settings.login),
+        quoted(&settings.database)
     );
     if config.allow_async {
         let text = format!(
@@ -169,14 +262,15 @@ fn judge_clocks(difference_ms: i64) -> CheckLine {
     line(Severity::Good, "the database's clock agrees with this machine's, within a second")
 }
 
-/// There are no tables yet.
-fn first_start(link: &DatabaseLink, name: &str) -> CheckLine {
-    match schema::try_make(link, name) {
-        Ok(true) => line(
+/// There were no tables; `None`: there are some by now.
+fn first_start(link: &DatabaseLink, name: &str) -> Option<CheckLine> {
+    Some(match schema::try_make(link, name) {
+        Ok(MakeTrial::Made) => return None,
+        Ok(MakeTrial::Possible) => line(
             Severity::Good,
             format!("there are no tables in schema `{name}` yet: the first start makes them"),
         ),
-        Ok(false) => {
+        Ok(MakeTrial::Busy) => {
             line(Severity::Note, format!("a daemon makes the tables in schema `{name}` at this moment"))
         }
         Err(error) => {
@@ -184,15 +278,16 @@ fn first_start(link: &DatabaseLink, name: &str) -> CheckLine {
             let severity = if is_right { Severity::Warning } else { Severity::Fault };
             line(severity, schema::not_made(link, name, &error).to_string())
         }
-    }
+    })
 }
 
+/// `role`: whose rights apply, in quotes.
 fn examine_tables(
     link: &mut DatabaseLink,
-    config: &DatabaseConfig,
+    name: &str,
+    role: &str,
     lines: &mut Vec<CheckLine>,
 ) -> Result<(), OpenError> {
-    let name = &config.schema;
     let tried = rights::try_rights(link, name).map_err(|e| link.failed(&e))?;
     if !tried.missing.is_empty() {
         let missing = tried.missing.iter();
@@ -200,7 +295,7 @@ fn examine_tables(
         let text = format!(
             "rights on the tables in schema `{name}` are missing: {}. Run `{}`",
             missing.collect::<Vec<_>>().join("; "),
-            tried.grants(name, &quoted(&config.user))
+            tried.grants(name, role)
         );
         lines.push(line(Severity::Fault, text));
     }

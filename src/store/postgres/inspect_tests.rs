@@ -6,6 +6,7 @@ use super::connect::DatabaseLink;
 use super::inspect::inspect;
 use super::pooling::evidence;
 use super::rights::try_rights;
+use super::schema::{try_make, MakeTrial, LOCK};
 use crate::ended_tests::{begin, remember};
 use crate::ground::{Ground, GroundKind, PgGround};
 use crate::tests::{delete, everything, given, group, key, put};
@@ -57,6 +58,20 @@ fn an_examination_leaves_nothing_behind() {
 }
 
 #[test]
+fn tables_that_appear_during_an_examination_are_no_obstacle() {
+    let ground = ground();
+    let schema = ground.config().database.unwrap().schema;
+    let (first, second) = (link(&ground), link(&ground));
+    assert_eq!(try_make(&first, &schema).unwrap(), MakeTrial::Possible);
+    second.execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})")).unwrap();
+    assert_eq!(try_make(&first, &schema).unwrap(), MakeTrial::Busy);
+    second.execute("ROLLBACK").unwrap();
+    // A daemon has made them since the last look.
+    ground.open(clock::wall_ms()).unwrap().store.close().unwrap();
+    assert_eq!(try_make(&first, &schema).unwrap(), MakeTrial::Made);
+}
+
+#[test]
 fn a_table_that_is_locked_holds_an_examination_up_for_a_while_only() {
     let ground = ground();
     ground.open(clock::wall_ms()).unwrap().store.close().unwrap();
@@ -86,6 +101,43 @@ fn the_rights_that_are_tried_are_enough_for_a_store() {
     ground.sql(&tried.grants(&config.schema, &config.user));
     let tried = try_rights(&link(&least), &config.schema).unwrap();
     assert!(tried.missing.is_empty() && tried.error.is_none(), "{tried:?}");
+    suffices(&least);
+}
+
+#[test]
+fn rights_on_the_columns_alone_are_enough() {
+    let ground = ground();
+    ground.open(clock::wall_ms()).unwrap().store.close().unwrap();
+    ground.sql("CREATE ROLE $_columns LOGIN");
+    for grant in [
+        "USAGE ON SCHEMA $",
+        "SELECT (format, shards) ON $.cluster",
+        "SELECT (shard, identity, claim, epoch, owner, backend, claimed, expires, commit_no, next_seq, wall) \
+         ON $.shards",
+        "UPDATE (claim, writer, epoch, owner, backend, claimed, expires, commit_no, next_seq, wall) \
+         ON $.shards",
+        "SELECT (name, seen), INSERT (name, seen), UPDATE (seen), DELETE ON $.nodes",
+        "SELECT (ctid, shard, key, head, rest), INSERT (shard, key, head, rest), UPDATE (head, rest), DELETE \
+         ON $.items",
+        "SELECT (ctid, shard, space, key, value), INSERT (shard, space, key, value), UPDATE (value), DELETE \
+         ON $.rows",
+        "SELECT (ctid, shard, bucket, epoch, identity, value), \
+         INSERT (shard, bucket, epoch, identity, value), UPDATE (value), DELETE ON $.ended",
+    ] {
+        ground.sql(&format!("GRANT {grant} TO $_columns"));
+    }
+    let columns = ground.as_role("_columns");
+    let lines = inspected(&columns);
+    assert!(faults(&lines).is_empty(), "{lines:?}");
+    suffices(&columns);
+    ground.sql("REVOKE SELECT (expires) ON $.shards FROM $_columns");
+    let lines = inspected(&columns);
+    let told = faults(&lines);
+    assert!(told.len() == 1 && told[0].contains("are missing: SELECT on `shards`"), "{lines:?}");
+}
+
+/// The role's rights are enough for a daemon's whole life.
+fn suffices(least: &PgGround) {
     let mut store = least.open(clock::wall_ms()).unwrap().store;
     store.commit(&[group(1, vec![put(1, 1), put(2, 2), begin(2, 1), remember(2, given(1), 10)])]).unwrap();
     store.commit(&[group(2, vec![delete(1, 1), begin(2, 5), remember(2, given(2), 11)])]).unwrap();

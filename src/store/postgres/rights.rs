@@ -9,6 +9,8 @@ use tokio_postgres::error::SqlState;
 /// What the statements of a daemon do with one table.
 struct TableUse {
     table: &'static str,
+    /// Columns that are read; a role may have rights on these alone.
+    read: &'static str,
     /// Columns of new rows; empty: it inserts none.
     inserted: &'static str,
     /// Columns that change; empty: none.
@@ -18,9 +20,10 @@ struct TableUse {
 }
 
 const USES: [TableUse; 6] = [
-    TableUse { table: "cluster", inserted: "", updated: &[], is_emptied: false },
+    TableUse { table: "cluster", read: "format, shards", inserted: "", updated: &[], is_emptied: false },
     TableUse {
         table: "shards",
+        read: "shard, identity, claim, epoch, owner, backend, claimed, expires, commit_no, next_seq, wall",
         inserted: "",
         updated: &[
             "claim",
@@ -36,16 +39,30 @@ const USES: [TableUse; 6] = [
         ],
         is_emptied: false,
     },
-    TableUse { table: "nodes", inserted: "name, seen", updated: &["seen"], is_emptied: true },
+    TableUse {
+        table: "nodes",
+        read: "name, seen",
+        inserted: "name, seen",
+        updated: &["seen"],
+        is_emptied: true,
+    },
     TableUse {
         table: "items",
+        read: "ctid, shard, key, head, rest",
         inserted: "shard, key, head, rest",
         updated: &["head", "rest"],
         is_emptied: true,
     },
-    TableUse { table: "rows", inserted: "shard, space, key, value", updated: &["value"], is_emptied: true },
+    TableUse {
+        table: "rows",
+        read: "ctid, shard, space, key, value",
+        inserted: "shard, space, key, value",
+        updated: &["value"],
+        is_emptied: true,
+    },
     TableUse {
         table: "ended",
+        read: "ctid, shard, bucket, epoch, identity, value",
         inserted: "shard, bucket, epoch, identity, value",
         updated: &["value"],
         is_emptied: true,
@@ -56,7 +73,7 @@ impl TableUse {
     /// Each needed right, with a statement that needs it.
     fn trials(&self, schema: &str) -> Vec<(&'static str, String)> {
         let name = format!("\"{schema}\".{}", self.table);
-        let mut all = vec![("SELECT", format!("SELECT * FROM {name} WHERE false"))];
+        let mut all = vec![("SELECT", format!("SELECT {} FROM {name} WHERE false", self.read))];
         if !self.inserted.is_empty() {
             let columns = self.inserted;
             let values = vec!["NULL"; columns.split(',').count()].join(", ");

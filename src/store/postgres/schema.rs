@@ -13,7 +13,7 @@ pub(super) const FORMAT: i32 = 2;
 const SHARDS: i16 = 1;
 
 /// Number of the advisory lock under which tables are made: one daemon at a time, over all schemas.
-const LOCK: i64 = 0x7469_6465_6761_7465;
+pub(super) const LOCK: i64 = 0x7469_6465_6761_7465;
 
 /// SQL that makes the tables in the schema `name`, a plain name.
 ///
@@ -89,20 +89,36 @@ pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     known(link, name)
 }
 
-/// Makes the tables in a transaction that is undone. `false`: a daemon is making them at this moment.
+/// The result of [`try_make`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MakeTrial {
+    /// The tables can be made.
+    Possible,
+    /// A daemon is making them at this moment.
+    Busy,
+    /// There are tables: a daemon has made them since the last look.
+    Made,
+}
+
+/// Makes the tables in a transaction that is undone.
 ///
 /// # Errors
 ///
 /// That of the statement that failed.
-pub(super) fn try_make(link: &DatabaseLink, name: &str) -> Result<bool, DatabaseError> {
+pub(super) fn try_make(link: &DatabaseLink, name: &str) -> Result<MakeTrial, DatabaseError> {
     link.execute("BEGIN")?;
     let locked = link.words(&format!("SELECT pg_try_advisory_xact_lock({LOCK})"));
-    let made = locked.and_then(|rows| match rows.first().is_some_and(|row| row.concat() == "t") {
-        true => link.execute(&schema(name)).map(|()| true),
-        false => Ok(false),
+    let tried = locked.and_then(|rows| {
+        if rows.first().is_none_or(|row| row.concat() != "t") {
+            return Ok(MakeTrial::Busy);
+        }
+        if is_there(link, name)? {
+            return Ok(MakeTrial::Made);
+        }
+        link.execute(&schema(name)).map(|()| MakeTrial::Possible)
     });
     let undone = link.execute("ROLLBACK");
-    made.and_then(|made| undone.map(|()| made))
+    tried.and_then(|tried| undone.map(|()| tried))
 }
 
 /// Checks that this program knows the tables' format and the number of shards.
@@ -135,8 +151,11 @@ pub(super) fn known(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
 ///
 /// [`OpenError::Database`].
 pub(super) fn exists(link: &DatabaseLink, name: &str) -> Result<bool, OpenError> {
-    let text = format!("SELECT to_regclass('\"{name}\".cluster') IS NOT NULL");
-    let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
+    is_there(link, name).map_err(|e| link.failed(&e))
+}
+
+fn is_there(link: &DatabaseLink, name: &str) -> Result<bool, DatabaseError> {
+    let rows = link.ask(&format!("SELECT to_regclass('\"{name}\".cluster') IS NOT NULL"))?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 

@@ -6,6 +6,12 @@ const OLDEST: u32 = 130_000;
 /// Settings of the server, of the database and of the role, as they apply to one session.
 #[derive(Debug)]
 pub(super) struct ServerSettings {
+    /// The role that has logged in; a pooler may have chosen it.
+    pub(super) login: String,
+    /// The role whose rights apply.
+    pub(super) role: String,
+    /// The server's name of the database; a pooler may have another.
+    pub(super) database: String,
     number: u32,
     /// The version for people.
     pub(super) version: String,
@@ -21,13 +27,24 @@ impl ServerSettings {
     /// Returns one row, for [`ServerSettings::of`].
     pub(super) const QUERY: &str = "SELECT current_setting('server_version_num'), \
         current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'), \
-        current_setting('synchronous_standby_names', true), current_setting('data_checksums', true)";
+        current_setting('synchronous_standby_names', true), current_setting('data_checksums', true), \
+        session_user, current_user, current_database()";
 
     /// The settings in the row of [`ServerSettings::QUERY`].
     pub(super) fn of(row: Vec<String>) -> Option<Self> {
-        let [number, version, fsync, synchronous_commit, standbys, checksums] = row.try_into().ok()?;
-        let number = number.parse().ok()?;
-        Some(ServerSettings { number, version, fsync, synchronous_commit, standbys, checksums })
+        let [number, version, fsync, synchronous_commit, standbys, checksums, login, role, database] =
+            row.try_into().ok()?;
+        Some(ServerSettings {
+            login,
+            role,
+            database,
+            number: number.parse().ok()?,
+            version,
+            fsync,
+            synchronous_commit,
+            standbys,
+            checksums,
+        })
     }
 
     /// Why no daemon uses this server.
