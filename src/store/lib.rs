@@ -274,6 +274,15 @@ impl Takeover {
     /// All of its values.
     pub const ALL: [Takeover; 3] = [Takeover::Free, Takeover::Expired, Takeover::Own];
 
+    /// From the name of the last owner, if the store had one, and this daemon's own name.
+    pub fn of<N: PartialEq + ?Sized>(former: Option<&N>, own: &N) -> Self {
+        match former {
+            None => Takeover::Free,
+            Some(former) if former == own => Takeover::Own,
+            Some(_) => Takeover::Expired,
+        }
+    }
+
     /// Its name in the state and in metrics.
     pub fn as_str(self) -> &'static str {
         match self {

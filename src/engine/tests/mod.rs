@@ -14,6 +14,7 @@ mod builders;
 mod cancels;
 mod check;
 mod clocks;
+mod cluster;
 mod customer_rates;
 mod held;
 mod identity;

@@ -38,6 +38,7 @@ use super::twin;
 use super::world::*;
 use asks::{app_settings, shared};
 use model::Model;
+pub(super) use mutants::fails_quietly;
 use plan::Plan;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -549,7 +550,7 @@ fn failures(first: u64, seeds: u64, steps: usize) -> BTreeSet<u64> {
     failed.into_inner().expect("whole")
 }
 
-fn on_all_cores(work: impl Fn() + Sync) {
+pub(super) fn on_all_cores(work: impl Fn() + Sync) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {

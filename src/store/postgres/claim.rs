@@ -123,11 +123,7 @@ impl Claim {
             );
             let number = |column| row.get::<_, i64>(column) as u64;
             let marks = Marks { next_seq: number(2), wall: number(3) };
-            let takeover = match row.get::<_, Option<&str>>(5) {
-                None => Takeover::Free,
-                Some(former) if former == owner => Takeover::Own,
-                Some(_) => Takeover::Expired,
-            };
+            let takeover = Takeover::of(row.get::<_, Option<&str>>(5), &owner);
             tracing::info!(epoch = number(0), owner, was = takeover.as_str(), "claimed the store");
             let lease = Arc::new(Lease::new(lease_ms, sent));
             let (directory, claims) = (Arc::clone(directory), Arc::clone(claims));

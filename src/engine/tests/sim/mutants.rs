@@ -4,7 +4,9 @@ use super::*;
 use crate::mutant::{mutate, Mutant};
 use std::cell::Cell;
 use std::io::Write;
+use std::panic::UnwindSafe;
 use std::sync::atomic::AtomicUsize;
+use std::sync::Once;
 
 /// Upper bound on the worlds that are tried against a mutant, from the first on. Each of them holds without a mutant:
 /// they are among those of each test run, as are the few later ones that alone find a mutant.
@@ -42,11 +44,26 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this panics; that is expected, and printed only if `LOUD` is set.
+pub(in super::super) fn fails_quietly(run: impl FnOnce() + UnwindSafe) -> bool {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !QUIET.get() {
+                loud(info);
+            }
+        }));
+    });
+    QUIET.set(std::env::var_os("LOUD").is_none());
+    let failed = std::panic::catch_unwind(run).is_err();
+    QUIET.set(false);
+    failed
+}
+
 fn finds(mutant: Mutant, seed: u64) -> bool {
     mutate(Some(mutant));
-    QUIET.set(std::env::var_os("LOUD").is_none());
-    let found = std::panic::catch_unwind(|| run(Sim::new(seed), STEPS)).is_err();
-    QUIET.set(false);
+    let found = fails_quietly(|| run(Sim::new(seed), STEPS));
     mutate(None);
     found
 }
@@ -68,12 +85,6 @@ fn known_finders() -> BTreeMap<&'static str, u64> {
 /// Judges every promise.
 #[test]
 fn every_mutant_is_found() {
-    let loud = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if !QUIET.get() {
-            loud(info);
-        }
-    }));
     let (first, seeds) = (number("MUTANT_SEED", 1), number("MUTANT_SEEDS", WORLDS));
     let only = std::env::var("MUTANT").ok();
     let known = if first == 1 { known_finders() } else { BTreeMap::new() };
