@@ -104,6 +104,11 @@ sim: fetch ## the simulator: SEEDS worlds from SEED on; it must find every plant
 	$(if $(SEED),SEED=$(SEED)) SEEDS=$(SEEDS) $(CARGO) test -p tidegate-engine --lib --locked --offline \
 		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) tests::sim -- --nocapture
 
+.PHONY: cluster
+cluster: fetch ## several daemons over one store in the simulator: SEEDS worlds from SEED on; every planted bug is found
+	$(if $(SEED),SEED=$(SEED)) CLUSTERS=$(SEEDS) $(CARGO) test -p tidegate-engine --lib --locked --offline \
+		$(call bounded,$(shell echo $$((600 + $(SEEDS) / 10)))) tests::cluster -- --nocapture
+
 # A test that cannot run here is reported and counted as skipped. In a CI (TIDEGATE_CI=1) it fails, unless
 # TIDEGATE_LACKS names the missing tool.
 .PHONY: test
@@ -115,8 +120,9 @@ test-release: build ## the black-box tests against the release binary, with a mi
 	@TIDEGATE_BIN=$(BIN) CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: test-long
-test-long: test-release faults ## the long tests: the release binary, every fault, ten thousand worlds
+test-long: test-release faults ## the long tests: the release binary, every fault, ten thousand worlds of each simulator
 	@$(MAKE) sim SEEDS=10000
+	@$(MAKE) cluster SEEDS=10000
 
 RUNS ?= 10
 BUSY ?= 6

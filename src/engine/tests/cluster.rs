@@ -33,7 +33,7 @@ const REST_MS: u64 = 150_000;
 /// A planted bug. The comments where each is asked for name the code that does it right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
-    /// A commit is made whoever has the store: `Texts::fence` in `store/postgres/statements.rs`.
+    /// A commit is made although another daemon has the store: `Texts::fence` in `store/postgres/statements.rs`.
     NoFence,
     /// The fence compares the numbers of claims, and two claims have one number after a failover that lost one.
     FenceByEpoch,
@@ -83,6 +83,7 @@ enum Twist {
     Open { ms: u64, kills: bool },
 }
 
+#[derive(Debug)]
 enum Event {
     // Of a daemon.
     Tries(usize),
@@ -131,6 +132,8 @@ struct Count {
     losses: [usize; 4],
     failovers: usize,
     lost_commits: usize,
+    /// Acts of a life that did not know yet that another one had the store.
+    overlaps: usize,
     /// Requests that lost commits concerned, and those that never came out.
     concerned: usize,
     lost_requests: usize,
@@ -146,6 +149,7 @@ struct Cluster {
     last: BTreeMap<(usize, bool), u64>,
     random: Random,
     bug: Option<Bug>,
+    /// Every event is printed.
     traced: bool,
     settings: Settings,
     database: Database,
@@ -299,75 +303,7 @@ impl Cluster {
 
     fn happens(&mut self, event: Event) {
         if self.traced {
-            let text = match &event {
-                Event::Tries(n) => format!("tries {n}"),
-                Event::Looks(_) => String::new(),
-                Event::Connects(l) => format!("connects {l}"),
-                Event::Consumes(l) => format!("consumes {l}"),
-                Event::Writes(l) => format!("writes {l}"),
-                Event::Disconnected { life, connection } => format!("disconnected {life} {connection}"),
-                Event::Calls(call) => format!(
-                    "call of {} node {} name {}: {}",
-                    call.life,
-                    call.node,
-                    call.name,
-                    match &call.work {
-                        Work::Claim => "claim".to_owned(),
-                        Work::Open(_) => "open".to_owned(),
-                        Work::Renew => "renew".to_owned(),
-                        Work::Load(l) => format!("{l:?}"),
-                        Work::Commit(g, _) => format!(
-                            "{:?}",
-                            g.iter()
-                                .map(|(o, _)| o
-                                    .iter()
-                                    .map(|op| match op {
-                                        tidegate_types::event::Op::Put { item, .. } => format!(
-                                            "put {:?} {}",
-                                            item.key,
-                                            text(item.content.as_ref().unwrap())
-                                        ),
-                                        tidegate_types::event::Op::Delete { place, .. } =>
-                                            format!("delete {place:?}"),
-                                        tidegate_types::event::Op::PutQueue(_) => String::new(),
-                                        op => format!("{op:?}"),
-                                    })
-                                    .collect::<Vec<_>>())
-                                .collect::<Vec<_>>()
-                        ),
-                        Work::Release => "release".to_owned(),
-                    }
-                ),
-                Event::Answers { life, answer, .. } => format!(
-                    "answer to {life} {}",
-                    match answer {
-                        Ok(Answered::NotFree { left_ms }) => format!("not free {left_ms}"),
-                        Ok(_) => "ok".into(),
-                        Err(e) => e.to_string(),
-                    }
-                ),
-                Event::Acks(c, a) => format!("ack {c} {a:?}"),
-                Event::Published { connection, batch } => {
-                    format!("published {connection} {:?}", batch.items.iter().map(name).collect::<Vec<_>>())
-                }
-                Event::Closes(c) => format!("closes {c}"),
-                Event::Delivered { connection, delivery } => format!(
-                    "delivered {connection} {} {} {} at {:?}",
-                    delivery.0,
-                    delivery.1,
-                    text(&delivery.2.content),
-                    delivery.2.at
-                ),
-                Event::Settles { connection, settled } => format!("settles {connection} {settled:?}"),
-                Event::Finishes(n) => format!("finishes {n}"),
-                Event::GivesUp(c) => format!("gives up {c}"),
-                Event::Produces | Event::Asks => String::new(),
-                Event::Strikes => "strikes".into(),
-                Event::FailsOver => "fails over".into(),
-            };
-            if !text.is_empty() {
-                eprintln!("{} {text}", self.t);
-            }
+            eprintln!("{} {event:?}", self.t);
         }
         match event {
             Event::Tries(node) => self.try_claim(node),
@@ -441,12 +377,15 @@ impl Cluster {
 
     fn claimed(&mut self, call: Call) {
         let former = self.database.row.claim.filter(|_| self.database.row.expires >= self.t);
+        let its_node = |life: &u64| self.lives.get(life).map(|life| life.node);
         // A daemon of the same name has it, and does not know; or a claim of its dead process comes late.
-        let is_served = |life: &u64| {
-            let node = self.lives.get(life).map(|life| life.node);
-            node.is_some_and(|node| node != call.node || self.nodes[node].life == Some(*life))
-        };
-        self.judge.excused.extend(former.filter(is_served));
+        let robbed = former.filter(|life| {
+            its_node(life).is_some_and(|node| node != call.node || self.nodes[node].life == Some(*life))
+        });
+        let from_other = robbed.as_ref().and_then(its_node).is_some_and(|node| node != call.node);
+        let was_refused = self.nodes[call.node].refused == Some(call.name);
+        assert!(!(from_other && was_refused), "a daemon that was refused takes the store from its owner");
+        self.judge.excused.extend(robbed);
         self.judge.changes_hands(call.life);
         let claimed = self.database.claim(&call, self.t);
         let last = self.database.row.claim;
@@ -512,11 +451,11 @@ impl Cluster {
         self.judge.lose(&touched, &self.database.store, &lives);
         self.count.failovers += 1;
         self.count.lost_commits += lost_commits;
+        // A proxy may keep connections over a failover, but not that of an owner whom the replica knows: it would go on
+        // with rows that are gone.
+        self.cut_lives.extend(self.database.row.claim);
         for life in lives {
-            // A proxy may keep connections over a failover. Those of an owner that the replica knows are taken for lost:
-            // the fence does not compare commit numbers.
-            let is_known = self.database.row.claim == Some(life);
-            if is_known || self.pick(2) == 0 {
+            if self.pick(2) == 0 {
                 self.cut_lives.insert(life);
             }
         }
@@ -670,6 +609,7 @@ impl Cluster {
             requests: self.judge.things.len(),
             answers: self.judge.answers,
             repeats: self.judge.repeats,
+            overlaps: self.judge.overlaps,
             concerned,
             lost_requests: self.judge.check_end(),
             ..self.count
@@ -686,6 +626,7 @@ impl std::ops::AddAssign for Count {
         (0..3).for_each(|nth| self.takeovers[nth] += other.takeovers[nth]);
         (0..4).for_each(|nth| self.losses[nth] += other.losses[nth]);
         self.failovers += other.failovers;
+        self.overlaps += other.overlaps;
         self.lost_commits += other.lost_commits;
         self.concerned += other.concerned;
         self.lost_requests += other.lost_requests;
@@ -693,7 +634,8 @@ impl std::ops::AddAssign for Count {
     }
 }
 
-/// `SEED` is the first of `CLUSTERS` worlds; a seed repeats its world exactly.
+/// `SEED` is the first of `CLUSTERS` worlds; a seed repeats its world exactly, and with `TRACE` every event is printed.
+/// `ALL`: go on after a failure.
 /// Judges promises 1, 2, 3, 4, 5, 11, 14 and 15.
 #[test]
 fn what_is_promised_holds_however_daemons_take_the_store_from_each_other() {
@@ -719,6 +661,12 @@ fn what_is_promised_holds_however_daemons_take_the_store_from_each_other() {
     let (count, failed) = all.into_inner().expect("whole");
     assert!(failed.is_empty(), "SEED={:?} CLUSTERS=1 repeats it", failed.first());
     println!("from seed {first}: {count:?}");
+    // `Loss::GivenAway`, the last one, is not drawn.
+    let [free, expired, own] = count.takeovers;
+    let [fenced, over, unreachable, _] = count.losses;
+    let drawn =
+        [free, expired, own, fenced, over, unreachable, count.lost_commits, count.unlocked, count.repeats];
+    assert!(worlds < 100 || !drawn.contains(&0), "the worlds have become tame: {count:?}");
 }
 
 /// Most worlds in which a planted bug must show.

@@ -15,6 +15,7 @@ const PAST: usize = 8;
 pub(super) const IDLE_MS: u64 = LEASE_MS / 2;
 
 /// The work of one call of the store's thread.
+#[derive(Debug)]
 pub(super) enum Work {
     Claim,
     /// The reads after a claim, and the renewal behind them; with the wall clock of the daemon.
@@ -26,6 +27,7 @@ pub(super) enum Work {
 }
 
 /// A call on its way to the database.
+#[derive(Debug)]
 pub(super) struct Call {
     pub(super) node: usize,
     pub(super) name: u64,
@@ -40,6 +42,7 @@ pub(super) struct Call {
 }
 
 /// The answer to a call.
+#[derive(Debug)]
 pub(super) enum Answered {
     Claimed { epoch: u64, takeover: Takeover },
     NotFree { left_ms: u64 },

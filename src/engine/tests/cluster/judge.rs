@@ -82,9 +82,10 @@ pub(super) struct Judge {
     asked: BTreeMap<u64, (usize, u64)>,
     /// What each life has published of each customer.
     left: BTreeMap<(u64, Box<str>), Vec<Left>>,
-    /// Numbers of answered commands and of repeats.
+    /// Numbers of answered commands, of repeats, and of acts that only a fault excuses.
     pub(super) answers: usize,
     pub(super) repeats: usize,
+    pub(super) overlaps: usize,
 }
 
 /// The request that an item came from.
@@ -199,9 +200,13 @@ impl Judge {
     // ---- what lives do ------------------------------------------------------------------------------------
 
     /// A life acts on the content of the store.
-    pub(super) fn acts(&self, life: u64, claim: Option<u64>, what: &str) {
-        let alone = claim.is_none() || claim == Some(life) || self.excused.contains(&life);
-        assert!(alone, "life {life} {what}, and the store is that of {claim:?}");
+    pub(super) fn acts(&mut self, life: u64, claim: Option<u64>, what: &str) {
+        let alone = claim.is_none() || claim == Some(life);
+        self.overlaps += usize::from(!alone);
+        assert!(
+            alone || self.excused.contains(&life),
+            "life {life} {what}, and the store is that of {claim:?}"
+        );
     }
 
     /// A life hands over a commit: it knows these items from now on.
@@ -225,14 +230,6 @@ impl Judge {
             let is_first = !thing.by.contains(&life);
             let early = thing.new.at.filter(|at| is_first && *at > wall);
             assert!(early.is_none(), "{number} leaves early: {early:?}, at {wall}");
-        }
-        if std::env::var_os("TRACE").is_some() {
-            eprintln!(
-                "step {} life {life} wall {wall} sends {:?} {:?}",
-                self.step,
-                batch.customer,
-                batch.items.iter().map(|i| (i.due, i.window, i.seq, text(&i.content))).collect::<Vec<_>>()
-            );
         }
         let Some(customer) = &batch.customer else {
             batch.items.iter().for_each(|item| self.things[number(&item.content)].by.extend([life]));
