@@ -211,6 +211,24 @@ fn a_clock_too_far_off_claims_nothing() {
     }
 }
 
+/// The clock of the daemon that serves steps by a minute, and then its connections are lost.
+#[test]
+fn an_owner_whose_clock_has_stepped_has_its_own_store_back() {
+    let Some((site, server, config)) = site("pg-clock-step") else { return };
+    let proxy = Proxy::start(server.address());
+    let uri = server.uri().replace(&server.address().to_string(), &proxy.address().to_string());
+    let mut daemon = Daemon::stopped(&config.text("store.uri", &uri), &site.dir);
+    let Some(clock) = WallClock::of(&mut daemon, &site.dir) else { return };
+    daemon.start_again();
+    daemon.wait_ready();
+    clock.set(60_000);
+    wait_until("its clock has stepped", LIMIT, || daemon.state()["totals"]["clock_forward"] == 1);
+    proxy.cut(true);
+    wait_until("it has lost the store", LIMIT, || daemon.log().contains("the store is lost: "));
+    serves(&daemon);
+    assert!(daemon.log().contains("because the store is its own"), "{}", daemon.log_tail());
+}
+
 mod alone {
     use super::*;
 

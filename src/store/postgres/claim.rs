@@ -206,8 +206,8 @@ impl Claim {
     }
 }
 
-/// A daemon with a wrong clock would send everything at the wrong time. If the store is still its own, its clock
-/// has stepped while it served, and it goes on.
+/// A daemon with a wrong clock would send everything at the wrong time. If the store is still its own, its
+/// clock has stepped while it served, and it goes on.
 fn judge_clock(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
     let failed = |error: DatabaseError| link.failed(&error);
     let difference_ms = clocks::difference_ms(link).map_err(failed)?;
