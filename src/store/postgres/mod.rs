@@ -33,7 +33,7 @@ mod tests;
 pub use inspect::inspect;
 pub use schema::schema;
 
-use super::directory::Directory;
+use super::directory::{refuse_disk_store, Directory};
 use super::ended::Epochs;
 use super::load;
 use super::{
@@ -88,9 +88,7 @@ impl Contender {
     /// [`OpenError::HoldsDisk`]; those of the directory, as [`super::open`] says.
     pub(super) fn new(path: &Path, config: &DatabaseConfig) -> Result<Self, OpenError> {
         let directory = Arc::new(Directory::open(path)?);
-        if directory.holds_store()? {
-            return Err(OpenError::HoldsDisk { path: path.to_owned() });
-        }
+        refuse_disk_store(path)?;
         Ok(Contender {
             config: config.clone(),
             directory,
