@@ -13,8 +13,9 @@
 # simulator, and no test with an item that the oracle has found lost or early (a line that begins with VERDICT:).
 # AGAIN=no repeats nothing.
 #
-# Black-box tests that measure times are in modules named `alone`. They run one after the other when all others have
-# ended, so that nothing disturbs them and no test waits for its turn.
+# Black-box tests that measure times are in modules named `alone`. They run one after the other when all other black-box
+# tests have ended, so that no broker's work disturbs them and no test waits for its turn. What is left of `lib` goes on
+# beside them, with its lower priority: they must hold beside more than that.
 #
 # TEST_MINUTES (36): programs that still run after this time are ended and have failed. TEST_THREADS: number of
 # concurrent black-box tests. TIDEGATE_BIN: another daemon binary. SUITES: modules of the suites to run instead of all,
@@ -281,7 +282,7 @@ wait "$setup_job"
 must setup
 
 echo "==> tests"
-jobs=
+jobs= beside=
 if has blackbox; then
 	# These tests mostly wait, for due times and for peers that do not answer.
 	(RUST_TEST_THREADS=${TEST_THREADS:-$((3 * $(nproc)))} run integration "$(program build test integration)" \
@@ -294,12 +295,13 @@ if has blackbox; then
 fi
 if has lib; then
 	in_the_shadow &
-	jobs="$jobs $!"
+	beside=$!
 fi
 for job in $jobs; do wait "$job"; done
 if has blackbox && [ -z "$suites" ]; then
 	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone::
 fi
+[ -z "$beside" ] || wait "$beside"
 
 programs="tidy fuzz"
 for each in $crates daemon; do programs="$programs lib-$each"; done

@@ -7,7 +7,7 @@ use tidegate_harness::{wait_until, Daemon, Node, Site};
 
 #[test]
 fn the_start_does_not_wait_for_the_broker() {
-    let Some(node) = Node::own("the_start_does_not_wait_for_the_broker", "") else { return };
+    let Some(node) = Node::lent("the_start_does_not_wait_for_the_broker") else { return };
     let site = Site::on(&node, "no-broker");
     site.application("shop");
     node.stop();

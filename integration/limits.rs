@@ -102,7 +102,7 @@ fn a_hundred_thousand_headers_and_odd_bodies() {
 
 #[test]
 fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
-    let Some(node) = Node::own("a_blocked_broker", "") else { return };
+    let Some(node) = Node::lent("a_blocked_broker") else { return };
     let site = Site::on(&node, "blocked");
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config().text("defaults.format", "json"));
@@ -265,7 +265,7 @@ mod alone {
         bounded(Duration::from_secs(600));
         // An unoptimised binary would take many minutes for the million; it gets a tenth.
         let count: u64 = if is_optimised() { 1_000_000 } else { 100_000 };
-        let Some(node) = Node::own("a_million_waiting_items", "") else { return };
+        let Some(node) = Node::lent("a_million_waiting_items") else { return };
         let site = Site::on(&node, "million");
         let inbox = site.inbox("shop");
         let mut daemon = site.start(&site.config().text("limits.memory", "32MiB"));

@@ -242,7 +242,7 @@ fn where_tries_are_not_counted_a_batch_is_a_letter_that_says_so_and_is_sent_back
 /// lost, and none counts twice.
 #[test]
 fn a_try_that_waits_outlives_a_kill_of_the_broker() {
-    let Some(node) = Node::own("a_try_that_waits_outlives_a_kill_of_the_broker", "") else { return };
+    let Some(node) = Node::lent("a_try_that_waits_outlives_a_kill_of_the_broker") else { return };
     let site = Site::on(&node, "again-broker");
     let inbox = rejecting(&site, "work");
     let redeliver = r#"{ min = "4s", max = "4s", attempts = 2 }"#;

@@ -67,7 +67,7 @@ fn stays_live(daemon: &Daemon, what: &str) {
 
 #[test]
 fn what_waits_for_somebody_else_is_not_stuck() {
-    let Some(node) = Node::own("what_waits_for_somebody_else_is_not_stuck", "") else { return };
+    let Some(node) = Node::lent("what_waits_for_somebody_else_is_not_stuck") else { return };
     let site = Site::on(&node, "waits");
     ["shop", "paused", "silent"].into_iter().for_each(|name| site.application(name));
     let daemon = site.start(&quick(&site));

@@ -8,11 +8,11 @@ use tidegate_harness::lapin::message::Delivery;
 use tidegate_harness::lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicPublishOptions, BasicQosOptions, ConfirmSelectOptions,
 };
-use tidegate_harness::lapin::types::FieldTable;
+use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
 use tidegate_harness::lapin::{
-    BasicProperties, Channel, Connection, ConnectionProperties, Consumer, PublisherConfirm,
+    BasicProperties, Channel, Connection, ConnectionProperties, Consumer, ExchangeKind, PublisherConfirm,
 };
-use tidegate_harness::{block_on, Client, Node};
+use tidegate_harness::{block_on, text, Client, Node};
 
 /// Bound of a publisher's unconfirmed messages.
 const WINDOW: usize = 1000;
@@ -65,41 +65,92 @@ pub fn bare(node: &Node, count: u64) -> Run {
     per_second(count, time)
 }
 
-/// A bridge without a store and without logic: consume, publish, ack once the publish is confirmed.
-pub fn naive(node: &Node, count: u64, size: usize, output: FieldTable) -> Run {
-    const FROM: &str = "bench.from";
-    const TO: &str = "bench.to";
-    let client = Client::connect(node.uri());
-    client.queue(FROM, quorum());
-    client.queue(TO, output);
-    Batch::into(FROM, count).size(size).publish(node, |_| Vec::new());
-    let time = block_on(async {
-        let (from, to) = (connect(node.uri()).await, connect(node.uri()).await);
-        let channel = publishing(&to).await;
+/// A bridge without a store and without logic: consume, publish, ack once the publish is confirmed. The fields
+/// say what it does beyond the least.
+#[derive(Clone, Copy, Debug)]
+pub struct Bridge {
+    /// Number of deliveries that one ack answers.
+    acks_of: u64,
+    /// Asks the broker to return what no queue takes.
+    mandatory: bool,
+    /// Adds an id and the three headers that tidegate adds.
+    marks: bool,
+    /// Publishes to a direct exchange, not to the default one.
+    direct: bool,
+}
+
+impl Bridge {
+    /// The least that loses nothing while its queues exist: the peer of `passthrough`.
+    pub const TUNED: Bridge = Bridge { acks_of: 200, mandatory: false, marks: false, direct: false };
+    /// As the examples of client libraries have it.
+    pub const NAIVE: Bridge = Bridge { acks_of: 1, mandatory: true, ..Bridge::TUNED };
+    pub const MANDATORY: Bridge = Bridge { mandatory: true, ..Bridge::TUNED };
+    pub const MARKED: Bridge = Bridge { marks: true, ..Bridge::TUNED };
+    pub const DIRECT: Bridge = Bridge { direct: true, ..Bridge::TUNED };
+    /// Sends the broker what tidegate sends it.
+    pub const ALIKE: Bridge = Bridge { mandatory: true, marks: true, direct: true, ..Bridge::TUNED };
+
+    /// Moves `count` messages of `size` bytes from a quorum queue to one with these arguments.
+    pub fn run(self, node: &Node, count: u64, size: usize, output: FieldTable) -> Run {
+        const FROM: &str = "bench.from";
+        const TO: &str = "bench.to";
+        const OUT: &str = "bench.out";
+        let client = Client::connect(node.uri());
+        client.queue(FROM, quorum());
+        client.queue(TO, output);
+        client.exchange(OUT, ExchangeKind::Direct);
+        client.bind(TO, OUT, TO);
+        Batch::into(FROM, count).size(size).publish(node, |_| Vec::new());
+        let begun = node.cpu_us();
+        let time = block_on(self.moves((FROM, if self.direct { OUT } else { "" }, TO), node.uri(), count));
+        let cpu_us = node.cpu_us() - begun;
+        client.delete_queue(FROM);
+        client.delete_queue(TO);
+        let mut run = per_second(count, time);
+        run.insert("broker_cpu_us".to_owned(), cpu_us as f64 / count as f64);
+        run
+    }
+
+    async fn moves(self, (from, exchange, to): (&str, &str, &str), uri: &str, count: u64) -> Duration {
+        let (consuming, publishing_to) = (connect(uri).await, connect(uri).await);
+        let channel = publishing(&publishing_to).await;
         let (sender, mut open) = tokio::sync::mpsc::channel::<(PublisherConfirm, Delivery)>(WINDOW);
         let start = Instant::now();
-        let mut deliveries = consumer(&from, FROM).await;
+        let mut deliveries = consumer(&consuming, from).await;
         let acks = tokio::spawn(async move {
+            let mut confirmed = 0;
             while let Some((confirm, delivery)) = open.recv().await {
                 assert!(confirm.await.expect("a confirm").is_ack(), "nacked");
-                delivery.acker.ack(BasicAckOptions::default()).await.expect("basic.ack");
+                confirmed += 1;
+                if confirmed % self.acks_of == 0 || confirmed == count {
+                    let options = BasicAckOptions { multiple: self.acks_of > 1 };
+                    delivery.acker.ack(options).await.expect("basic.ack");
+                }
             }
         });
-        for _ in 0..count {
+        let options = BasicPublishOptions { mandatory: self.mandatory, ..BasicPublishOptions::default() };
+        for n in 0..count {
             let delivery = deliveries.next().await.expect("a delivery").expect("a delivery");
-            let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-            let properties = delivery.properties.clone();
-            let publish = channel.basic_publish("".into(), TO.into(), options, &delivery.data, properties);
+            let properties = if self.marks { marked(&delivery, n) } else { delivery.properties.clone() };
+            let publish =
+                channel.basic_publish(exchange.into(), to.into(), options, &delivery.data, properties);
             let confirm = publish.await.expect("basic.publish");
             assert!(sender.send((confirm, delivery)).await.is_ok(), "the acking task lives");
         }
         drop(sender);
         acks.await.expect("the acking task");
         start.elapsed()
-    });
-    client.delete_queue(FROM);
-    client.delete_queue(TO);
-    per_second(count, time)
+    }
+}
+
+/// The properties of `passthrough`: those of the delivery, an id, and `x-due`, `x-attempt` and `x-batch`.
+fn marked(delivery: &Delivery, n: u64) -> BasicProperties {
+    let mut headers = delivery.properties.headers().clone().unwrap_or_default();
+    headers.insert("x-due".into(), AMQPValue::LongLongInt(1_700_000_000_000));
+    headers.insert("x-attempt".into(), AMQPValue::LongLongInt(1));
+    headers.insert("x-batch".into(), text(&format!("{n:016x}-{n:016x}")));
+    let id = format!("{n:032x}");
+    delivery.properties.clone().with_headers(headers).with_message_id(id.as_str().into())
 }
 
 /// Publishes messages of these sizes with confirms into a queue. Returns the time until all are confirmed.

@@ -134,9 +134,9 @@ fn throughput_over_size(report: &Report) -> Chart {
         y: Axis { title: "messages a second", log: true },
         lines: vec![
             by(("tidegate, classic", BLUE), "tidegate-classic"),
-            by(("bridge, classic", RED), "naive-classic"),
+            by(("bridge, classic", RED), "bridge-classic"),
             by(("tidegate, quorum", SKY), "tidegate-quorum"),
-            by(("bridge, quorum", ORANGE), "naive-quorum"),
+            by(("bridge, quorum", ORANGE), "bridge-quorum"),
         ],
     }
 }

@@ -32,6 +32,7 @@ const TABLES: [Table; 7] = [
         &[
             ("per_second", "messages/s", 0),
             ("cpu_us", "CPU a message, us", 1),
+            ("broker_cpu_us", "the broker's, us", 1),
             ("rss_mib", "most memory, MiB", 0),
         ],
     ),
@@ -43,7 +44,11 @@ const TABLES: [Table; 7] = [
     (
         sizes::GROUP,
         "size of a message",
-        &[("per_second", "messages/s", 0), ("cpu_us", "CPU a message, us", 1)],
+        &[
+            ("per_second", "messages/s", 0),
+            ("cpu_us", "CPU a message, us", 1),
+            ("broker_cpu_us", "the broker's, us", 1),
+        ],
     ),
     (
         steady::RATES,
@@ -110,7 +115,11 @@ impl Report {
                 let of = |(figure, _, decimals): &Column| told(case.spread(figure), *decimals);
                 [case.title.clone()].into_iter().chain(columns.iter().map(of)).collect()
             };
-            out.push_str(&markdown(heads.collect(), self.group(group).map(cells).collect()));
+            let table = markdown(heads.collect(), self.group(group).map(cells).collect());
+            if !table.is_empty() {
+                let _written = writeln!(out, "\n{}", self.heading(group, head));
+            }
+            out.push_str(&table);
         }
         for case in &self.cases {
             for wrong in &case.failed {
@@ -120,15 +129,33 @@ impl Report {
         out
     }
 
+    /// What a table shows: its number of rounds, and the peers of its rows.
+    fn heading(&self, group: &str, head: &str) -> String {
+        let rounds = self.group(group).map(|case| case.runs.len()).max().unwrap_or(0);
+        let mut peers: Vec<&str> = Vec::new();
+        for peer in self.group(group).filter_map(|case| case.beside.as_deref()) {
+            let title = self.title_of(peer);
+            if !peers.contains(&title) {
+                peers.push(title);
+            }
+        }
+        let rounds = format!("{rounds} round{}", if rounds == 1 { "" } else { "s" });
+        match peers.as_slice() {
+            [] => format!("{head}: {rounds}, beside nothing"),
+            peers => format!("{head}: {rounds}, in turn with {}", peers.join("; ")),
+        }
+    }
+
+    /// The title of the case with this name, or the name of a peer that has no case of its own.
+    fn title_of<'a>(&'a self, name: &'a str) -> &'a str {
+        self.cases.iter().find(|case| case.name == name).map_or(name, |case| case.title.as_str())
+    }
+
     fn ratios(&self) -> String {
-        let beside = |name: &str| {
-            let other = self.cases.iter().find(|case| case.name == name);
-            other.map_or(name, |case| case.title.as_str()).to_owned()
-        };
         let rows = self.cases.iter().filter_map(|case| {
             let ratio = case.spread("ratio")?;
             let goal = case.goal.map_or(String::new(), |goal| format!("{goal:.2}"));
-            let other = case.beside.as_deref().map_or(String::new(), beside);
+            let other = case.beside.as_deref().map_or("", |name| self.title_of(name)).to_owned();
             let cpu = told(case.spread("cpu_us"), 1);
             Some(vec![case.title.clone(), other, told(Some(ratio), 2), goal, cpu])
         });

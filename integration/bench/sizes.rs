@@ -1,8 +1,8 @@
-//! Throughput over message size, into classic and quorum queues, compared with the naive bridge.
+//! Throughput over message size, into classic and quorum queues, compared with the tuned bridge.
 
 use crate::book::{Bench, Book, Case};
 use crate::load::{quorum, Batch, Ids, APPLICATION};
-use crate::peers::naive;
+use crate::peers::Bridge;
 use crate::report::told_whole;
 use crate::throughput::through;
 use tidegate_harness::lapin::types::FieldTable;
@@ -23,7 +23,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
     }
 }
 
-/// The naive bridge, then tidegate with the same messages.
+/// The tuned bridge, then tidegate with the same messages.
 fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
     let count = bench.plan.count_of(size);
     let bytes = usize::try_from(size).unwrap_or(0);
@@ -32,8 +32,8 @@ fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
         let title = format!("{title}, {} B into a {kind} queue", told_whole(size));
         Case::new(GROUP, format!("{who}-{kind}-{size}"), title).at("size", size)
     };
-    let beside = format!("naive-{kind}-{size}");
-    book.measure(case("naive", "naive bridge"), || naive(&bench.node, count, bytes, output()));
+    let beside = format!("bridge-{kind}-{size}");
+    book.measure(case("bridge", "tuned bridge"), || Bridge::TUNED.run(&bench.node, count, bytes, output()));
     book.measure(case("tidegate", "passthrough, due at once").beside(&beside), || {
         let site = Site::on(&bench.node, "size");
         site.application_with(APPLICATION, output());

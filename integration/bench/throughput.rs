@@ -6,7 +6,7 @@
 
 use crate::book::{Bench, Book, Case, Run};
 use crate::load::{customer, delay, wait_for_depth, Batch, Ids, APPLICATION, BODY, LIMIT, PATIENCE};
-use crate::peers::{bare, naive, per_second};
+use crate::peers::{bare, per_second, Bridge};
 use crate::report::told_whole;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
@@ -41,34 +41,54 @@ impl Row {
 }
 
 /// A row comes after its peer.
-pub const ROWS: [Row; 10] = [
+pub const ROWS: [Row; 15] = [
     row("bare", "a bare consumer that only acks", bare),
-    row("naive", "a naive bridge: consume, publish confirmed, ack", |node, count| {
-        naive(node, count, BODY, FieldTable::default())
+    row("bridge", "a tuned bridge: consume, publish confirmed, ack 200 together", |node, count| {
+        bridge(Bridge::TUNED, node, count)
     }),
+    row("bridge-mandatory", "the tuned bridge, with mandatory", |node, count| {
+        bridge(Bridge::MANDATORY, node, count)
+    })
+    .beside("bridge"),
+    row("bridge-direct", "the tuned bridge, to a direct exchange", |node, count| {
+        bridge(Bridge::DIRECT, node, count)
+    })
+    .beside("bridge"),
+    row("bridge-marked", "the tuned bridge, with an id and three headers", |node, count| {
+        bridge(Bridge::MARKED, node, count)
+    })
+    .beside("bridge"),
+    row("bridge-alike", "the tuned bridge, with all of these, as tidegate has them", |node, count| {
+        bridge(Bridge::ALIKE, node, count)
+    })
+    .beside("bridge"),
+    row("naive", "a naive bridge: consume, publish confirmed with mandatory, ack each", |node, count| {
+        bridge(Bridge::NAIVE, node, count)
+    })
+    .beside("bridge"),
     row("windowed", "windowed batches, 1,000 customers", |node, count| {
         windowed(node, count, Ids::None, CUSTOMERS)
     })
     .beside("bare")
-    .goal(0.7),
+    .goal(0.9),
     row("windowed-ids", "windowed batches, each with a message_id", |node, count| {
         windowed(node, count, Ids::Each, CUSTOMERS)
     })
     .beside("bare"),
     row("delayed", "passthrough, delay of 1 s", |node, count| passthrough(node, count, 1000, Ids::None))
-        .beside("naive")
-        .goal(0.85),
+        .beside("bridge")
+        .goal(1.0),
     row("delayed-ids", "passthrough, delay of 1 s, each with a message_id", |node, count| {
         passthrough(node, count, 1000, Ids::Each)
     })
-    .beside("naive"),
+    .beside("bridge"),
     row("at-once", "passthrough, due at once", |node, count| passthrough(node, count, 0, Ids::None))
-        .beside("naive")
-        .goal(0.95),
+        .beside("bridge")
+        .goal(1.0),
     row("at-once-ids", "passthrough, due at once, each with a message_id", |node, count| {
         passthrough(node, count, 0, Ids::Each)
     })
-    .beside("naive"),
+    .beside("bridge"),
     row("far", "due in a day, with ids: from the queue into the store", |node, count| {
         stored(node, count, Ids::Each, DAY_MS)
     })
@@ -118,7 +138,7 @@ fn filled(
     config: &Config,
     batch: Batch<'_>,
     headers: impl Fn(u64) -> Vec<u8>,
-) -> (Daemon, Instant, u64) {
+) -> (Daemon, Instant, CpuBefore) {
     let mut daemon = site.start(config);
     daemon.term();
     daemon.exit(Duration::from_secs(30));
@@ -130,13 +150,26 @@ fn filled(
         assert!(Instant::now() < end, "the daemon takes nothing");
         std::thread::sleep(Duration::from_millis(2));
     }
-    let cpu = daemon.cpu_us();
-    (daemon, Instant::now(), cpu)
+    let before = CpuBefore { daemon_us: daemon.cpu_us(), broker_us: site.node.cpu_us() };
+    (daemon, Instant::now(), before)
 }
 
-fn measured(daemon: &Daemon, count: u64, time: Duration, cpu_before: u64) -> Run {
+fn bridge(bridge: Bridge, node: &Node, count: u64) -> Run {
+    bridge.run(node, count, BODY, FieldTable::default())
+}
+
+/// Processor time that daemon and broker have used by the first delivery.
+#[derive(Clone, Copy)]
+struct CpuBefore {
+    daemon_us: u64,
+    broker_us: u64,
+}
+
+fn measured(site: &Site<'_>, daemon: &Daemon, count: u64, time: Duration, before: CpuBefore) -> Run {
     let mut run = per_second(count, time);
-    run.insert("cpu_us".to_owned(), (daemon.cpu_us() - cpu_before) as f64 / count as f64);
+    let each = |used_us: u64, before_us: u64| (used_us - before_us) as f64 / count as f64;
+    run.insert("cpu_us".to_owned(), each(daemon.cpu_us(), before.daemon_us));
+    run.insert("broker_cpu_us".to_owned(), each(site.node.cpu_us(), before.broker_us));
     run.insert("rss_mib".to_owned(), daemon.peak_rss() as f64 / f64::from(1 << 20));
     run
 }
@@ -170,7 +203,7 @@ fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
     let headers: Vec<Vec<u8>> = (0..customers).map(customer).collect();
     let header = |n: u64| headers[usize::try_from(n % customers).unwrap_or(0)].clone();
     let inbox = site.client.consume(&site.queue(APPLICATION));
-    let (daemon, start, cpu) = filled(&site, &config, Batch::of(&site.ingest(), count, ids), header);
+    let (daemon, start, before) = filled(&site, &config, Batch::of(&site.ingest(), count, ids), header);
     let took = taken_in(&daemon, count).duration_since(start);
     acked(&site);
     let mut items = 0;
@@ -178,7 +211,7 @@ fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
         let received = inbox.poll(PATIENCE).expect("a batch within a minute");
         items += u64::try_from(received.number("x-count").unwrap_or(0)).unwrap_or(0);
     }
-    let run = measured(&daemon, count, took, cpu);
+    let run = measured(&site, &daemon, count, took, before);
     clean(&site, daemon);
     run
 }
@@ -195,10 +228,10 @@ fn passthrough(node: &Node, count: u64, delay_ms: u64, ids: Ids) -> Run {
 pub fn through(site: &Site<'_>, batch: Batch<'_>, delay_ms: u64) -> Run {
     let config = site.config().text("defaults.format", "passthrough");
     let headers = delay(delay_ms);
-    let (daemon, start, cpu) = filled(site, &config, batch, |_| headers.clone());
+    let (daemon, start, before) = filled(site, &config, batch, |_| headers.clone());
     wait_for_depth(&site.client, &site.queue(APPLICATION), batch.count);
     let took = start.elapsed().saturating_sub(Duration::from_millis(delay_ms));
-    measured(&daemon, batch.count, took, cpu)
+    measured(site, &daemon, batch.count, took, before)
 }
 
 /// From the queue into the store only: the items are due in a day, or no queue is bound.
@@ -208,10 +241,10 @@ fn stored(node: &Node, count: u64, ids: Ids, delay_ms: u64) -> Run {
     let headers = delay(delay_ms);
     let exchange = site.ingest();
     let batch = Batch::of(&exchange, count, ids);
-    let (daemon, start, cpu) = filled(&site, &config, batch, |_| headers.clone());
+    let (daemon, start, before) = filled(&site, &config, batch, |_| headers.clone());
     let took = taken_in(&daemon, count).duration_since(start);
     acked(&site);
-    measured(&daemon, count, took, cpu)
+    measured(&site, &daemon, count, took, before)
 }
 
 /// Frees disk space and the broker's time for the next run.

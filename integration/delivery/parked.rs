@@ -78,7 +78,7 @@ fn a_full_queue_parks_its_application_alone_and_drains_in_order() {
 /// Judges promise 6.
 #[test]
 fn ten_thousand_parked_cost_one_probe_per_back_off() {
-    let Some(node) = Node::own("ten_thousand_parked", "") else { return };
+    let Some(node) = Node::lent("ten_thousand_parked") else { return };
     let site = Site::on(&node, "probe");
     let config = site
         .config()

@@ -33,7 +33,7 @@ fn large_bodies_that_wait_at_the_start_do_not_fill_the_memory() {
 #[test]
 fn a_pause_with_a_backlog_returns_nothing_to_the_queue() {
     // A separate node, because the counter includes messages returned in other tests.
-    let Some(node) = Node::own("a_pause_with_a_backlog", "") else { return };
+    let Some(node) = Node::lent("a_pause_with_a_backlog") else { return };
     let site = Site::on(&node, "paused");
     drop(site.start(&site.config()));
     let inbox = site.inbox("shop");

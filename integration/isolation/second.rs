@@ -45,7 +45,7 @@ fn a_second_daemon_waits_also_while_the_first_is_paused_and_takes_over_at_its_en
 #[test]
 fn after_a_reconnect_there_is_still_one() {
     // This closes all connections of the node, so it must not be shared with other tests.
-    let Some(node) = Node::own("after_a_reconnect_there_is_still_one", "") else { return };
+    let Some(node) = Node::lent("after_a_reconnect_there_is_still_one") else { return };
     let site = Site::on(&node, "reconnect");
     let config = site.config();
     let first = site.start(&config);

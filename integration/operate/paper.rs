@@ -95,7 +95,7 @@ fn what_holds_is_shown_without_passwords() {
 
 #[test]
 fn health_is_an_exit_code() {
-    let Some(node) = Node::own("health_is_an_exit_code", "") else { return };
+    let Some(node) = Node::lent("health_is_an_exit_code") else { return };
     let site = Site::on(&node, "health");
     let mut daemon = site.start(&site.config());
     let well = daemon.cli(&["health"]);

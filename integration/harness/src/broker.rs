@@ -6,6 +6,7 @@
 use crate::authority::Signed;
 use crate::bounds;
 use crate::guard;
+use crate::machine;
 use crate::ports::free_port;
 use crate::proxy::Proxy;
 use crate::require::skip_named;
@@ -15,6 +16,7 @@ use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{self, File};
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Deref;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -35,6 +37,33 @@ const UNCONTROLLED: &str = "TIDEGATE_TEST_AMQP names a broker that the test cann
 pub struct Node {
     uri: String,
     private: Option<Private>,
+}
+
+/// A node that a test has for itself ([`Node::lent`]); given back when dropped.
+#[derive(Debug)]
+pub struct LentNode(Option<Node>);
+
+/// Nodes that are not lent at present. Each start of a node costs some six seconds of processor time.
+static RESERVE: Mutex<Vec<Node>> = Mutex::new(Vec::new());
+
+impl Deref for LentNode {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        self.0.as_ref().expect("a node until the drop")
+    }
+}
+
+impl Drop for LentNode {
+    fn drop(&mut self) {
+        // What a failed test has left of a node is unknown.
+        let Some(node) = self.0.take().filter(|node| !std::thread::panicking() && node.private().runs())
+        else {
+            return;
+        };
+        node.memory_alarm(false);
+        RESERVE.lock().unwrap_or_else(PoisonError::into_inner).push(node);
+    }
 }
 
 #[derive(Debug)]
@@ -112,6 +141,17 @@ impl Node {
             return None;
         }
         Some(Node::start(conf, ""))
+    }
+
+    /// As [`Node::own`] without extra lines, for a test that stops the node, raises its alarm or reads its
+    /// counters: other tests have had the node before, or will have it afterwards.
+    pub fn lent(test: &str) -> Option<LentNode> {
+        if external_uri().is_some() {
+            skip_named(test, UNCONTROLLED);
+            return None;
+        }
+        let reserved = RESERVE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Some(LentNode(Some(reserved.unwrap_or_else(|| Node::start("", "")))))
     }
 
     /// As [`Node::own`], with a TLS listener, whose port is returned, and logins by certificate: the user is
@@ -361,6 +401,12 @@ impl Node {
         self.eval(&format!("application:set_env(rabbit, frame_max, {bytes})."));
     }
 
+    /// Processor time that a private node has used since its start, microseconds.
+    pub fn cpu_us(&self) -> u64 {
+        let pid = self.private().children().beam.as_ref().map(Child::id);
+        machine::cpu_us(pid.expect("a running node"))
+    }
+
     /// Stops the node as an operator does, and waits for its end.
     pub fn stop(&self) {
         self.private().end(Signal::TERM);
@@ -496,6 +542,10 @@ impl Private {
             assert!(guard::alive(pid), "the broker ended at its start:\n{text}");
             text.contains("completed with")
         });
+    }
+
+    fn runs(&self) -> bool {
+        self.children().beam.as_mut().is_some_and(|beam| matches!(beam.try_wait(), Ok(None)))
     }
 
     fn end(&self, signal: Signal) {

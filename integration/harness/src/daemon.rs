@@ -2,6 +2,7 @@
 
 use crate::guard;
 use crate::http::{self, HttpAnswer};
+use crate::machine;
 use crate::ports::free_port;
 use crate::util::holds_within;
 use rustix::process::{kill_process, Pid, Signal};
@@ -454,12 +455,7 @@ impl Daemon {
 
     /// Processor time used so far, user and system, microseconds (in steps of 10 ms).
     pub fn cpu_us(&self) -> u64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("its statistics");
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
-        let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok()).unwrap_or(0);
-        // utime and stime are the 14th and 15th field; two of them come before the closing bracket. Linux
-        // exposes 100 ticks per second on every platform.
-        (ticks(11) + ticks(12)) * 10_000
+        machine::cpu_us(self.pid())
     }
 }
 

@@ -34,7 +34,7 @@ mod wall_clock;
 pub use asker::{correlation_of, Asker};
 pub use authority::{Authority, Signed};
 pub use bounds::{alone, best_of_three, bounded, processor_share};
-pub use broker::{external_uri, Node};
+pub use broker::{external_uri, LentNode, Node};
 pub use browser::Browser;
 pub use client::{Client, Ended, Inbox, Verdict};
 pub use daemon::{binary, is_optimised, Config, Daemon, HeldThread, Told};

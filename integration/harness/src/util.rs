@@ -42,16 +42,27 @@ pub fn wait_until(what: &str, limit: Duration, condition: impl FnMut() -> bool) 
 
 /// Polls `condition` until it holds; `false` if it does not within `limit`, which is at least a minute.
 pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + limit.max(LEAST_WAIT);
+    let begun = Instant::now();
+    let end = begun + limit.max(LEAST_WAIT);
     loop {
+        let asked = Instant::now();
         if condition() {
             return true;
         }
         if Instant::now() >= end {
             return false;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(pause_of_polls(begun.elapsed(), asked.elapsed()));
     }
+}
+
+/// Shortest and longest pause between two polls.
+const POLLS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+
+/// The pause after a poll that took `asked`, in a wait of `waited` so far. Asking takes a fifth of the time at
+/// most, because all tests together have the processors busy, and the wait ends a twentieth later at most.
+fn pause_of_polls(waited: Duration, asked: Duration) -> Duration {
+    (asked * 4).max(waited / 20).clamp(POLLS.0, POLLS.1)
 }
 
 /// The `p`-th percentile (0 to 100) of a sorted list, nearest rank; 0 of an empty one.
