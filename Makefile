@@ -120,9 +120,13 @@ test-release: build ## the black-box tests against the release binary, with a mi
 	@TIDEGATE_BIN=$(BIN) CARGO=$(CARGO) integration/all.sh blackbox
 
 .PHONY: test-long
-test-long: test-release faults ## the long tests: the release binary, every fault, ten thousand worlds of each simulator
+test-long: test-release faults allocations ## the long tests: the release binary, every fault, ten thousand worlds of each simulator
 	@$(MAKE) sim SEEDS=10000
 	@$(MAKE) cluster SEEDS=10000
+
+.PHONY: allocations
+allocations: fetch ## allocations of a message in the wire code and the engine, against integration/allocations.toml
+	$(CARGO) test --locked --offline $(TOP) --test allocations -- --nocapture
 
 RUNS ?= 10
 BUSY ?= 6
