@@ -118,9 +118,10 @@ impl Steady {
         self.rate * self.seconds
     }
 
-    /// Delay of the request with this number, ms.
+    /// Delay of the request with this number, ms. Scattered, because a sequence with steps of equal size makes
+    /// many requests due in the same milliseconds at some rates.
     pub fn delay(&self, number: u64) -> u64 {
-        1000 + number * 7919 % self.spread_ms
+        1000 + (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % self.spread_ms
     }
 
     /// Publishes until all are sent or `progress.over` is set. Each body begins with the number of its
