@@ -1,7 +1,7 @@
 //! The loop's work of about once a second: free space, the status for systemd, a check that items leave, and
 //! the watchdog.
 
-use super::process::Process;
+use super::lasting::Lasting;
 use super::shard::Shard;
 use super::status::status_line;
 use tidegate_amqp::LinkStatus;
@@ -68,36 +68,36 @@ impl Housekeeping {
     }
 
     /// Once a second: free space, status, watchdog. Whether it was time for it.
-    pub(super) fn run(&mut self, shard: &mut Shard, process: &mut Process, is_stopping: bool) -> bool {
+    pub(super) fn run(&mut self, shard: &mut Shard, lasting: &mut Lasting, is_stopping: bool) -> bool {
         let now = clock::now();
         if now.mono < self.done_at_ms + 1_000 {
             return false;
         }
         self.done_at_ms = now.mono;
-        process.reload.check(&process.notify, now.mono);
+        lasting.reload.check(&lasting.notify, now.mono);
         self.log_dropped(shard);
         self.log_dropped_tries(shard);
         let stats = shard.store.stats();
-        self.tell_progress(shard, process, now, stats.still_ms);
+        self.tell_progress(shard, lasting, now, stats.still_ms);
         if !is_stopping {
-            self.look_for_an_heir(shard, process, now);
+            self.look_for_an_heir(shard, lasting, now);
         }
         if let Some(usage) = stats.usage {
-            self.check_disk_space(shard, process, usage);
+            self.check_disk_space(shard, lasting, usage);
         }
-        process.notify.status(&status_line(shard, self.disk_low));
-        self.feed_watchdog(process, now);
+        lasting.notify.status(&status_line(shard, self.disk_low));
+        self.feed_watchdog(lasting, now);
         true
     }
 
-    fn feed_watchdog(&mut self, process: &Process, now: Now) {
-        let Some(interval) = process.watchdog else { return };
+    fn feed_watchdog(&mut self, lasting: &Lasting, now: Now) {
+        let Some(interval) = lasting.watchdog else { return };
         if now.mono < self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2 {
             return;
         }
-        if !process.progress.is_late_for(interval * 2) {
+        if !lasting.progress.is_late_for(interval * 2) {
             self.watchdog_fed_at_ms = now.mono;
-            process.notify.watchdog();
+            lasting.notify.watchdog();
         }
     }
 
@@ -125,8 +125,8 @@ impl Housekeeping {
     }
 
     /// Stops taking requests while the disk is nearly full; waiting items still leave.
-    fn check_disk_space(&mut self, shard: &mut Shard, process: &Process, usage: tidegate_store::Usage) {
-        match process.config.store.kind {
+    fn check_disk_space(&mut self, shard: &mut Shard, lasting: &Lasting, usage: tidegate_store::Usage) {
+        match lasting.config.store.kind {
             StoreKind::Memory => return,
             // Old data goes gradually. Tables do not shrink, so a limit on their size would not help.
             StoreKind::Postgres => return shard.store.reclaim(),
@@ -134,7 +134,7 @@ impl Housekeeping {
         }
         let percent = if self.disk_low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
         let scarce = usage.free < usage.total / 100 * percent;
-        let limit = process.config.limits.disk;
+        let limit = lasting.config.limits.disk;
         let used = if self.disk_low { usage.used.saturating_mul(10) / 9 } else { usage.used };
         let low = scarce || (limit > 0 && used >= limit);
         if low {
@@ -145,7 +145,7 @@ impl Housekeeping {
             self.disk_low = low;
             if low {
                 tracing::warn!(
-                    path = %process.config.store.path.display(),
+                    path = %lasting.config.store.path.display(),
                     free = usage.free,
                     used = usage.used,
                     "the disk is nearly full or limits.disk is reached: no requests are taken"
@@ -158,9 +158,9 @@ impl Housekeeping {
     }
 
     /// A daemon that cannot publish has no use for the store; another daemon may have one.
-    fn look_for_an_heir(&mut self, shard: &Shard, process: &Process, now: Now) {
+    fn look_for_an_heir(&mut self, shard: &Shard, lasting: &Lasting, now: Now) {
         let Some(lease) = shard.lease.as_ref() else { return };
-        let config = &process.config;
+        let config = &lasting.config;
         // By then the daemon has tried all addresses, and the first one twice.
         let tries = config.timeouts.connect * (config.egress.endpoints.len() as u32 + 1);
         let limit_ms = (CUT_OFF_LEASES * lease.length_ms()).max(tries.as_millis() as u64);
@@ -175,8 +175,8 @@ impl Housekeeping {
 
     /// Reports the store's state and whether a due item is overlooked; the probes and the watchdog judge by
     /// that (see [`tidegate_common::progress`]).
-    fn tell_progress(&mut self, shard: &Shard, process: &Process, now: Now, still_ms: Option<u64>) {
-        let progress = &process.progress;
+    fn tell_progress(&mut self, shard: &Shard, lasting: &Lasting, now: Now, still_ms: Option<u64>) {
+        let progress = &lasting.progress;
         progress.told(DaemonPart::Store, still_ms);
         progress.tell_waiting(shard.engine.sums().0);
         let pause = (progress.stuck_after_ms() / LOOKS).max(1_000);

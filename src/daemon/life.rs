@@ -13,8 +13,8 @@
 use super::exports::Exports;
 use super::guard::GRACE;
 use super::housekeeping::Housekeeping;
+use super::lasting::Lasting;
 use super::mailbox::{ControlEvent, LoopEvent, Mailbox};
-use super::process::Process;
 use super::shard::Shard;
 use super::starts::Starts;
 use super::status::{self, describe};
@@ -87,7 +87,7 @@ pub(super) struct OpenLife {
 
 /// A running life.
 pub(super) struct Life<'p> {
-    process: &'p mut Process,
+    lasting: &'p mut Lasting,
     shard: Shard,
     starts: &'p mut Starts,
     exports: Exports,
@@ -109,30 +109,30 @@ struct Turn {
 impl Life<'_> {
     /// Opens the store, and creates an engine for what it holds.
     pub(super) fn open(
-        process: &mut Process,
+        lasting: &mut Lasting,
         opener: &mut tidegate_store::Opener,
     ) -> Result<OpenLife, RunError> {
         let random = || getrandom::u64().map_err(|error| OpenError::Random(error.to_string()));
         let seeds = Seeds { jitter: random()?, names: random()? };
-        let opened = recovery::extending_timeout(&process.notify, recovery::CHECK_EVERY, || {
+        let opened = recovery::extending_timeout(&lasting.notify, recovery::CHECK_EVERY, || {
             opener.open(clock::wall_ms())
         })?;
-        let mailbox = process.next_mailbox();
-        let config = &process.config;
+        let mailbox = lasting.next_mailbox();
+        let config = &lasting.config;
         let on_store = Arc::clone(&mailbox);
         let (exporter, lease) = (opened.store.exporter(), opened.store.lease());
         let handle = tidegate_store::thread::spawn(
             opened.store,
             tidegate_store::thread::ThreadLimits::of(config.limits.memory),
-            Arc::clone(&process.tally.commits),
+            Arc::clone(&lasting.tally.commits),
             Arc::new(move |event| on_store.post(ControlEvent::Store(event))),
         )?;
         let mut engine = Engine::new(config.engine_settings(), &opened.opened, seeds, clock::now());
-        engine.count_from(process.tally.totals.clone());
-        process.tally.begins(opened.takeover);
+        engine.count_from(lasting.tally.totals.clone());
+        lasting.tally.begins(opened.takeover);
         // A standby daemon has other readiness conditions.
-        process.readiness.reset(false);
-        process.readiness.set(Latch::Store, true);
+        lasting.readiness.reset(false);
+        lasting.readiness.set(Latch::Store, true);
         Ok(OpenLife {
             found: FoundItems::of(&opened.opened),
             engine,
@@ -156,34 +156,34 @@ impl OpenLife {
     /// Connects to the broker. `quarantine`: most redelivered requests to take at a time, beginning with one.
     pub(super) fn begin<'p>(
         self,
-        process: &'p mut Process,
+        lasting: &'p mut Lasting,
         quarantine: Option<u16>,
         starts: &'p mut Starts,
     ) -> Life<'p> {
         let on_amqp = Arc::clone(&self.mailbox);
         let on_amqp: OnAmqp = Arc::new(move |event: tidegate_amqp::Event| on_amqp.post(event));
-        let options = tidegate_amqp::Options::new(&process.config, self.store_identity, quarantine);
+        let options = tidegate_amqp::Options::new(&lasting.config, self.store_identity, quarantine);
         let export =
             |exporter: Arc<SpanExporter>| -> OnSpan { OnSpan(Arc::new(move |span| exporter.export(span))) };
-        let (spans, progress) = (process.spans.clone().map(export), Arc::clone(&process.progress));
-        let (lease, figures) = (self.lease.clone(), Arc::clone(&process.tally.figures));
+        let (spans, progress) = (lasting.spans.clone().map(export), Arc::clone(&lasting.progress));
+        let (lease, figures) = (self.lease.clone(), Arc::clone(&lasting.tally.figures));
         let options = tidegate_amqp::Options { spans, progress, figures, lease, ..options };
-        process.progress.begin();
-        process.progress.moved(DaemonPart::Loop);
-        let amqp = Amqp::start((process.runtime.handle(), process.outward.handle()), options, on_amqp);
+        lasting.progress.begin();
+        lasting.progress.moved(DaemonPart::Loop);
+        let amqp = Amqp::start((lasting.runtime.handle(), lasting.outward.handle()), options, on_amqp);
         // The engine decides when to begin.
         amqp.intake(Intake::Pause);
-        process.notify.ready();
+        lasting.notify.ready();
         let housekeeping = Housekeeping::new(clock::now(), self.engine.counters());
         Life {
             shard: Shard::new(self.engine, amqp, self.store, self.lease, self.store_identity),
             starts,
-            exports: Exports::new(self.exporter, process.config.store.kind, process.runtime.handle().clone()),
+            exports: Exports::new(self.exporter, lasting.config.store.kind, lasting.runtime.handle().clone()),
             mailbox: self.mailbox,
             housekeeping,
             stop_at_ms: None,
             failure: None,
-            process,
+            lasting,
         }
     }
 }
@@ -207,14 +207,14 @@ impl Life<'_> {
                 self.look_at_lease();
             }
             // The turn counts before the housekeeping checks for progress.
-            self.process.progress.moved(DaemonPart::Loop);
+            self.lasting.progress.moved(DaemonPart::Loop);
             self.keep_house();
             let took_us = clock::mono_us().saturating_sub(begun);
-            let longest_us = &mut self.process.tally.longest_turn_us;
+            let longest_us = &mut self.lasting.tally.longest_turn_us;
             *longest_us = took_us.max(*longest_us);
         }
         self.close(events);
-        self.process.tally.totals = self.shard.engine.counters().clone();
+        self.lasting.tally.totals = self.shard.engine.counters().clone();
         match (self.loss(), self.failure.take()) {
             (Some(loss), Some(failure)) => Ending::Lost(loss, failure),
             // The store had just been left to another daemon when a stop was requested.
@@ -285,13 +285,13 @@ impl Life<'_> {
             ControlEvent::Store(StoreEvent::Failed(failure)) => self.store_failed(failure),
             ControlEvent::Signal(Signal::Terminate) => self.begin_stop(),
             ControlEvent::Signal(Signal::Reload) => {
-                let Process { reload, notify, .. } = &mut *self.process;
+                let Lasting { reload, notify, .. } = &mut *self.lasting;
                 reload.request(notify, clock::now().mono);
             }
             ControlEvent::Reread(read) => self.reread(*read),
             ControlEvent::State(reply) => {
                 // The client may have disconnected.
-                let _ = reply.send(status::state(&self.shard, self.process, self.stop_at_ms.is_some()));
+                let _ = reply.send(status::state(&self.shard, self.lasting, self.stop_at_ms.is_some()));
             }
             ControlEvent::Export(reply) => self.exports.begin(reply),
         }
@@ -300,19 +300,19 @@ impl Life<'_> {
     /// Once a second.
     fn keep_house(&mut self) {
         let is_stopping = self.stop_at_ms.is_some();
-        if self.housekeeping.run(&mut self.shard, self.process, is_stopping) {
+        if self.housekeeping.run(&mut self.shard, self.lasting, is_stopping) {
             self.starts.look(clock::now().mono);
         }
     }
 
     /// The result of a reload: the new configuration takes effect, or the old one stays in force.
     fn reread(&mut self, read: Result<LoadedConfig, Faults>) {
-        let Some(again) = self.process.reload.returned() else { return };
+        let Some(again) = self.lasting.reload.returned() else { return };
         match read {
             Ok(loaded) => {
-                self.process.adopt(loaded);
-                let config = &self.process.config;
-                self.process.progress.configure(config.timeouts.stuck_after);
+                self.lasting.adopt(loaded);
+                let config = &self.lasting.config;
+                self.lasting.progress.configure(config.timeouts.stuck_after);
                 self.shard.feed(Input::Configure(Box::new(config.engine_settings())));
                 self.shard.amqp.reconfigure(config);
                 tracing::info!("configuration reloaded");
@@ -324,7 +324,7 @@ impl Life<'_> {
                 tracing::error!("configuration not reloaded: the old one stays in force");
             }
         }
-        let Process { reload, notify, .. } = &mut *self.process;
+        let Lasting { reload, notify, .. } = &mut *self.lasting;
         notify.ready();
         if again {
             reload.begin(notify, clock::now().mono);
@@ -338,7 +338,7 @@ impl Life<'_> {
             tracing::error!(error = %failure, "the store has failed");
         }
         self.shard.give_up();
-        self.process.readiness.set(Latch::Store, false);
+        self.lasting.readiness.set(Latch::Store, false);
         self.failure = Some(failure);
     }
 
@@ -349,7 +349,7 @@ impl Life<'_> {
         sender: oneshot::Sender<CommandResponse>,
     ) -> Option<(Asker, Command)> {
         if self.is_spare() {
-            let queue = &self.process.config.ingest.queue;
+            let queue = &self.lasting.config.ingest.queue;
             let error = format!(
                 "this daemon stands by: another one serves queue '{queue}' and holds the waiting items; ask \
                  the daemon whose state is not 'standby'"
@@ -401,24 +401,24 @@ impl Life<'_> {
             Side::Ingest => (Latch::Ingest, 0),
             Side::Egress => (Latch::Egress, 1),
         };
-        self.process.readiness.set(latch, link.is_up());
+        self.lasting.readiness.set(latch, link.is_up());
         self.shard.links[index] = Some(link);
         // A link is up once its topology stands.
         let both = self.shard.links.iter().all(|link| link.as_ref().is_some_and(LinkStatus::is_up));
-        self.process.readiness.set(Latch::Topology, both);
+        self.lasting.readiness.set(Latch::Topology, both);
         self.set_consumer();
     }
 
     /// Keeps the latch closed while this daemon takes requests, or while another one does whose requests
     /// would come to this one: with the memory store, all of them.
     fn set_consumer(&self) {
-        self.process.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
+        self.lasting.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
     }
 
     /// Whether another daemon serves the queue; with the memory store, its requests come to this daemon when
     /// it ends.
     fn is_spare(&self) -> bool {
-        self.process.config.store.kind == StoreKind::Memory
+        self.lasting.config.store.kind == StoreKind::Memory
             && matches!(self.shard.links[0], Some(LinkStatus::Standby { .. }))
     }
 
@@ -426,12 +426,12 @@ impl Life<'_> {
         if self.stop_at_ms.is_some() {
             return;
         }
-        let drain = self.process.config.timeouts.drain;
+        let drain = self.lasting.config.timeouts.drain;
         let budget = drain.saturating_sub(CLOSING).max(Duration::from_millis(100));
         tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: due items are published first");
-        self.process.notify.stopping();
+        self.lasting.notify.stopping();
         // The whole time is requested, independently of the unit's TimeoutStopSec.
-        self.process.notify.extend_timeout(budget + CLOSING * 3);
+        self.lasting.notify.extend_timeout(budget + CLOSING * 3);
         self.stop_at_ms = Some(clock::now().mono + budget.as_millis() as u64);
         self.shard.begin_drain();
     }
@@ -443,12 +443,12 @@ impl Life<'_> {
 
     /// Waits for confirms, closes connections and store, each within bounds, and logs what is left.
     fn close(&mut self, mut events: VecDeque<LoopEvent>) {
-        self.process.progress.tell_waiting(self.shard.engine.sums().0);
-        self.process.progress.end();
+        self.lasting.progress.tell_waiting(self.shard.engine.sums().0);
+        self.lasting.progress.end();
         let is_lost = self.loss().is_some();
         if !is_lost {
             // After a failure of the store no signal has armed it.
-            self.process.last_resort.arm(CLOSING + GRACE);
+            self.lasting.last_resort.arm(CLOSING + GRACE);
         }
         let budget = match &self.failure {
             None => CLOSING,
@@ -456,10 +456,10 @@ impl Life<'_> {
             Some(_) if is_lost => LOST_CLOSING,
             Some(_) => Duration::from_secs(2),
         };
-        self.process.notify.extend_timeout(budget * 2);
+        self.lasting.notify.extend_timeout(budget * 2);
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
-        self.process.waits.block_on(self.shard.end_of_amqp(budget));
+        self.lasting.waits.block_on(self.shard.end_of_amqp(budget));
         self.mailbox.take(Duration::ZERO, &mut events);
         if self.failure.is_none() {
             // Nothing can be acked any more. The broker redelivers requests that are not durable.
@@ -478,7 +478,7 @@ impl Life<'_> {
             self.shard.feed(Input::IngestLost);
         }
         let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
-        self.exports.end(&self.process.waits, left_of(end));
+        self.exports.end(&self.lasting.waits, left_of(end));
         // The engine decides nothing any more: open commands end now and not when their wait ends.
         self.shard.queries.reject_all(is_lost.then_some(LOST));
         match self.shard.store.close(left_of(end)) {
@@ -494,7 +494,7 @@ impl Life<'_> {
         // Events for the process go to the next life. Without one they are dropped, which ends the wait of
         // their senders.
         events.retain(LoopEvent::is_for_the_process);
-        events.into_iter().for_each(|event| self.process.inlet.post(event));
+        events.into_iter().for_each(|event| self.lasting.inlet.post(event));
         tracing::info!(
             waiting = left.items.waiting,
             parked = left.items.parked,
@@ -520,24 +520,24 @@ mod tests {
         config.timeouts.drain = Duration::from_secs(6);
         let options =
             RunOptions { config, config_path: None, accept_loss: false, log_format: LogFormat::default() };
-        let mut process = Process::new(options).unwrap();
+        let mut lasting = Lasting::new(options).unwrap();
         let (mut starts, _) = Starts::note(None);
-        let store = &process.config.store;
+        let store = &lasting.config.store;
         let mut opener = tidegate_store::Opener::new(store, 32 << 20, false).unwrap();
         let mut identities = Vec::new();
-        process.tally.totals.received = 7;
+        lasting.tally.totals.received = 7;
         for _ in 0..2 {
-            process.readiness.reset(true);
-            let life = Life::open(&mut process, &mut opener).unwrap();
-            assert_eq!(process.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
+            lasting.readiness.reset(true);
+            let life = Life::open(&mut lasting, &mut opener).unwrap();
+            assert_eq!(lasting.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
             identities.push(life.store_identity);
             assert_eq!(life.engine.counters().received, 7, "what is counted goes on");
             life.mailbox.post(ControlEvent::Signal(Signal::Terminate));
-            let ending = life.begin(&mut process, None, &mut starts).run();
+            let ending = life.begin(&mut lasting, None, &mut starts).run();
             assert!(matches!(ending, Ending::Stopped), "{ending:?}");
         }
         assert_eq!(identities[0], identities[1], "the second opened what the first had closed");
-        let state = process.state();
+        let state = lasting.state();
         assert_eq!((state.snapshot.totals.received, state.store.lives), (7, 2));
         assert!(state.snapshot.longest_turn_us > 0 && state.store.kind == "disk");
     }

@@ -2,8 +2,8 @@
 //! engine's inputs and carries out the engine's effects in their order.
 //!
 //! Three layers, each of which outlives the one below it:
-//! - [`process`]: the service manager, the admin port, the configuration, and the counters of the process
-//!   ([`tally`]); [`lives`] starts it in order and runs one life after the other;
+//! - [`node`]: starts in order; [`lasting`]: the service manager, the admin port, the configuration, and the
+//!   counters of the process ([`tally`]); [`shard_thread`] runs one life after the other;
 //! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
 //!   begin within the process, with [`standby`] in between;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
@@ -14,13 +14,14 @@ mod dead_letters;
 mod exports;
 mod guard;
 mod housekeeping;
+mod lasting;
 mod life;
-mod lives;
 mod mailbox;
-mod process;
+mod node;
 mod recovery;
 mod reload;
 mod shard;
+mod shard_thread;
 mod standby;
 mod starts;
 mod status;
@@ -64,7 +65,7 @@ pub fn run(options: RunOptions) -> ExitCode {
         // Another subscriber is set up and receives the messages.
         tracing::debug!(%error, "logging was already set up");
     }
-    match lives::run(options) {
+    match node::run(options) {
         Ok(()) => {
             tracing::info!("stopped");
             ExitCode::SUCCESS

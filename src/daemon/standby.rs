@@ -2,8 +2,8 @@
 //!
 //! It takes no requests and sends nothing, since it has no engine and no connection to a broker.
 
+use super::lasting::Lasting;
 use super::mailbox::{ControlEvent, LoopEvent};
-use super::process::Process;
 use crate::admin::{CommandResponse, ExportRefusal, LinkState, StateInput, Status};
 use crate::signals::Signal;
 use serde_json::json;
@@ -89,21 +89,21 @@ impl StandbyWaits {
 }
 
 /// Waits until the next attempt is due, and answers queries. False: a stop was requested.
-pub(super) fn wait(process: &Process, waits: &mut StandbyWaits) -> bool {
+pub(super) fn wait(lasting: &Lasting, waits: &mut StandbyWaits) -> bool {
     let Some(until) = waits.until else { return true };
     let mut events = VecDeque::new();
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        process.inlet.take(left.min(LONGEST_TRY), &mut events);
+        lasting.inlet.take(left.min(LONGEST_TRY), &mut events);
         while let Some(event) = events.pop_front() {
-            if !handle(process, waits, event) {
+            if !handle(lasting, waits, event) {
                 return false;
             }
         }
         let state = if waits.is_spare { "standing by" } else { "waiting for the store" };
-        process.notify.status(&format!("{state}: {}", waits.reason));
-        if process.watchdog.is_some() {
-            process.notify.watchdog();
+        lasting.notify.status(&format!("{state}: {}", waits.reason));
+        if lasting.watchdog.is_some() {
+            lasting.notify.watchdog();
         }
         if Instant::now() >= until {
             return true;
@@ -112,10 +112,10 @@ pub(super) fn wait(process: &Process, waits: &mut StandbyWaits) -> bool {
 }
 
 /// False: a stop was requested.
-fn handle(process: &Process, waits: &mut StandbyWaits, event: LoopEvent) -> bool {
+fn handle(lasting: &Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> bool {
     match event {
         LoopEvent::Control(ControlEvent::Signal(Signal::Terminate)) => {
-            process.notify.stopping();
+            lasting.notify.stopping();
             tracing::info!("stopping: there is nothing to finish");
             return false;
         }
@@ -123,7 +123,7 @@ fn handle(process: &Process, waits: &mut StandbyWaits, event: LoopEvent) -> bool
             waits.kept.push_back(event);
         }
         // Clients may have disconnected.
-        LoopEvent::Control(ControlEvent::State(reply)) => drop(reply.send(state(process, waits))),
+        LoopEvent::Control(ControlEvent::State(reply)) => drop(reply.send(state(lasting, waits))),
         LoopEvent::Control(ControlEvent::Export(reply)) => {
             drop(reply.send(Err(ExportRefusal::NotOnDisk("there is no store open at present"))));
         }
@@ -147,12 +147,12 @@ fn refuse(waits: &StandbyWaits, reply: Sender<CommandResponse>) {
     drop(reply.send(CommandResponse { status: Status::Unavailable, document }));
 }
 
-fn state(process: &Process, waits: &StandbyWaits) -> StateInput {
+fn state(lasting: &Lasting, waits: &StandbyWaits) -> StateInput {
     let [_, _, _, standby, _, waiting, _, _] = LinkState::STATES;
     let link = |side: &str| LinkState {
         side: side.to_owned(),
         state: if waits.is_spare { standby } else { waiting }.to_owned(),
         detail: waits.reason.clone(),
     };
-    StateInput { links: vec![link("ingest"), link("egress")], ..process.state() }
+    StateInput { links: vec![link("ingest"), link("egress")], ..lasting.state() }
 }

@@ -1,6 +1,6 @@
 //! What the daemon reports of itself: link states, the state document, the status for systemd.
 
-use super::process::Process;
+use super::lasting::Lasting;
 use super::shard::Shard;
 use crate::admin::{LinkState, StateInput, StoreState, Traffic};
 use tidegate_amqp::LinkStatus;
@@ -8,9 +8,9 @@ use tidegate_common::clock;
 use tidegate_types::snapshot::Snapshot;
 
 /// The state document's input, of a shard at work.
-pub(super) fn state(shard: &Shard, process: &Process, draining: bool) -> StateInput {
+pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> StateInput {
     let now = clock::now();
-    let base = process.state();
+    let base = lasting.state();
     let store = shard.store.stats();
     let links = [("ingest", &shard.links[0]), ("egress", &shard.links[1])];
     StateInput {

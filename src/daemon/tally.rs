@@ -15,7 +15,7 @@ use tidegate_types::Now;
 
 /// The counters of one process.
 #[derive(Debug, Default)]
-pub(super) struct ProcessTally {
+pub(super) struct ShardTally {
     /// Totals with which the engine of the next life continues.
     pub(super) totals: Counters,
     /// Figures of both connections.
@@ -32,7 +32,7 @@ pub(super) struct ProcessTally {
     losses: [u64; Loss::ALL.len()],
 }
 
-impl ProcessTally {
+impl ShardTally {
     /// A life begins.
     pub(super) fn begins(&mut self, takeover: Option<Takeover>) {
         self.lives += 1;
@@ -49,7 +49,7 @@ impl ProcessTally {
     /// The state without the parts that only a life has.
     pub(super) fn state(&self, kind: StoreKind, started: Now) -> StateInput {
         let now = clock::now();
-        let ProcessTally { totals, figures, commits, longest_turn_us, lives, takeovers, losses } = self;
+        let ShardTally { totals, figures, commits, longest_turn_us, lives, takeovers, losses } = self;
         let (ends, commits) = (figures.stats(), commits.stats());
         let named = |words: &[&str], counts: &[u64]| -> BTreeMap<String, u64> {
             words.iter().map(|word| (*word).to_owned()).zip(counts.iter().copied()).collect()

@@ -3,7 +3,7 @@
 use super::guard::LastResort;
 use super::mailbox::{Inlet, Mailbox};
 use super::reload::Reload;
-use super::tally::ProcessTally;
+use super::tally::ShardTally;
 use super::{dead_letters, RunError, RunOptions};
 use crate::admin::{self, Readiness, StateInput};
 use crate::notify::{watchdog_interval, Notify};
@@ -18,7 +18,7 @@ use tidegate_types::Now;
 use tokio::runtime::Runtime;
 
 /// State that outlives a life.
-pub(super) struct Process {
+pub(super) struct Lasting {
     /// Runtime for ingest, answers, the admin port and signals.
     pub(super) runtime: Runtime,
     /// Runtime for egress only: a large request never delays due items.
@@ -37,7 +37,7 @@ pub(super) struct Process {
     pub(super) watchdog: Option<Duration>,
     pub(super) inlet: Arc<Inlet>,
     pub(super) reload: Reload,
-    pub(super) tally: ProcessTally,
+    pub(super) tally: ShardTally,
 }
 
 /// One worker thread: with two, each event wakes both, and the second only looks for more work.
@@ -46,7 +46,7 @@ fn runtime(name: &str) -> Result<Runtime, RunError> {
     builder.worker_threads(1).thread_name(name).enable_all().build().map_err(RunError::Runtime)
 }
 
-impl Process {
+impl Lasting {
     pub(super) fn new(options: RunOptions) -> Result<Self, RunError> {
         let RunOptions { config, config_path, accept_loss, .. } = options;
         let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
@@ -54,7 +54,7 @@ impl Process {
         let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
         let inlet = Arc::new(Inlet::default());
         let waits = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        Ok(Process {
+        Ok(Lasting {
             spans,
             runtime: runtime("tidegate-in")?,
             outward: runtime("tidegate-out")?,
@@ -69,7 +69,7 @@ impl Process {
             watchdog: watchdog_interval(),
             reload: Reload::new(config_path, Arc::clone(&inlet)),
             inlet,
-            tally: ProcessTally::default(),
+            tally: ShardTally::default(),
         })
     }
 
