@@ -540,8 +540,7 @@ fn loopback_has_one_meaning() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let served = runtime.block_on(tidegate::admin::serve(
             (&config).into(),
-            Default::default(),
-            Default::default(),
+            std::sync::Arc::new(tidegate::admin::NodeHealth::of(Vec::new())),
             std::sync::Arc::new(drop),
         ));
         assert!(!matches!(served, Err(tidegate::admin::ServeError::TokenNeeded(_))), "{listen}");

@@ -137,6 +137,19 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     let owner = asked(server, &site, "SELECT owner FROM $.shards");
     let told = stands_by(&second);
     assert!(told.contains(&format!("the store belongs to {owner}")), "{told}");
+    let (serving, spare) = (first.state(), second.state());
+    let epoch: u64 = asked(server, &site, "SELECT epoch FROM $.shards").parse().expect("a number");
+    let (held, seen) = (&serving["shards"][0], &spare["shards"][0]);
+    assert_eq!((&held["owner"], &held["epoch"]), (&serving["node"], &json!(epoch)), "{held}");
+    assert_eq!((&held["state"], &held["waiting"], &held["life"]), (&json!("running"), &json!(1), &json!(1)));
+    assert_eq!((&seen["owner"], &seen["state"]), (&json!(owner), &json!("standby")), "{seen}");
+    assert!(held["lease_ms"].is_u64() && seen["lease_ms"].is_u64() && seen.get("epoch").is_none(), "{seen}");
+    assert_ne!(spare["node"], owner, "each has a name of its own");
+    let shown = first.cli(&["status"]).out;
+    assert!(
+        shown.contains("shard 0") && shown.contains(&format!("running  owner {owner}  epoch 1")),
+        "{shown}"
+    );
     let refused = second.cli(&["cancel", "shop", "kept"]);
     assert!(refused.code == 1 && refused.err.contains("stands by"), "{refused:?}");
     assert_eq!(second.cli(&["health"]).code, 0);

@@ -92,7 +92,7 @@ fn each_part_that_stands_still_trips_the_watchdog() {
     daemon.start_again();
     daemon.wait_ready();
     for (thread, part) in
-        [("tidegate-in", Some("ingest")), ("tidegate-out", Some("egress")), ("tidegate", None)]
+        [("tidegate-in", Some("ingest")), ("tidegate-out", Some("egress")), ("tidegate-loop", None)]
     {
         manager.until("WATCHDOG=1");
         let held = daemon.hold_thread(thread, Duration::from_secs(60));
@@ -104,7 +104,7 @@ fn each_part_that_stands_still_trips_the_watchdog() {
                     daemon.log().lines().any(|l| l.contains("stuck: this part has") && l.contains(&named))
                 });
             }
-            // No thread is left to notify systemd.
+            // The watchdog waits for the loop.
             None => wait_until("silence", Duration::from_secs(30), || {
                 let heard = manager.told();
                 std::thread::sleep(WATCHDOG / 4);

@@ -22,7 +22,7 @@ fn a_part_that_stands_still_is_named_by_the_probes_and_the_log_until_it_moves_ag
     let site = Site::new("stuck");
     site.application("shop");
     let daemon = site.start(&quick(&site));
-    for (thread, part) in [("tidegate-out", "egress"), ("tidegate", "loop")] {
+    for (thread, part) in [("tidegate-out", "egress"), ("tidegate-loop", "loop")] {
         let held = daemon.hold_thread(thread, LONG);
         site.client.publish(&site.push("shop", "{}"));
         wait_until("not ready", LIMIT, || stuck(&daemon) == [part]);
@@ -140,7 +140,7 @@ fn a_stop_ends_whichever_thread_is_held() {
         ("tidegate-out", 0, CLOSED),
         ("tidegate-in", 0, CLOSED),
         ("tidegate-store", 0, "the store was not closed in time"),
-        ("tidegate", 70, BROKEN_OFF),
+        ("tidegate-loop", 70, BROKEN_OFF),
     ] {
         let site = Site::new("held");
         site.application("shop");
@@ -162,7 +162,7 @@ fn a_stop_ends_whichever_thread_is_held() {
         assert!(log.contains(line), "{thread}: {log}");
         let last = log.lines().rfind(|l| l.contains(CLOSED) || l.contains(BROKEN_OFF)).unwrap_or_default();
         assert!(last.contains("waiting="), "{thread}: what was left: {log}");
-        if thread == "tidegate" {
+        if thread == "tidegate-loop" {
             assert!(last.contains("stuck=[\"loop\"]"), "{last}");
         }
         // Acked requests are in the store, and the others are delivered again.

@@ -2,8 +2,8 @@
 
 use super::audit::{self, Audit, Audited, Caller, RefusedLog};
 use super::command::{CommandRequest, CommandResponse, Status};
+use super::health::NodeHealth;
 use super::parse::BadRequest;
-use super::readiness::Readiness;
 use super::state::Document;
 use super::traffic::Traffic;
 use super::{Ask, Query};
@@ -16,7 +16,6 @@ use serde_json::{json, Value};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_common::progress::ProgressMarks;
 use tidegate_wire::dead_letters::{LetterReport, LetterTask, LetterTrouble};
 use tokio::sync::{oneshot, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
@@ -43,8 +42,7 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 /// State that all handlers share.
 #[derive(Clone)]
 pub(super) struct ApiState {
-    pub(super) readiness: Arc<Readiness>,
-    pub(super) progress: Arc<ProgressMarks>,
+    pub(super) health: Arc<NodeHealth>,
     pub(super) ask: Ask,
     /// The log of refused requests.
     pub(super) refused: Arc<RefusedLog>,
@@ -64,7 +62,7 @@ impl ApiState {
         (self.ask)(Query::State(reply));
         match timeout(STATE_WITHIN, answer).await {
             Ok(Ok(input)) => {
-                let document = Document::new(&input, &self.readiness.missing(), &self.progress);
+                let document = Document::new(&input, &self.health);
                 Ok((document, input.traffic))
             }
             Ok(Err(_)) => Err(unavailable("the daemon is stopping")),

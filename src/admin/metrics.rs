@@ -13,6 +13,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, MetricE
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt;
 use tidegate_common::distribution::Distribution;
 use tidegate_common::progress::DaemonPart;
@@ -168,11 +169,15 @@ impl DaemonFigures {
         to.histogram("batch_items", "Per batch: number of items.", None, &traffic.batch_items)?;
         let help = "Per batch: length of the body.";
         to.histogram("batch_size", help, Some(Unit::Bytes), &traffic.batch_bytes)?;
-        let links = self.document.links.iter().flat_map(|link| {
-            LinkState::STATES
-                .map(|state| ([("side", link.side.as_str()), ("state", state)], flag(link.state == state)))
+        let links = &self.document.links;
+        let sides: BTreeSet<&str> = links.iter().map(|link| link.side.as_str()).collect();
+        let connections = sides.into_iter().flat_map(|side| {
+            LinkState::STATES.map(|state| {
+                let count = links.iter().filter(|link| link.side == side && link.state == state).count();
+                ([("side", side), ("state", state)], count as f64)
+            })
         });
-        to.gauges("connection", "1 for the state of a connection to the broker.", links)?;
+        to.gauges("connection", "Connections to the broker in this state.", connections)?;
         let help = "Connections that ended or could not be opened.";
         to.counters("connections_failed", help, by("side", traffic.connections_failed))?;
         to.counter(
@@ -320,6 +325,7 @@ impl Collector for ProcessFigures {
 
 #[cfg(test)]
 mod tests {
+    use super::super::health::NodeHealth;
     use super::super::state::tests::example;
     use super::*;
 
@@ -340,7 +346,7 @@ mod tests {
             connections_failed: [("ingest", 0), ("egress", 3)],
             ..Traffic::default()
         };
-        page(Document::new(&example(), &["egress"], &Default::default()), traffic, 7).unwrap()
+        page(Document::new(&example(), &NodeHealth::ready_but(&["egress"])), traffic, 7).unwrap()
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The admin HTTP server for operators and supervisors: probes, the state document, commands on items,
 //! customers and applications, and a web page.
 //!
-//! It owns nothing and decides nothing. It queries the daemon's loop through a callback that posts into the
-//! loop's mailbox, and waits for a one-shot reply with a time limit. There is no TLS (a proxy can add it), no
-//! CORS and no session.
+//! It owns nothing and decides nothing. It queries the daemon's loops through a callback that posts into
+//! their mailboxes, and waits for a one-shot reply with a time limit. There is no TLS (a proxy can add it),
+//! no CORS and no session.
 
 mod accept;
 mod answer;
@@ -14,6 +14,7 @@ mod connections;
 mod dead;
 mod export;
 mod guard;
+mod health;
 mod items;
 mod listener;
 mod metrics;
@@ -25,12 +26,15 @@ mod routes;
 mod serve;
 mod socket;
 pub(crate) mod state;
+mod sum;
 mod traffic;
 
 pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use export::{ExportFeed, ExportRefusal};
+pub use health::{NodeHealth, ShardHealth};
 pub use readiness::{Latch, Readiness};
-pub use state::{LatenessState, LinkState, StateInput, StoreState};
+pub use state::{LinkState, NodeFacts, ShardLine, ShardState, StateInput, StoreState};
+pub use sum::sum;
 pub use traffic::Traffic;
 
 use accept::AdminListener;
@@ -40,7 +44,6 @@ use secrecy::{ExposeSecret, SecretString};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_common::progress::ProgressMarks;
 use tidegate_config::{Admin, Listen};
 use tidegate_wire::dead_letters::{LetterReport, LetterTask, LetterTrouble};
 use tokio::sync::{oneshot, watch};
@@ -126,12 +129,7 @@ pub struct Server {
 ///
 /// # Errors
 /// See [`ServeError`]. Once bound, the server does not fail.
-pub async fn serve(
-    options: AdminOptions,
-    readiness: Arc<Readiness>,
-    progress: Arc<ProgressMarks>,
-    ask: Ask,
-) -> Result<Server, ServeError> {
+pub async fn serve(options: AdminOptions, health: Arc<NodeHealth>, ask: Ask) -> Result<Server, ServeError> {
     let AdminOptions { listen, tokens } = options;
     if tokens.full.is_none() && !listen.is_local() {
         return Err(ServeError::TokenNeeded(listen));
@@ -144,7 +142,7 @@ pub async fn serve(
     let Some((listener, at)) = bound.map_err(|source| ServeError::Bind { addr: listen, source })? else {
         return Ok(Server { at: Listen::Off, stop: None, task: None });
     };
-    let app = routes::router(guard::Guard::new(tokens, &at), readiness, progress, ask);
+    let app = routes::router(guard::Guard::new(tokens, &at), health, ask);
     let (stop, stopped) = watch::channel(false);
     let connections = Arc::new(Connections::new(Places::default()));
     let task = tokio::spawn(serve::serve(listener, app, connections, Bounds::default(), stopped));

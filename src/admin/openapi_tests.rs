@@ -1,5 +1,6 @@
 //! Tests that the document describes every route and no other, and the real answers.
 
+use super::super::health::NodeHealth;
 use super::super::page::FILES;
 use super::super::state::{self, LinkState, STATES};
 use super::{DOCUMENT, PATH};
@@ -105,7 +106,7 @@ fn words_are_those_of_the_code() {
 /// The schema of the state document has all its keys.
 #[test]
 fn the_state_is_told_key_by_key() {
-    let state = state::Document::new(&state::tests::example(), &["egress"], &Default::default());
+    let state = state::Document::new(&state::tests::example(), &NodeHealth::ready_but(&["egress"]));
     let state = serde_json::to_value(state).unwrap();
     assert_eq!(schema_faults(&document(), "#/components/schemas/State", &state), [""; 0]);
 }

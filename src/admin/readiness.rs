@@ -1,4 +1,4 @@
-//! Readiness as a set of latches: each part of the daemon sets its own, and the daemon is ready when all are
+//! Readiness as a set of latches: each part of a shard sets its own, and the shard is ready when all are
 //! closed.
 //!
 //! Pure except for one atomic. Readiness does not know why a latch is open; the state document and the log
@@ -42,10 +42,10 @@ impl Latch {
     }
 }
 
-/// Set while the process stands by: it is ready to take over, whatever its latches are.
+/// Set while the shard stands by: it is ready to take over, whatever its latches are.
 const SPARE: u8 = 1 << 7;
 
-/// The latches of one process. All are open at first. Shared as `Arc<Readiness>`.
+/// The latches of one shard. All are open at first. Shared as `Arc<Readiness>`.
 #[derive(Debug, Default)]
 pub struct Readiness {
     // One word, so that a reader sees all latches at the same moment.
@@ -67,7 +67,7 @@ impl Readiness {
         }
     }
 
-    /// Opens all latches. With `true` the process stands by; otherwise it waits for something that is
+    /// Opens all latches. With `true` the shard stands by; otherwise it waits for something that is
     /// missing.
     pub fn reset(&self, stands_by: bool) {
         self.closed.store(if stands_by { SPARE } else { 0 }, Ordering::Release);

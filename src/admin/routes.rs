@@ -5,7 +5,7 @@ use super::accept::Peer;
 use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN, LETTER_ANSWERS};
 use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_of_state, is_static, reads, Guard, Refusal};
-use super::readiness::Readiness;
+use super::health::NodeHealth;
 use super::{applications, dead, export, items, metrics, openapi, page, Ask};
 use axum::body::{to_bytes, Body, HttpBody as _};
 use axum::extract::{Request, State};
@@ -17,7 +17,6 @@ use axum::{Json, Router};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_common::progress::ProgressMarks;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -58,12 +57,7 @@ struct Gate {
 }
 
 /// The router for all paths.
-pub(super) fn router(
-    guard: Guard,
-    readiness: Arc<Readiness>,
-    progress: Arc<ProgressMarks>,
-    ask: Ask,
-) -> Router {
+pub(super) fn router(guard: Guard, health: Arc<NodeHealth>, ask: Ask) -> Router {
     let gate = Gate {
         guard: Arc::new(guard),
         questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
@@ -85,8 +79,7 @@ pub(super) fn router(
             failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not allow this method")
         })
         .with_state(ApiState {
-            readiness,
-            progress,
+            health,
             ask,
             refused: Arc::clone(&gate.refused),
             letter_answers: Arc::new(Semaphore::new(LETTER_ANSWERS)),
@@ -101,7 +94,7 @@ fn probes() -> Router<ApiState> {
 
 /// The answer comes from the marks of the parts and involves none of them.
 async fn livez(State(shared): State<ApiState>) -> Response {
-    let stuck = shared.progress.verdict().dead_names();
+    let stuck = shared.health.verdict().dead_names();
     if stuck.is_empty() {
         return "ok".into_response();
     }
@@ -109,7 +102,7 @@ async fn livez(State(shared): State<ApiState>) -> Response {
 }
 
 async fn readyz(State(shared): State<ApiState>) -> Response {
-    let (missing, stuck) = (shared.readiness.missing(), shared.progress.verdict().stuck_names());
+    let (missing, stuck) = (shared.health.missing(), shared.health.verdict().stuck_names());
     let ready = missing.is_empty() && stuck.is_empty();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(json!({ "ready": ready, "missing": missing, "stuck": stuck }))).into_response()

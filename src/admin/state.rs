@@ -4,28 +4,105 @@
 //! The engine's part and the rule for names are in [`tidegate_types::snapshot`]; nothing is copied or renamed
 //! here. The document contains no payloads, customers or secrets.
 
+use super::health::NodeHealth;
 use super::traffic::Traffic;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tidegate_common::progress::ProgressMarks;
 pub(crate) use tidegate_types::snapshot::Application;
 use tidegate_types::snapshot::Snapshot;
+use tidegate_types::Now;
 
-/// Values of [`Document::state`], the gravest first.
+/// Values of [`Document::state`] and [`ShardLine::state`], the gravest first.
 pub(super) const STATES: [&str; 8] =
     ["draining", "waiting", "not_ready", "blocked", "stuck", "standby", "paused", "running"];
 
-/// The answer of the daemon's loop to [`super::Query::State`].
-#[derive(Clone, Debug)]
-pub struct StateInput {
+/// What the daemon knows of itself, whatever its shards do.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeFacts {
+    /// Version of this binary.
+    pub version: &'static str,
+    /// Start of the process.
+    pub started: Now,
+    /// The present moment.
+    pub now: Now,
+}
+
+impl NodeFacts {
+    /// Time since the start by the monotonic clock, ms.
+    pub(super) fn uptime_ms(&self) -> u64 {
+        self.now.mono.saturating_sub(self.started.mono)
+    }
+}
+
+/// One shard in the document: who has its store, and what it does in this daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShardLine {
+    /// Its number, as in the table `shards` of a database; the first is 0.
+    pub shard: u16,
+    /// The state of this shard in this daemon, in the words of [`Document::state`].
+    pub state: String,
+    /// The node that has the store, as of the last attempt to open it; absent if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Number of this node's claim of the store; absent if there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// Time until the owner's lease ends unless renewed, as this node knows it; absent if no other daemon can
+    /// take the store, or the owner is unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease_ms: Option<u64>,
+    /// Number of times this process has opened the store.
+    pub life: u64,
+    /// Its ingest queue.
+    pub queue: String,
+    /// Its items that have not ended and are not parked; 0 while this node does not have the store.
+    pub waiting: u64,
+}
+
+/// The answer of one shard to [`super::Query::State`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ShardState {
+    /// What the document says of this shard alone.
+    pub line: ShardLine,
+    /// The name of this node, as the store knows it; empty while unknown.
+    pub node: String,
     /// The engine's numbers.
     pub snapshot: Snapshot,
     /// The ingest and the egress connection.
     pub links: Vec<LinkState>,
     /// Counters of the store.
     pub store: StoreState,
-    /// Moment of publish minus due.
-    pub lateness: LatenessState,
+    /// The figures that only the metrics show.
+    pub traffic: Traffic,
+    /// The shard is shutting down.
+    pub draining: bool,
+}
+
+impl ShardState {
+    /// Sets the word for the state of this shard, from its own health.
+    #[must_use]
+    pub fn judged(mut self, facts: &NodeFacts, health: &NodeHealth) -> Self {
+        let times = (facts.now.wall, facts.uptime_ms());
+        let word = overall(self.draining, &self.links, (&self.snapshot, times), health);
+        word.clone_into(&mut self.line.state);
+        self
+    }
+}
+
+/// The state of the whole daemon: the sum over its shards ([`super::sum`]).
+#[derive(Clone, Debug, PartialEq)]
+pub struct StateInput {
+    /// The name of this node; empty while unknown.
+    pub node: String,
+    /// The shards, by their numbers.
+    pub shards: Vec<ShardLine>,
+    /// The engine's numbers.
+    pub snapshot: Snapshot,
+    /// The ingest and the egress connection of each shard.
+    pub links: Vec<LinkState>,
+    /// Counters of the store.
+    pub store: StoreState,
     /// The figures that only the metrics show.
     pub traffic: Traffic,
     /// The daemon is shutting down.
@@ -92,7 +169,7 @@ pub struct StoreState {
 /// Distribution of lateness over all items, at their first publish.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct LatenessState {
+pub(crate) struct LatenessState {
     /// Number of items measured.
     pub count: u64,
     /// Median, in microseconds.
@@ -127,6 +204,10 @@ pub(crate) struct Document {
     pub at: u64,
     /// Uptime by the monotonic clock.
     pub uptime_ms: u64,
+    /// The name of this node, by which it owns stores: its machine's, and its own. Empty while unknown.
+    pub node: String,
+    /// The shards of this daemon.
+    pub shards: Vec<ShardLine>,
     /// The ingest and the egress connection.
     pub links: Vec<LinkState>,
     /// Counters of the store.
@@ -141,23 +222,31 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// Makes the document; `missing` has the names of the open latches.
-    pub(crate) fn new(input: &StateInput, missing: &[&str], progress: &ProgressMarks) -> Self {
-        let snapshot = &input.snapshot;
-        let stuck = progress.verdict().stuck_names();
-        let is_stuck = !stuck.is_empty() || is_overdue(input, progress.stuck_after_ms());
+    /// Makes the document of this state.
+    pub(crate) fn new(input: &StateInput, health: &NodeHealth) -> Self {
+        let (snapshot, lateness) = (&input.snapshot, &input.traffic.lateness);
+        let (missing, stuck) = (health.missing(), health.verdict().stuck_names());
+        let times = (input.at, input.uptime_ms);
         Document {
             version: input.version.to_owned(),
-            state: overall(input, missing, is_stuck).to_owned(),
+            state: overall(input.draining, &input.links, (snapshot, times), health).to_owned(),
             ready: missing.is_empty() && stuck.is_empty(),
-            missing: missing.iter().map(|&m| m.to_owned()).collect(),
+            missing: missing.into_iter().map(str::to_owned).collect(),
             stuck: stuck.into_iter().map(str::to_owned).collect(),
             started_at: input.started_at,
             at: input.at,
             uptime_ms: input.uptime_ms,
+            node: input.node.clone(),
+            shards: input.shards.clone(),
             links: input.links.clone(),
             store: input.store.clone(),
-            lateness: input.lateness.clone(),
+            lateness: LatenessState {
+                count: lateness.count,
+                p50_us: lateness.p50,
+                p99_us: lateness.p99,
+                p999_us: lateness.p999,
+                max_us: lateness.max,
+            },
             applications_truncated: snapshot.applications_total > snapshot.applications.len() as u64,
             snapshot: snapshot.clone(),
         }
@@ -171,45 +260,66 @@ pub(crate) fn unready(missing: &[String], stuck: &[String]) -> String {
     told.map(|(names, what)| format!("{} {what}", names.join(", "))).collect::<Vec<_>>().join("; ")
 }
 
-fn overall(input: &StateInput, missing: &[&str], is_stuck: bool) -> &'static str {
+/// The first word that applies. Of the snapshot, the moment and the uptime count too, ms.
+fn overall(
+    is_draining: bool,
+    links: &[LinkState],
+    (snapshot, (at, uptime_ms)): (&Snapshot, (u64, u64)),
+    health: &NodeHealth,
+) -> &'static str {
     let [draining, waiting, not_ready, blocked, stuck, standby, paused, running] = STATES;
-    let is_any = |state: &str| input.links.iter().any(|link| link.state == state);
-    if input.draining {
+    let is_any = |state: &str| links.iter().any(|link| link.state == state);
+    // The first item that may leave has been due for too long; it may well wait for the broker's answer. One
+    // that became due while the daemon was down counts from its start.
+    let overdue = |due: u64| at.saturating_sub(due).min(uptime_ms);
+    let is_overdue =
+        || snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > health.stuck_after_ms());
+    if is_draining {
         draining
     } else if is_any("waiting") {
         waiting
-    } else if !missing.is_empty() {
+    } else if !health.missing().is_empty() {
         not_ready
     } else if is_any("blocked") {
         blocked
-    } else if is_stuck {
+    } else if !health.verdict().stuck.is_empty() || is_overdue() {
         stuck
     } else if is_any("standby") {
         standby
-    } else if input.snapshot.intake_paused {
+    } else if snapshot.intake_paused {
         paused
     } else {
         running
     }
 }
 
-/// Whether the first item that may leave has been due for too long; it may well wait for the broker's answer.
-/// An item that became due while the daemon was down counts from its start.
-fn is_overdue(input: &StateInput, limit_ms: u64) -> bool {
-    let overdue = |due: u64| input.at.saturating_sub(due).min(input.uptime_ms);
-    input.snapshot.items.oldest_due_at.is_some_and(|due| overdue(due) > limit_ms)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
+    use super::super::health::ShardHealth;
+    use super::super::sum::sum;
     use super::*;
     use serde_json::json;
+    use std::sync::Arc;
     use std::time::Duration;
+    use tidegate_common::distribution::Distribution;
+    use tidegate_common::progress::ProgressMarks;
     use tidegate_types::snapshot::Deliverability;
     use tidegate_types::snapshot::{Counters, ItemCounts};
 
-    /// A daemon with one open and one parked application.
+    /// Two hours after its start.
+    pub(crate) fn facts() -> NodeFacts {
+        let (started, now) =
+            (Now { wall: 1_799_992_800_000, mono: 5 }, Now { wall: 1_800_000_000_000, mono: 7_200_005 });
+        NodeFacts { version: "0.0.0-test", started, now }
+    }
+
+    /// A daemon whose only shard is [`shard`].
     pub(crate) fn example() -> StateInput {
+        sum(&facts(), vec![shard()])
+    }
+
+    /// A shard with one open and one parked application.
+    pub(crate) fn shard() -> ShardState {
         let app = |name: &str, delivery| Application {
             name: name.to_owned(),
             total: 14,
@@ -234,7 +344,18 @@ pub(crate) mod tests {
         let mut totals = Counters { received: 12, confirmed: 100, ..Counters::default() };
         totals.dead[4] = 7;
         totals.windows_closed[1] = 5;
-        StateInput {
+        ShardState {
+            line: ShardLine {
+                shard: 0,
+                state: "not_ready".into(),
+                owner: Some("machine/name".into()),
+                epoch: Some(3),
+                lease_ms: Some(8_000),
+                life: 2,
+                queue: "tidegate.ingest".into(),
+                waiting: 40,
+            },
+            node: "machine/name".into(),
             snapshot: Snapshot {
                 items: ItemCounts {
                     waiting: 40,
@@ -263,13 +384,18 @@ pub(crate) mod tests {
                 lease_remaining_ms: Some(8_000),
                 ..StoreState::default()
             },
-            lateness: LatenessState { count: 5, p50_us: 400, p99_us: 900, p999_us: 950, max_us: 1_000 },
-            traffic: Traffic::default(),
+            traffic: Traffic {
+                lateness: Distribution {
+                    count: 5,
+                    p50: 400,
+                    p99: 900,
+                    p999: 950,
+                    max: 1_000,
+                    ..Distribution::default()
+                },
+                ..Traffic::default()
+            },
             draining: false,
-            version: "0.0.0-test",
-            started_at: 1_800_000_000_000 - 7_200_000,
-            at: 1_800_000_000_000,
-            uptime_ms: 7_200_000,
         }
     }
 
@@ -279,7 +405,7 @@ pub(crate) mod tests {
     fn names_and_places_are_stable() {
         let golden: serde_json::Value = serde_json::from_str(include_str!("state_golden.json")).unwrap();
         let doc =
-            serde_json::to_value(Document::new(&example(), &["egress"], &ProgressMarks::default())).unwrap();
+            serde_json::to_value(Document::new(&example(), &NodeHealth::ready_but(&["egress"]))).unwrap();
         assert_eq!(doc, golden, "{doc:#}");
     }
 
@@ -287,7 +413,7 @@ pub(crate) mod tests {
     fn the_state_word_is_the_gravest_that_applies() {
         let mut input = example();
         let word = |input: &StateInput, missing: &[&str]| {
-            Document::new(input, missing, &ProgressMarks::default()).state
+            Document::new(input, &NodeHealth::ready_but(missing)).state
         };
         assert_eq!(word(&input, &[]), "running");
         input.snapshot.intake_paused = true;
@@ -296,8 +422,12 @@ pub(crate) mod tests {
         assert_eq!(word(&input, &[]), "paused");
         input.snapshot.items.oldest_due_at = Some(input.at - 30_001);
         assert_eq!(word(&input, &[]), "stuck");
-        let late = ProgressMarks::of_age(Duration::from_secs(40));
-        let document = Document::new(&example(), &[], &late);
+        let late = ShardHealth {
+            progress: Arc::new(ProgressMarks::of_age(Duration::from_secs(40))),
+            ..ShardHealth::default()
+        };
+        late.readiness.reset(true);
+        let document = Document::new(&example(), &NodeHealth::of(vec![late]));
         assert_eq!((document.state.as_str(), document.ready), ("stuck", false));
         assert_eq!(document.stuck, ["loop", "ingest", "egress"]);
         input.uptime_ms = 20_000;
@@ -315,7 +445,7 @@ pub(crate) mod tests {
 
     #[test]
     fn it_reads_back_and_forgives_what_is_left_out_or_new() {
-        let doc = Document::new(&example(), &["egress"], &ProgressMarks::default());
+        let doc = Document::new(&example(), &NodeHealth::ready_but(&["egress"]));
         let back: Document = serde_json::from_str(&serde_json::to_string(&doc).unwrap()).unwrap();
         assert_eq!(back, doc);
         let other: Document = serde_json::from_value(json!({ "version": "9", "new": 1 })).unwrap();

@@ -8,7 +8,7 @@ use super::*;
 use serde_json::{json, Value};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use tidegate_common::progress::DaemonPart;
+use tidegate_common::progress::{DaemonPart, ProgressMarks};
 
 const TOKEN: &str = "canary-token";
 const READ_TOKEN: &str = "canary-read-token";
@@ -27,13 +27,14 @@ fn start(token: Option<&str>, ask: Ask) -> Running {
 
 fn start_with(token: Option<&str>, progress: ProgressMarks, ask: Ask) -> Running {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let readiness = Arc::new(Readiness::new());
-    let progress = Arc::new(progress);
+    let shard = ShardHealth { progress: Arc::new(progress), ..ShardHealth::default() };
+    let ShardHealth { readiness, progress } = shard.clone();
+    let health = Arc::new(NodeHealth::of(vec![shard]));
     let options = AdminOptions {
         listen: at("127.0.0.1:0"),
         tokens: Tokens { full: secret(token), read: secret(token.map(|_| READ_TOKEN)), state: None },
     };
-    let server = runtime.block_on(serve(options, readiness.clone(), progress.clone(), ask)).unwrap();
+    let server = runtime.block_on(serve(options, health, ask)).unwrap();
     Running { readiness, progress, server: Some(server), runtime }
 }
 
@@ -283,7 +284,7 @@ fn state_is_what_the_loop_answers() {
     assert_eq!(answer.header("content-type"), "application/json");
     assert_eq!(
         answer.json(),
-        serde_json::to_value(state::Document::new(&example(), &[], &Default::default())).unwrap()
+        serde_json::to_value(state::Document::new(&example(), &NodeHealth::ready_but(&[]))).unwrap()
     );
 }
 
@@ -397,7 +398,8 @@ fn the_token_opens_everything_and_its_lack_all_but_probes() {
 #[tokio::test]
 async fn what_is_off_serves_nobody() {
     let options = AdminOptions { listen: Listen::Off, tokens: Tokens::default() };
-    let server = serve(options, Arc::new(Readiness::new()), Arc::default(), answering()).await.unwrap();
+    let server =
+        serve(options, Arc::new(NodeHealth::of(vec![ShardHealth::default()])), answering()).await.unwrap();
     assert_eq!(server.listens_at(), &Listen::Off);
     server.stop().await;
 }
@@ -408,7 +410,7 @@ async fn the_socket_is_there_as_long_as_the_server() {
     let path = dir.path().join("admin.sock");
     let serve = || {
         let options = AdminOptions { listen: Listen::Unix(path.clone()), tokens: Tokens::default() };
-        serve(options, Arc::new(Readiness::new()), Arc::default(), answering())
+        serve(options, Arc::new(NodeHealth::of(vec![ShardHealth::default()])), answering())
     };
     let server = serve().await.unwrap();
     let second = serve().await.unwrap_err();
@@ -487,7 +489,7 @@ async fn what_would_be_open_to_the_network_does_not_start() {
     let try_on = |listen: &str, token: Option<&str>| {
         let options =
             AdminOptions { listen: at(listen), tokens: Tokens { full: secret(token), ..Tokens::default() } };
-        serve(options, Arc::new(Readiness::new()), Arc::default(), answering())
+        serve(options, Arc::new(NodeHealth::of(vec![ShardHealth::default()])), answering())
     };
     assert!(matches!(try_on("0.0.0.0:0", None).await, Err(ServeError::TokenNeeded(_))));
     assert!(matches!(try_on("[::]:0", None).await, Err(ServeError::TokenNeeded(_))));
@@ -501,7 +503,9 @@ async fn a_taken_address_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     let options = AdminOptions { listen: listen.into(), tokens: Tokens::default() };
-    let error = serve(options, Arc::new(Readiness::new()), Arc::default(), answering()).await.unwrap_err();
+    let error = serve(options, Arc::new(NodeHealth::of(vec![ShardHealth::default()])), answering())
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains(&listen.to_string()), "{error}");
 }
 

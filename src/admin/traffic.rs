@@ -3,7 +3,7 @@
 use tidegate_common::distribution::Distribution;
 
 /// The figures that the metrics show beyond the state document, since the start of the process.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Per item: moment of publish minus due, or minus the end of its wait for a rate.
     pub lateness: Distribution,

@@ -251,7 +251,7 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::admin::{parse, serve, AdminOptions, Ask, Readiness, Server};
+    use crate::admin::{parse, serve, AdminOptions, Ask, NodeHealth, Readiness, Server, ShardHealth};
     use std::sync::Arc;
     use tidegate_config::Config;
     use tokio::runtime::Runtime;
@@ -279,12 +279,12 @@ pub(super) mod tests {
         let mut config = Config::load(None, std::iter::empty()).unwrap().config;
         config.admin.token = token.map(|t| t.to_owned().into());
         config.admin.listen = Listen::parse(listen).unwrap();
-        let readiness = Arc::new(Readiness::new());
+        let shard = ShardHealth::default();
+        let readiness = Arc::clone(&shard.readiness);
+        let health = Arc::new(NodeHealth::of(vec![shard]));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let server = runtime
-            .block_on(serve(AdminOptions::from(&config.admin), readiness.clone(), Arc::default(), ask))
-            .unwrap();
+        let server = runtime.block_on(serve(AdminOptions::from(&config.admin), health, ask)).unwrap();
         config.admin.listen = server.listens_at().clone();
         (Daemon { readiness, server, runtime }, config)
     }

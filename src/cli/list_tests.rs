@@ -4,7 +4,7 @@ use super::super::client::tests::running;
 use super::*;
 use crate::admin::state::tests::example;
 use crate::admin::state::Document;
-use crate::admin::{CommandRequest, CommandResponse, Query, Status};
+use crate::admin::{CommandRequest, CommandResponse, NodeHealth, Query, Status};
 use std::sync::{Arc, Mutex};
 use tidegate_types::{Filter, Key};
 
@@ -78,7 +78,7 @@ fn counts_of_a_customer_are_lines() {
 
 #[test]
 fn parked_applications_say_why_and_until_when() {
-    let parked = Applications::parked(Document::new(&example(), &[], &Default::default()));
+    let parked = Applications::parked(Document::new(&example(), &NodeHealth::ready_but(&[])));
     let rows = parked_table(&parked);
     // In the example every application has parked items, and one application is parked.
     let sms = rows.iter().find(|row| row[0] == "sms").unwrap();

@@ -6,6 +6,7 @@ use super::commands::cell;
 use super::health::names;
 use super::output::{plain, Failure, Out};
 use crate::admin::state::{unready, Application, Document};
+use crate::admin::ShardLine;
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -126,7 +127,21 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
         ),
     );
     add("store", store(d));
+    for line in &d.shards {
+        add(&format!("shard {}", line.shard), shard(line));
+    }
     rows
+}
+
+/// What is unknown or does not apply is left out.
+fn shard(line: &ShardLine) -> String {
+    let ShardLine { shard: _, state, owner, epoch, lease_ms, life, queue, waiting } = line;
+    let owner = owner.as_ref().map(|owner| format!("owner {owner}"));
+    let epoch = epoch.map(|epoch| format!("epoch {epoch}"));
+    let lease = lease_ms.map(|lease| format!("lease {lease} ms"));
+    let rest = format!("queue {queue}  life {life}  {waiting} waiting");
+    let parts = [Some(state.clone()), owner, epoch, lease, Some(rest)];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
 fn store(d: &Document) -> String {
@@ -217,7 +232,7 @@ mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::state::tests::example;
-    use crate::admin::{Latch, Query};
+    use crate::admin::{Latch, NodeHealth, Query};
     use std::sync::Arc;
     use tidegate_config::Config;
 
@@ -264,13 +279,19 @@ mod tests {
     fn the_summary_says_what_an_operator_asks() {
         let mut input = example();
         input.snapshot.totals.dead[0] = 2;
-        let rows = summary(&Document::new(&input, &["egress"], &Default::default()));
+        let rows = summary(&Document::new(&input, &NodeHealth::ready_but(&["egress"])));
         let row = |key: &str| rows.iter().find(|r| r[0] == key).map(|r| r[1].as_str());
         assert_eq!(row("tidegate"), Some("0.0.0-test, not_ready, up 2h"));
         assert_eq!(row("ready"), Some("no: egress missing"));
         assert_eq!(row("ingest"), Some("connected: 127.0.0.1:5672"));
         assert_eq!(row("next due"), Some("2027-01-15T08:00:01Z (in 1.0 s)"));
         assert_eq!(row("dead"), Some("2 invalid, 7 expired"));
+        let owned = "not_ready  owner machine/name  epoch 3  lease 8000 ms  ";
+        let served = "queue tidegate.ingest  life 2  40 waiting";
+        assert_eq!(row("shard 0"), Some(&*format!("{owned}{served}")));
+        let memory =
+            ShardLine { state: "running".into(), queue: "q".into(), life: 1, ..ShardLine::default() };
+        assert_eq!(super::shard(&memory), "running  queue q  life 1  0 waiting");
         assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 items"));
     }
 
@@ -278,7 +299,7 @@ mod tests {
     fn parked_applications_say_why_and_until_when() {
         let mut input = example();
         input.snapshot.applications[0].name = "m\u{1b}[2J".into();
-        let document = Document::new(&input, &[], &Default::default());
+        let document = Document::new(&input, &NodeHealth::ready_but(&[]));
         let rows = applications(&document.snapshot.applications, document.snapshot.dead_letters.as_ref());
         assert_eq!(rows[1][0], "m\\u{1b}[2J");
         assert_eq!(rows[2].last().map(String::as_str), Some("NO_ROUTE; next try in 1.5 s"));
@@ -289,7 +310,7 @@ mod tests {
     fn an_overdue_item_is_told_as_past() {
         let mut input = example();
         input.snapshot.items.next_due_at = Some(input.at - 90_000);
-        let rows = summary(&Document::new(&input, &[], &Default::default()));
+        let rows = summary(&Document::new(&input, &NodeHealth::ready_but(&[])));
         assert!(rows.iter().any(|r| r[1].ends_with("(1m 30s ago)")), "{rows:?}");
     }
 

@@ -2,6 +2,7 @@
 //! so that a reconnect does not break a rate.
 
 use hdrhistogram::Histogram;
+use std::collections::BTreeMap;
 
 /// Values above this one (24 hours in microseconds) count as it in the quantiles.
 const LARGEST: u64 = 86_400_000_000;
@@ -53,6 +54,49 @@ pub struct Distribution {
     pub sum: u64,
     /// Number of values above the previous bound and up to this one; `None`: above all bounds.
     pub counts: Vec<(Option<u64>, u64)>,
+    /// Number of values by the largest value of their narrow bucket, in order: the quantiles come from these.
+    pub narrow: Vec<(u64, u64)>,
+}
+
+impl Distribution {
+    /// The distribution of the values of all of these. Quantiles cannot be added, so they are taken anew from
+    /// the buckets.
+    pub fn merged<'d>(all: impl IntoIterator<Item = &'d Distribution>) -> Distribution {
+        let mut all = all.into_iter();
+        let mut merged = all.next().cloned().unwrap_or_default();
+        for Distribution { count, p50: _, p99: _, p999: _, max, sum, counts, narrow } in all {
+            merged.count += count;
+            merged.max = merged.max.max(*max);
+            merged.sum = merged.sum.saturating_add(*sum);
+            merged.counts = added(&merged.counts, counts, |bound| bound.unwrap_or(u64::MAX));
+            merged.narrow = added(&merged.narrow, narrow, |value| *value);
+        }
+        merged.find_quantiles();
+        merged
+    }
+
+    fn find_quantiles(&mut self) {
+        let recorded: u64 = self.narrow.iter().map(|(_, count)| count).sum();
+        let quantile = |q: f64| {
+            let target = ((q * recorded as f64).ceil() as u64).max(1);
+            let mut seen = 0;
+            let found = self.narrow.iter().find(|(_, count)| {
+                seen += count;
+                seen >= target
+            });
+            found.map_or(0, |(value, _)| *value).min(self.max)
+        };
+        (self.p50, self.p99, self.p999) = (quantile(0.5), quantile(0.99), quantile(0.999));
+    }
+}
+
+/// Counts by key of both lists, in the order of `place`.
+fn added<K: Copy>(one: &[(K, u64)], other: &[(K, u64)], place: impl Fn(&K) -> u64) -> Vec<(K, u64)> {
+    let mut sums = BTreeMap::new();
+    for (key, count) in one.iter().chain(other) {
+        sums.entry(place(key)).or_insert((*key, 0)).1 += count;
+    }
+    sums.into_values().collect()
 }
 
 /// Records values; about 50 KiB.
@@ -109,20 +153,19 @@ impl Recorder {
 
     /// The values counted so far.
     pub fn snapshot(&self) -> Distribution {
-        let quantile = |q: f64| match &self.histogram {
-            Some(histogram) if self.count > 0 => histogram.value_at_quantile(q).min(self.max),
-            Some(_) | None => 0,
-        };
         let bounds = self.bounds.iter().copied().map(Some).chain([None]);
-        Distribution {
+        let narrow = self.histogram.iter().flat_map(Histogram::iter_recorded);
+        let narrow = narrow.map(|bucket| (bucket.value_iterated_to(), bucket.count_at_value()));
+        let mut snapshot = Distribution {
             count: self.count,
-            p50: quantile(0.5),
-            p99: quantile(0.99),
-            p999: quantile(0.999),
             max: self.max,
             sum: self.sum,
             counts: bounds.zip(self.counts.iter().copied()).collect(),
-        }
+            narrow: narrow.collect(),
+            ..Distribution::default()
+        };
+        snapshot.find_quantiles();
+        snapshot
     }
 }
 
@@ -149,6 +192,40 @@ mod tests {
         assert_eq!(counts.iter().sum::<u64>(), d.count);
         assert_eq!((counts[0], counts[1], counts[3], counts[7]), (100, 150, 500, 1));
         assert_eq!(d.counts[20], (None, 1), "above all");
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_histogram() {
+        let mut recorder = Recorder::of_durations();
+        for n in 0..5_000_u64 {
+            recorder.record(n * n * 7 % 900_001);
+        }
+        let d = recorder.snapshot();
+        let histogram = recorder.histogram.as_ref().unwrap();
+        let want = [0.5, 0.99, 0.999].map(|q| histogram.value_at_quantile(q).min(d.max));
+        assert_eq!([d.p50, d.p99, d.p999], want);
+        assert_eq!(Distribution::merged([&d]), d, "one alone is unchanged");
+    }
+
+    /// A fast shard with many values and a slow one with few: no mean of their quantiles is right.
+    #[test]
+    fn merged_is_as_if_one_had_recorded_all() {
+        let [mut fast, mut slow, mut all] = [(); 3].map(|()| Recorder::of_durations());
+        for n in 0..10_000 {
+            fast.record(100 + n % 50);
+            all.record(100 + n % 50);
+        }
+        for n in 0..90 {
+            slow.record(2_000_000 + n * 1_000);
+            all.record(2_000_000 + n * 1_000);
+        }
+        let merged = Distribution::merged([&fast.snapshot(), &slow.snapshot()]);
+        assert_eq!(merged, all.snapshot());
+        assert!(merged.p99 < 200 && merged.p999 > 2_000_000, "{merged:?}");
+        let empty = Recorder::of_durations().snapshot();
+        assert_eq!(Distribution::merged([&empty, &all.snapshot()]), all.snapshot());
+        assert_eq!(Distribution::merged([]), Distribution::default());
+        assert_eq!(Distribution::merged([&Distribution::default(), &all.snapshot()]), all.snapshot());
     }
 
     #[test]

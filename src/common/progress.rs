@@ -57,6 +57,21 @@ pub struct ProgressVerdict {
 }
 
 impl ProgressVerdict {
+    /// The verdict over several sets of parts: a part is stuck if it is in any of them, for the longest of
+    /// these times.
+    pub fn of_all(all: impl IntoIterator<Item = ProgressVerdict>) -> ProgressVerdict {
+        let (mut stuck, mut dead) = (Stillness::default(), [false; DaemonPart::ALL.len()]);
+        for verdict in all {
+            verdict.stuck.iter().for_each(|(part, age)| {
+                stuck[*part as usize] = stuck[*part as usize].max(Some(*age));
+            });
+            verdict.dead.iter().for_each(|part| dead[*part as usize] = true);
+        }
+        let stuck = DaemonPart::ALL.into_iter().zip(stuck).filter_map(|(part, age)| Some((part, age?)));
+        let dead = DaemonPart::ALL.into_iter().zip(dead).filter(|(_, dead)| *dead).map(|(part, _)| part);
+        ProgressVerdict { stuck: stuck.collect(), dead: dead.collect() }
+    }
+
     /// Names of the parts that are stuck.
     pub fn stuck_names(&self) -> Vec<&'static str> {
         self.stuck.iter().map(|(part, _)| part.as_str()).collect()
@@ -132,7 +147,7 @@ impl PublishTurn {
     }
 }
 
-/// The marks of one process. Shared as `Arc<ProgressMarks>`.
+/// The marks of the parts of one shard. Shared as `Arc<ProgressMarks>`.
 #[derive(Debug)]
 pub struct ProgressMarks {
     epoch: Instant,
@@ -343,6 +358,21 @@ mod tests {
         assert!((4_000..5_000).contains(&age().unwrap()), "{:?}", age());
         progress.told(DaemonPart::Store, Some(3_600_000));
         assert!((4_000..5_000).contains(&age().unwrap()), "{:?}", age());
+    }
+
+    #[test]
+    fn of_several_the_one_that_stands_still_longest_counts() {
+        use DaemonPart::{Egress, Loop, Store};
+        let of = |stuck: &[(DaemonPart, u64)], dead: &[DaemonPart]| ProgressVerdict {
+            stuck: stuck.to_vec(),
+            dead: dead.to_vec(),
+        };
+        let (one, other) = (of(&[(Store, 5), (Egress, 9)], &[Egress]), of(&[(Loop, 3), (Store, 7)], &[]));
+        let both = of(&[(Loop, 3), (Store, 7), (Egress, 9)], &[Egress]);
+        assert_eq!(ProgressVerdict::of_all([one.clone(), other.clone()]), both);
+        assert_eq!(ProgressVerdict::of_all([other, one.clone()]), both);
+        assert_eq!(ProgressVerdict::of_all([one.clone()]), one);
+        assert_eq!(ProgressVerdict::of_all([]), ProgressVerdict::default());
     }
 
     #[test]

@@ -1,33 +1,15 @@
-//! Runs the dead-letter actions of the admin port in their own tasks, beside the loop. An action that changes
-//! something runs to its end; a read-only one ends when its client disconnects.
+//! Carries out the dead-letter actions of the admin port, beside the loops. An action that changes something
+//! runs to its end; a read-only one ends when its client disconnects.
 
-use super::mailbox::{ControlEvent, LoopEvent};
-use crate::admin::Query;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use tidegate_amqp::DeadLetterService;
 use tidegate_wire::dead_letters::{LetterReport, LetterTask, LetterTrouble};
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// Runs dead-letter actions, and passes all other queries to the loop.
-pub(super) fn beside(
-    runtime: Handle,
-    dead_letters: Arc<DeadLetterService>,
-    to_the_loop: impl Fn(LoopEvent) + Send + Sync + 'static,
-) -> impl Fn(Query) + Send + Sync {
-    move |query| match query {
-        Query::Letters(task, reply) => {
-            runtime.spawn(carried_out(Arc::clone(&dead_letters), task, reply));
-        }
-        Query::State(reply) => to_the_loop(ControlEvent::State(reply).into()),
-        Query::Export(reply) => to_the_loop(ControlEvent::Export(reply).into()),
-        Query::Command(request, reply) => to_the_loop(LoopEvent::Command(request, reply)),
-    }
-}
-
-async fn carried_out(
+/// Carries out one action, and answers.
+pub(super) async fn carry_out(
     dead_letters: Arc<DeadLetterService>,
     task: LetterTask,
     mut reply: oneshot::Sender<Result<LetterReport, LetterTrouble>>,

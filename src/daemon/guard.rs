@@ -2,6 +2,7 @@
 //! does not complete.
 
 use super::EXIT_FORCED;
+use crate::admin::NodeHealth;
 use signal_hook::low_level;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
@@ -26,9 +27,9 @@ pub(super) struct PartWatch(#[expect(dead_code, reason = "its drop is heard")] S
 impl PartWatch {
     /// # Errors
     /// If the system cannot start a thread.
-    pub(super) fn start(progress: Arc<ProgressMarks>) -> std::io::Result<PartWatch> {
+    pub(super) fn start(name: &str, progress: Arc<ProgressMarks>) -> std::io::Result<PartWatch> {
         let (sender, ended) = channel();
-        small_thread("tidegate-guard", move || watch(&progress, &ended))?;
+        small_thread(name, move || watch(&progress, &ended))?;
         Ok(PartWatch(sender))
     }
 }
@@ -103,7 +104,7 @@ pub(super) struct LastResort(Sender<Duration>);
 impl LastResort {
     /// # Errors
     /// If the system cannot start a thread.
-    pub(super) fn new(progress: Arc<ProgressMarks>) -> std::io::Result<LastResort> {
+    pub(super) fn new(health: Arc<NodeHealth>) -> std::io::Result<LastResort> {
         let (sender, orders) = channel::<Duration>();
         small_thread("tidegate-end", move || {
             let Ok(limit) = orders.recv() else { return };
@@ -116,7 +117,7 @@ impl LastResort {
                     Err(RecvTimeoutError::Timeout) => break,
                 }
             }
-            last_line(progress, limit);
+            last_line(health, limit);
             low_level::exit(EXIT_FORCED.into());
         })?;
         Ok(LastResort(sender))
@@ -131,14 +132,14 @@ impl LastResort {
 }
 
 /// Runs on another thread, so that a blocked log does not delay the end.
-fn last_line(progress: Arc<ProgressMarks>, limit: Duration) {
+fn last_line(health: Arc<NodeHealth>, limit: Duration) {
     let (said, heard) = channel::<()>();
     let speak = move || {
         let _said = said;
         tracing::error!(
             after_ms = limit.as_millis() as u64,
-            stuck = ?progress.stillest(),
-            waiting = progress.waiting(),
+            stuck = ?health.stillest(),
+            waiting = health.waiting(),
             "the stop did not complete in time and is aborted; waiting items stay in the store, and items in \
              flight are sent again after the next start"
         );

@@ -1,7 +1,8 @@
-//! The loop's work of about once a second: free space, the status for systemd, a check that items leave, and
-//! the watchdog.
+//! The loop's work of about once a second: free space, a check that items leave, and the line of status,
+//! which also shows the node that the loop turns.
 
 use super::lasting::Lasting;
+use super::reports::ShardReport;
 use super::shard::Shard;
 use super::status::status_line;
 use tidegate_amqp::LinkStatus;
@@ -38,8 +39,6 @@ const LOW_WATER_BACK_PERCENT: u64 = 6;
 #[derive(Debug)]
 pub(super) struct Housekeeping {
     done_at_ms: u64,
-    /// When the watchdog was last notified, monotonic ms.
-    watchdog_fed_at_ms: u64,
     /// Free space is below the low-water mark.
     disk_low: bool,
     /// Number of items dropped at a limit, as last logged.
@@ -58,7 +57,6 @@ impl Housekeeping {
     pub(super) fn new(now: Now, totals: &Counters) -> Self {
         Housekeeping {
             done_at_ms: 0,
-            watchdog_fed_at_ms: now.mono,
             disk_low: false,
             logged_full: totals.dead[Reason::Full as usize],
             logged_tries: totals.tries_dropped > 0,
@@ -67,14 +65,13 @@ impl Housekeeping {
         }
     }
 
-    /// Once a second: free space, status, watchdog. Whether it was time for it.
-    pub(super) fn run(&mut self, shard: &mut Shard, lasting: &mut Lasting, is_stopping: bool) -> bool {
+    /// Once a second: free space, progress, status. Whether it was time for it.
+    pub(super) fn run(&mut self, shard: &mut Shard, lasting: &Lasting, is_stopping: bool) -> bool {
         let now = clock::now();
         if now.mono < self.done_at_ms + 1_000 {
             return false;
         }
         self.done_at_ms = now.mono;
-        lasting.reload.check(&lasting.notify, now.mono);
         self.log_dropped(shard);
         self.log_dropped_tries(shard);
         let stats = shard.store.stats();
@@ -85,20 +82,8 @@ impl Housekeeping {
         if let Some(usage) = stats.usage {
             self.check_disk_space(shard, lasting, usage);
         }
-        lasting.notify.status(&status_line(shard, self.disk_low));
-        self.feed_watchdog(lasting, now);
+        lasting.reports.send(ShardReport::Status(status_line(shard, self.disk_low)));
         true
-    }
-
-    fn feed_watchdog(&mut self, lasting: &Lasting, now: Now) {
-        let Some(interval) = lasting.watchdog else { return };
-        if now.mono < self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2 {
-            return;
-        }
-        if !lasting.progress.is_late_for(interval * 2) {
-            self.watchdog_fed_at_ms = now.mono;
-            lasting.notify.watchdog();
-        }
     }
 
     /// A consumer that sends an item back under a wrong batch id waits for a delivery that never comes. The
@@ -176,7 +161,7 @@ impl Housekeeping {
     /// Reports the store's state and whether a due item is overlooked; the probes and the watchdog judge by
     /// that (see [`tidegate_common::progress`]).
     fn tell_progress(&mut self, shard: &Shard, lasting: &Lasting, now: Now, still_ms: Option<u64>) {
-        let progress = &lasting.progress;
+        let progress = &lasting.health.progress;
         progress.told(DaemonPart::Store, still_ms);
         progress.tell_waiting(shard.engine.sums().0);
         let pause = (progress.stuck_after_ms() / LOOKS).max(1_000);

@@ -1,112 +1,126 @@
-//! The process: what exists once, over all lives of the store.
+//! What a shard keeps from one life of its store to the next, and while it has no store.
 
-use super::guard::LastResort;
 use super::mailbox::{Inlet, Mailbox};
-use super::reload::Reload;
+use super::reports::Reports;
 use super::tally::ShardTally;
-use super::{dead_letters, RunError, RunOptions};
-use crate::admin::{self, Readiness, StateInput};
-use crate::notify::{watchdog_interval, Notify};
+use super::RunError;
+use crate::admin::{NodeFacts, NodeHealth, ShardHealth, ShardLine, ShardState};
 use crate::telemetry::SpanExporter;
 use std::sync::Arc;
-use std::time::Duration;
-use tidegate_amqp::DeadLetterService;
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
-use tidegate_config::{Config, LoadedConfig};
+use tidegate_config::Config;
 use tidegate_types::Now;
 use tokio::runtime::Runtime;
 
-/// State that outlives a life.
+/// Longest name of a thread that Linux keeps, bytes.
+const LONGEST_NAME: usize = 15;
+
+/// State of a shard that outlives a life.
 pub(super) struct Lasting {
-    /// Runtime for ingest, answers, the admin port and signals.
+    /// Number of the shard, from 0.
+    pub(super) number: u16,
+    /// Runtime for ingest, answers and exports.
     pub(super) runtime: Runtime,
     /// Runtime for egress only: a large request never delays due items.
     pub(super) outward: Runtime,
-    pub(super) config: Config,
-    pub(super) accept_loss: bool,
-    pub(super) notify: Notify,
-    pub(super) readiness: Arc<Readiness>,
-    pub(super) progress: Arc<ProgressMarks>,
-    pub(super) last_resort: LastResort,
-    /// Runtime for the waits of the main thread; no other task runs on it or blocks it.
+    /// Runtime for the waits of the shard's thread; no other task runs on it or blocks it.
     pub(super) waits: Runtime,
+    /// The configuration of the last order.
+    pub(super) config: Arc<Config>,
+    pub(super) health: ShardHealth,
+    pub(super) inlet: Arc<Inlet>,
+    pub(super) reports: Reports,
     /// The exporter of spans, if configured.
     pub(super) spans: Option<Arc<SpanExporter>>,
-    pub(super) started: Now,
-    pub(super) watchdog: Option<Duration>,
-    pub(super) inlet: Arc<Inlet>,
-    pub(super) reload: Reload,
     pub(super) tally: ShardTally,
+    /// The name of this node, as its store knows it; empty before the first attempt to open it.
+    pub(super) node: String,
+    /// Start of the process.
+    started: Now,
+}
+
+/// Name of a thread of the shard with this number. The threads of the first shard have no number: most
+/// daemons have one shard. Those of the second have a 2, and so on.
+pub(super) fn thread_name(kind: &str, shard: u16) -> String {
+    let number = if shard == 0 { String::new() } else { (u32::from(shard) + 1).to_string() };
+    let kept = kind.len().min(LONGEST_NAME - number.len());
+    format!("{}{number}", kind.get(..kept).unwrap_or(kind))
 }
 
 /// One worker thread: with two, each event wakes both, and the second only looks for more work.
-fn runtime(name: &str) -> Result<Runtime, RunError> {
+pub(super) fn one_worker(name: &str) -> Result<Runtime, RunError> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(1).thread_name(name).enable_all().build().map_err(RunError::Runtime)
 }
 
+/// A runtime for waits of the calling thread.
+pub(super) fn own_waits() -> Result<Runtime, RunError> {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(RunError::Runtime)
+}
+
 impl Lasting {
-    pub(super) fn new(options: RunOptions) -> Result<Self, RunError> {
-        let RunOptions { config, config_path, accept_loss, .. } = options;
-        let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
-        let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
+    pub(super) fn new(
+        number: u16,
+        config: Arc<Config>,
+        reports: Reports,
+        spans: Option<Arc<SpanExporter>>,
+        started: Now,
+    ) -> Result<Self, RunError> {
         let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
-        let inlet = Arc::new(Inlet::default());
-        let waits = tokio::runtime::Builder::new_current_thread().enable_time().build();
         Ok(Lasting {
-            spans,
-            runtime: runtime("tidegate-in")?,
-            outward: runtime("tidegate-out")?,
+            number,
+            runtime: one_worker(&thread_name("tidegate-in", number))?,
+            outward: one_worker(&thread_name("tidegate-out", number))?,
+            waits: own_waits()?,
             config,
-            accept_loss,
-            notify: Notify::from_env(),
-            readiness: Arc::new(Readiness::new()),
-            last_resort: LastResort::new(Arc::clone(&progress)).map_err(RunError::Runtime)?,
-            progress,
-            waits: waits.map_err(RunError::Runtime)?,
-            started: clock::now(),
-            watchdog: watchdog_interval(),
-            reload: Reload::new(config_path, Arc::clone(&inlet)),
-            inlet,
+            health: ShardHealth { progress, ..ShardHealth::default() },
+            inlet: Arc::default(),
+            reports,
+            spans,
             tally: ShardTally::default(),
+            node: String::new(),
+            started,
         })
     }
 
+    /// Puts a configuration into force, for this life and the next ones.
+    pub(super) fn configure(&mut self, config: Arc<Config>) {
+        self.health.progress.configure(config.timeouts.stuck_after);
+        self.config = config;
+    }
+
     /// The state without the parts that only a life has.
-    pub(super) fn state(&self) -> StateInput {
-        self.tally.state(self.config.store.kind, self.started)
+    pub(super) fn state(&self) -> ShardState {
+        let line =
+            ShardLine { shard: self.number, queue: self.config.ingest.queue.clone(), ..ShardLine::default() };
+        let state = ShardState { line, node: self.node.clone(), ..ShardState::default() };
+        self.tally.state(self.config.store.kind, state)
+    }
+
+    /// Completes the state with its word.
+    pub(super) fn judged(&self, state: ShardState) -> ShardState {
+        let version = env!("CARGO_PKG_VERSION");
+        let facts = NodeFacts { version, started: self.started, now: clock::now() };
+        state.judged(&facts, &NodeHealth::of(vec![self.health.clone()]))
     }
 
     /// The mailbox of the life that begins.
     pub(super) fn next_mailbox(&self) -> Arc<Mailbox> {
         self.inlet.renew()
     }
+}
 
-    /// Opens the admin port.
-    pub(super) fn serve_admin(&self) -> Result<admin::Server, RunError> {
-        let inlet = Arc::clone(&self.inlet);
-        let dead_letters = Arc::new(DeadLetterService::new(&self.config));
-        let runtime = self.runtime.handle().clone();
-        let ask = dead_letters::beside(runtime, dead_letters, move |event| inlet.post(event));
-        let server = self.runtime.block_on(admin::serve(
-            (&self.config.admin).into(),
-            Arc::clone(&self.readiness),
-            Arc::clone(&self.progress),
-            Arc::new(ask),
-        ))?;
-        Ok(server)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Puts this configuration into force, except for the keys that take a restart.
-    pub(super) fn adopt(&mut self, loaded: LoadedConfig) {
-        for warning in &loaded.warnings {
-            tracing::warn!("{warning}");
-        }
-        let restart = tidegate_config::needs_restart(&self.config, &loaded.config);
-        if !restart.is_empty() {
-            tracing::warn!(keys = restart.join(", "), "changed; takes effect only after a restart");
-        }
-        self.config = self.config.reloaded(&loaded.config);
+    #[test]
+    fn the_number_of_a_thread_is_never_cut_off() {
+        assert_eq!(thread_name("tidegate-in", 0), "tidegate-in");
+        assert_eq!(thread_name("tidegate-in", 1), "tidegate-in2");
+        assert_eq!(thread_name("tidegate-guard", 1), "tidegate-guard2");
+        assert_eq!(thread_name("tidegate-guard", 11), "tidegate-guar12");
+        assert_eq!(thread_name("tidegate-loop", u16::MAX), "tidegate-l65536");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The steps of one turn:
 //! 1. Sleep until an event arrives or an item is due.
-//! 2. Handle control events first: settled publishes, answers of the store, links, signals, queries. They
+//! 2. Handle control events first: settled publishes, answers of the store, links, orders, queries. They
 //!    free slots and memory.
 //! 3. Handle the requests of the ingest connection, in bounded chunks.
 //! 4. After each input, carry out the engine's effects in their order.
@@ -14,13 +14,13 @@ use super::exports::Exports;
 use super::guard::GRACE;
 use super::housekeeping::Housekeeping;
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent, Mailbox};
+use super::mailbox::{ControlEvent, LoopEvent, Mailbox, ShardOrder};
+use super::reports::{Ending, FoundItems, ShardReport};
 use super::shard::Shard;
 use super::starts::Starts;
 use super::status::{self, describe};
 use super::{recovery, OnAmqp, RunError};
 use crate::admin::{CommandRequest, CommandResponse, Latch, Status};
-use crate::signals::Signal;
 use crate::telemetry::SpanExporter;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -30,10 +30,10 @@ use tidegate_amqp::{Amqp, BrokerEvent, LinkStatus, OnSpan, Side};
 use tidegate_common::clock;
 use tidegate_common::lease::Lease;
 use tidegate_common::progress::DaemonPart;
-use tidegate_config::{Faults, LoadedConfig, StoreKind};
+use tidegate_config::{Config, StoreKind};
 use tidegate_engine::{Engine, Seeds};
 use tidegate_store::{thread::StoreEvent, Loss, OpenError, StoreFailure};
-use tidegate_types::event::{Input, Intake, Opened};
+use tidegate_types::event::{Input, Intake};
 use tidegate_types::{Asker, Command, Request, Settled};
 use tokio::sync::oneshot;
 
@@ -55,25 +55,6 @@ const LOST: &str = "the store was lost before the command was known to be comple
 /// A turn leaves the remaining events to the next one after this time, microseconds.
 const TURN_US: u64 = 10_000;
 
-/// How a life ended.
-#[derive(Debug)]
-pub(super) enum Ending {
-    /// A stop was requested, and the store is closed.
-    Stopped,
-    /// The store is out of reach or may belong to another daemon, and no stop was requested. Data that was
-    /// not durable was never acked; the next life reads what the store holds.
-    Lost(Loss, StoreFailure),
-    /// The store has failed for this process; the next process reads what it holds.
-    Failed(StoreFailure),
-}
-
-/// Number of queues and items found in the store.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FoundItems {
-    pub(super) queues: usize,
-    pub(super) waiting: u64,
-}
-
 /// An open store and its engine. Nothing happens before [`OpenLife::begin`].
 pub(super) struct OpenLife {
     pub(super) found: FoundItems,
@@ -82,16 +63,21 @@ pub(super) struct OpenLife {
     lease: Option<Arc<Lease>>,
     store_identity: u64,
     exporter: Option<tidegate_store::export::Exporter>,
+    /// Number of this node's claim of the store.
+    epoch: Option<u64>,
     mailbox: Arc<Mailbox>,
+    /// Events that came before the order to serve.
+    events: VecDeque<LoopEvent>,
 }
 
 /// A running life.
-pub(super) struct Life<'p> {
-    lasting: &'p mut Lasting,
+pub(super) struct Life<'s> {
+    lasting: &'s mut Lasting,
     shard: Shard,
-    starts: &'p mut Starts,
+    starts: &'s mut Starts,
     exports: Exports,
     mailbox: Arc<Mailbox>,
+    events: VecDeque<LoopEvent>,
     housekeeping: Housekeeping,
     /// Monotonic end of the drain, once a stop was requested.
     stop_at_ms: Option<u64>,
@@ -114,9 +100,8 @@ impl Life<'_> {
     ) -> Result<OpenLife, RunError> {
         let random = || getrandom::u64().map_err(|error| OpenError::Random(error.to_string()));
         let seeds = Seeds { jitter: random()?, names: random()? };
-        let opened = recovery::extending_timeout(&lasting.notify, recovery::CHECK_EVERY, || {
-            opener.open(clock::wall_ms())
-        })?;
+        let opened =
+            recovery::reporting(&lasting.reports, recovery::CHECK_EVERY, || opener.open(clock::wall_ms()))?;
         let mailbox = lasting.next_mailbox();
         let config = &lasting.config;
         let on_store = Arc::clone(&mailbox);
@@ -131,8 +116,8 @@ impl Life<'_> {
         engine.count_from(lasting.tally.totals.clone());
         lasting.tally.begins(opened.takeover);
         // A standby daemon has other readiness conditions.
-        lasting.readiness.reset(false);
-        lasting.readiness.set(Latch::Store, true);
+        lasting.health.readiness.reset(false);
+        lasting.health.readiness.set(Latch::Store, true);
         Ok(OpenLife {
             found: FoundItems::of(&opened.opened),
             engine,
@@ -140,46 +125,71 @@ impl Life<'_> {
             lease,
             store_identity: opened.identity,
             exporter,
+            epoch: opened.epoch,
             mailbox,
+            events: VecDeque::new(),
         })
     }
 }
 
-impl FoundItems {
-    fn of(opened: &Opened) -> Self {
-        let waiting = opened.queues.iter().map(|queue| queue.count).sum();
-        FoundItems { queues: opened.queues.len(), waiting }
-    }
-}
-
 impl OpenLife {
+    /// Waits for the order to serve, which the node gives once the admin port answers. False: the store is
+    /// not to be served.
+    pub(super) fn may_serve(&mut self) -> bool {
+        loop {
+            let order = self.events.iter().position(|event| {
+                matches!(
+                    event,
+                    LoopEvent::Control(ControlEvent::Order(ShardOrder::Serve | ShardOrder::Withdraw))
+                )
+            });
+            match order.and_then(|place| self.events.remove(place)) {
+                Some(LoopEvent::Control(ControlEvent::Order(ShardOrder::Serve))) => return true,
+                Some(_) => return false,
+                None => self.mailbox.take(LONGEST_SLEEP, &mut self.events),
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn store_identity(&self) -> u64 {
+        self.store_identity
+    }
+
+    /// Closes the store without having served it.
+    pub(super) fn give_back(self) {
+        if let Err(error) = self.store.close(CLOSING) {
+            tracing::warn!(%error, "the store was not closed in time; nothing of it has changed");
+        }
+    }
+
     /// Connects to the broker. `quarantine`: most redelivered requests to take at a time, beginning with one.
-    pub(super) fn begin<'p>(
+    pub(super) fn begin<'s>(
         self,
-        lasting: &'p mut Lasting,
+        lasting: &'s mut Lasting,
         quarantine: Option<u16>,
-        starts: &'p mut Starts,
-    ) -> Life<'p> {
+        starts: &'s mut Starts,
+    ) -> Life<'s> {
         let on_amqp = Arc::clone(&self.mailbox);
         let on_amqp: OnAmqp = Arc::new(move |event: tidegate_amqp::Event| on_amqp.post(event));
         let options = tidegate_amqp::Options::new(&lasting.config, self.store_identity, quarantine);
         let export =
             |exporter: Arc<SpanExporter>| -> OnSpan { OnSpan(Arc::new(move |span| exporter.export(span))) };
-        let (spans, progress) = (lasting.spans.clone().map(export), Arc::clone(&lasting.progress));
+        let (spans, progress) = (lasting.spans.clone().map(export), Arc::clone(&lasting.health.progress));
         let (lease, figures) = (self.lease.clone(), Arc::clone(&lasting.tally.figures));
         let options = tidegate_amqp::Options { spans, progress, figures, lease, ..options };
-        lasting.progress.begin();
-        lasting.progress.moved(DaemonPart::Loop);
+        lasting.health.progress.begin();
+        lasting.health.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((lasting.runtime.handle(), lasting.outward.handle()), options, on_amqp);
         // The engine decides when to begin.
         amqp.intake(Intake::Pause);
-        lasting.notify.ready();
         let housekeeping = Housekeeping::new(clock::now(), self.engine.counters());
         Life {
-            shard: Shard::new(self.engine, amqp, self.store, self.lease, self.store_identity),
+            shard: Shard::new(self.engine, amqp, self.store, (self.lease, self.epoch), self.store_identity),
             starts,
             exports: Exports::new(self.exporter, lasting.config.store.kind, lasting.runtime.handle().clone()),
             mailbox: self.mailbox,
+            events: self.events,
             housekeeping,
             stop_at_ms: None,
             failure: None,
@@ -191,7 +201,7 @@ impl OpenLife {
 impl Life<'_> {
     /// Runs the life to its end.
     pub(super) fn run(mut self) -> Ending {
-        let mut events = VecDeque::new();
+        let mut events = std::mem::take(&mut self.events);
         self.shard.feed(Input::Tick);
         while self.failure.is_none() && !self.is_over() {
             if events.is_empty() {
@@ -207,7 +217,7 @@ impl Life<'_> {
                 self.look_at_lease();
             }
             // The turn counts before the housekeeping checks for progress.
-            self.lasting.progress.moved(DaemonPart::Loop);
+            self.lasting.health.progress.moved(DaemonPart::Loop);
             self.keep_house();
             let took_us = clock::mono_us().saturating_sub(begun);
             let longest_us = &mut self.lasting.tally.longest_turn_us;
@@ -283,12 +293,10 @@ impl Life<'_> {
             ControlEvent::Store(StoreEvent::Committed(token)) => self.shard.feed(Input::Committed(token)),
             ControlEvent::Store(StoreEvent::Loaded(loaded)) => self.shard.feed(Input::Loaded(loaded)),
             ControlEvent::Store(StoreEvent::Failed(failure)) => self.store_failed(failure),
-            ControlEvent::Signal(Signal::Terminate) => self.begin_stop(),
-            ControlEvent::Signal(Signal::Reload) => {
-                let Lasting { reload, notify, .. } = &mut *self.lasting;
-                reload.request(notify, clock::now().mono);
-            }
-            ControlEvent::Reread(read) => self.reread(*read),
+            ControlEvent::Order(ShardOrder::Stop | ShardOrder::Withdraw) => self.begin_stop(),
+            ControlEvent::Order(ShardOrder::Configure(config)) => self.configure(config),
+            // It serves already.
+            ControlEvent::Order(ShardOrder::Serve) => {}
             ControlEvent::State(reply) => {
                 // The client may have disconnected.
                 let _ = reply.send(status::state(&self.shard, self.lasting, self.stop_at_ms.is_some()));
@@ -305,30 +313,10 @@ impl Life<'_> {
         }
     }
 
-    /// The result of a reload: the new configuration takes effect, or the old one stays in force.
-    fn reread(&mut self, read: Result<LoadedConfig, Faults>) {
-        let Some(again) = self.lasting.reload.returned() else { return };
-        match read {
-            Ok(loaded) => {
-                self.lasting.adopt(loaded);
-                let config = &self.lasting.config;
-                self.lasting.progress.configure(config.timeouts.stuck_after);
-                self.shard.feed(Input::Configure(Box::new(config.engine_settings())));
-                self.shard.amqp.reconfigure(config);
-                tracing::info!("configuration reloaded");
-            }
-            Err(faults) => {
-                for fault in faults.iter() {
-                    tracing::error!("{fault}");
-                }
-                tracing::error!("configuration not reloaded: the old one stays in force");
-            }
-        }
-        let Lasting { reload, notify, .. } = &mut *self.lasting;
-        notify.ready();
-        if again {
-            reload.begin(notify, clock::now().mono);
-        }
+    fn configure(&mut self, config: Arc<Config>) {
+        self.shard.feed(Input::Configure(Box::new(config.engine_settings())));
+        self.shard.amqp.reconfigure(&config);
+        self.lasting.configure(config);
     }
 
     fn store_failed(&mut self, failure: StoreFailure) {
@@ -338,7 +326,7 @@ impl Life<'_> {
             tracing::error!(error = %failure, "the store has failed");
         }
         self.shard.give_up();
-        self.lasting.readiness.set(Latch::Store, false);
+        self.lasting.health.readiness.set(Latch::Store, false);
         self.failure = Some(failure);
     }
 
@@ -401,18 +389,18 @@ impl Life<'_> {
             Side::Ingest => (Latch::Ingest, 0),
             Side::Egress => (Latch::Egress, 1),
         };
-        self.lasting.readiness.set(latch, link.is_up());
+        self.lasting.health.readiness.set(latch, link.is_up());
         self.shard.links[index] = Some(link);
         // A link is up once its topology stands.
         let both = self.shard.links.iter().all(|link| link.as_ref().is_some_and(LinkStatus::is_up));
-        self.lasting.readiness.set(Latch::Topology, both);
+        self.lasting.health.readiness.set(Latch::Topology, both);
         self.set_consumer();
     }
 
     /// Keeps the latch closed while this daemon takes requests, or while another one does whose requests
     /// would come to this one: with the memory store, all of them.
     fn set_consumer(&self) {
-        self.lasting.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
+        self.lasting.health.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
     }
 
     /// Whether another daemon serves the queue; with the memory store, its requests come to this daemon when
@@ -429,9 +417,7 @@ impl Life<'_> {
         let drain = self.lasting.config.timeouts.drain;
         let budget = drain.saturating_sub(CLOSING).max(Duration::from_millis(100));
         tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: due items are published first");
-        self.lasting.notify.stopping();
-        // The whole time is requested, independently of the unit's TimeoutStopSec.
-        self.lasting.notify.extend_timeout(budget + CLOSING * 3);
+        self.lasting.reports.send(ShardReport::Draining { within: budget + CLOSING * 3 });
         self.stop_at_ms = Some(clock::now().mono + budget.as_millis() as u64);
         self.shard.begin_drain();
     }
@@ -443,20 +429,18 @@ impl Life<'_> {
 
     /// Waits for confirms, closes connections and store, each within bounds, and logs what is left.
     fn close(&mut self, mut events: VecDeque<LoopEvent>) {
-        self.lasting.progress.tell_waiting(self.shard.engine.sums().0);
-        self.lasting.progress.end();
+        self.lasting.health.progress.tell_waiting(self.shard.engine.sums().0);
+        self.lasting.health.progress.end();
         let is_lost = self.loss().is_some();
-        if !is_lost {
-            // After a failure of the store no signal has armed it.
-            self.lasting.last_resort.arm(CLOSING + GRACE);
-        }
         let budget = match &self.failure {
             None => CLOSING,
             // Confirms are of no use any more.
             Some(_) if is_lost => LOST_CLOSING,
             Some(_) => Duration::from_secs(2),
         };
-        self.lasting.notify.extend_timeout(budget * 2);
+        // After a failure of the store no signal has limited the time.
+        let last_within = (!is_lost).then_some(CLOSING + GRACE);
+        self.lasting.reports.send(ShardReport::Closing { within: budget * 2, last_within });
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
         self.lasting.waits.block_on(self.shard.end_of_amqp(budget));
@@ -491,9 +475,9 @@ impl Life<'_> {
             }
         }
         self.mailbox.take(Duration::ZERO, &mut events);
-        // Events for the process go to the next life. Without one they are dropped, which ends the wait of
+        // Events for the shard go to the next life. Without one they are dropped, which ends the wait of
         // their senders.
-        events.retain(LoopEvent::is_for_the_process);
+        events.retain(LoopEvent::is_for_the_shard);
         events.into_iter().for_each(|event| self.lasting.inlet.post(event));
         tracing::info!(
             waiting = left.items.waiting,
@@ -501,44 +485,5 @@ impl Life<'_> {
             in_flight = left.items.in_flight,
             "closed; waiting items stay in the store"
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::RunOptions;
-    use super::*;
-    use crate::logging::LogFormat;
-    use tidegate_config::Config;
-
-    /// There is no broker: the connections keep trying while the life runs.
-    #[test]
-    fn a_life_ends_and_the_next_begins_over_the_same_store() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = Config::default();
-        config.store.path = dir.path().join("store");
-        config.timeouts.drain = Duration::from_secs(6);
-        let options =
-            RunOptions { config, config_path: None, accept_loss: false, log_format: LogFormat::default() };
-        let mut lasting = Lasting::new(options).unwrap();
-        let (mut starts, _) = Starts::note(None);
-        let store = &lasting.config.store;
-        let mut opener = tidegate_store::Opener::new(store, 32 << 20, false).unwrap();
-        let mut identities = Vec::new();
-        lasting.tally.totals.received = 7;
-        for _ in 0..2 {
-            lasting.readiness.reset(true);
-            let life = Life::open(&mut lasting, &mut opener).unwrap();
-            assert_eq!(lasting.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
-            identities.push(life.store_identity);
-            assert_eq!(life.engine.counters().received, 7, "what is counted goes on");
-            life.mailbox.post(ControlEvent::Signal(Signal::Terminate));
-            let ending = life.begin(&mut lasting, None, &mut starts).run();
-            assert!(matches!(ending, Ending::Stopped), "{ending:?}");
-        }
-        assert_eq!(identities[0], identities[1], "the second opened what the first had closed");
-        let state = lasting.state();
-        assert_eq!((state.snapshot.totals.received, state.store.lives), (7, 2));
-        assert!(state.snapshot.longest_turn_us > 0 && state.store.kind == "disk");
     }
 }

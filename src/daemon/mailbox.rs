@@ -1,6 +1,6 @@
-//! The mailbox receives all events of the daemon; its loop sleeps here.
+//! The mailbox receives all events of one shard; its loop sleeps here.
 //!
-//! A closed set of events in two queues. Control events (settled publishes, store answers, links, signals,
+//! A closed set of events in two queues. Control events (settled publishes, store answers, links, orders,
 //! queries) come first in a turn: they free slots and memory. Events of the ingest connection keep their own
 //! order and are taken in bounded chunks. Neither queue needs a limit: the prefetch bounds deliveries, the
 //! slots bound settled publishes, the requests to the store bound its answers, and the admin listener bounds
@@ -8,13 +8,12 @@
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 
-use crate::admin::{CommandRequest, CommandResponse, ExportFeed, ExportRefusal, StateInput};
-use crate::signals::Signal;
+use crate::admin::{CommandRequest, CommandResponse, ExportFeed, ExportRefusal, ShardState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tidegate_amqp::BrokerEvent;
-use tidegate_config::{Faults, LoadedConfig};
+use tidegate_config::Config;
 use tidegate_store::thread::StoreEvent;
 use tidegate_types::{Request, Settled};
 use tokio::sync::oneshot::Sender;
@@ -23,8 +22,19 @@ use tokio::sync::oneshot::Sender;
 /// chunk is as large as the consumer's bounds, or one envelope.
 const TURN_ITEMS: usize = 4_096;
 
-/// The configuration, or its faults.
-pub(super) type ReadConfig = Box<Result<LoadedConfig, Faults>>;
+/// What the node orders of a shard.
+#[derive(Clone, Debug)]
+pub(super) enum ShardOrder {
+    /// The admin port answers: the life that has opened the store connects to the broker.
+    Serve,
+    /// This configuration takes effect.
+    Configure(Arc<Config>),
+    /// Due items leave, then the shard ends.
+    Stop,
+    /// The daemon cannot start, or cannot go on: as a stop, but a store that is not served yet is closed at
+    /// once.
+    Withdraw,
+}
 
 /// All events of the loop. Those that the engine takes many at a time are variants here.
 #[derive(Debug)]
@@ -40,26 +50,21 @@ pub(super) enum LoopEvent {
 pub(super) enum ControlEvent {
     Broker(BrokerEvent),
     Store(StoreEvent),
-    Signal(Signal),
-    /// A reload has read the configuration.
-    Reread(ReadConfig),
+    Order(ShardOrder),
     /// A client asks for the state.
-    State(Sender<StateInput>),
+    State(Sender<ShardState>),
     /// A client asks for the whole store.
     Export(Sender<Result<ExportFeed, ExportRefusal>>),
 }
 
 impl LoopEvent {
-    /// Whether the event concerns the process, whichever life handles it.
-    pub(super) fn is_for_the_process(&self) -> bool {
+    /// Whether the event concerns the shard, whichever life handles it.
+    pub(super) fn is_for_the_shard(&self) -> bool {
         match self {
             LoopEvent::Command(..) => true,
             LoopEvent::Requests(_) | LoopEvent::Settled(_) => false,
             LoopEvent::Control(event) => match event {
-                ControlEvent::Signal(_)
-                | ControlEvent::Reread(_)
-                | ControlEvent::State(_)
-                | ControlEvent::Export(_) => true,
+                ControlEvent::Order(_) | ControlEvent::State(_) | ControlEvent::Export(_) => true,
                 ControlEvent::Broker(_) | ControlEvent::Store(_) => false,
             },
         }
@@ -144,7 +149,7 @@ impl Mailbox {
     }
 }
 
-/// Passes signals and queries to the current life.
+/// Passes orders and queries to the current life.
 #[derive(Debug)]
 pub(super) struct Inlet {
     /// `None`: no further life follows.
@@ -185,7 +190,7 @@ impl Inlet {
     }
 
     /// A new mailbox for the next life. Events that the connections and the store of the last life still send
-    /// stay in the old one. Signals and queries that came between the two lives are moved.
+    /// stay in the old one. Orders and queries that came between the two lives are moved.
     pub(super) fn renew(&self) -> Arc<Mailbox> {
         let new = Arc::new(Mailbox::default());
         let mut present = self.lock();
@@ -193,7 +198,7 @@ impl Inlet {
         if let Some(present) = &*present {
             present.take(Duration::ZERO, &mut left);
         }
-        left.into_iter().filter(LoopEvent::is_for_the_process).for_each(|event| new.post(event));
+        left.into_iter().filter(LoopEvent::is_for_the_shard).for_each(|event| new.post(event));
         *present = Some(Arc::clone(&new));
         new
     }
@@ -208,14 +213,14 @@ mod tests {
         let mailbox = Mailbox::default();
         mailbox.post(ControlEvent::Broker(BrokerEvent::IngestReady { generation: 1 }));
         mailbox.post(ControlEvent::Broker(BrokerEvent::IngestLost));
-        mailbox.post(ControlEvent::Signal(Signal::Reload));
+        mailbox.post(ControlEvent::Order(ShardOrder::Serve));
         let mut out = VecDeque::new();
         mailbox.take(Duration::ZERO, &mut out);
         assert!(
             matches!(
                 out.make_contiguous(),
                 [
-                    LoopEvent::Control(ControlEvent::Signal(Signal::Reload)),
+                    LoopEvent::Control(ControlEvent::Order(ShardOrder::Serve)),
                     LoopEvent::Control(ControlEvent::Broker(BrokerEvent::IngestReady { generation: 1 })),
                     LoopEvent::Control(ControlEvent::Broker(BrokerEvent::IngestLost))
                 ]
@@ -228,7 +233,7 @@ mod tests {
     fn a_post_ends_the_wait() {
         let mailbox = Arc::new(Mailbox::default());
         let poster = Arc::clone(&mailbox);
-        let thread = std::thread::spawn(move || poster.post(ControlEvent::Signal(Signal::Terminate)));
+        let thread = std::thread::spawn(move || poster.post(ControlEvent::Order(ShardOrder::Stop)));
         let mut out = VecDeque::new();
         mailbox.take(Duration::from_secs(30), &mut out);
         assert_eq!(out.len(), 1);

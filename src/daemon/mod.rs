@@ -1,9 +1,11 @@
 //! The daemon, which alone knows all parts. It decides nothing about items: it translates events into the
 //! engine's inputs and carries out the engine's effects in their order.
 //!
-//! Three layers, each of which outlives the one below it:
-//! - [`node`]: starts in order; [`lasting`]: the service manager, the admin port, the configuration, and the
-//!   counters of the process ([`tally`]); [`shard_thread`] runs one life after the other;
+//! Four layers, each of which outlives the one below it:
+//! - [`node`]: what exists once, on the main thread: signals, the service manager, the admin port, the
+//!   configuration. It gives orders to its shards ([`mailbox`]) and hears their [`reports`];
+//! - [`shard_thread`]: the thread of a shard, and what it keeps over all lives of its store ([`lasting`],
+//!   [`tally`]);
 //! - [`life`]: from the opening of the store to its closing, with the one loop; one can end and the next
 //!   begin within the process, with [`standby`] in between;
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
@@ -18,8 +20,10 @@ mod lasting;
 mod life;
 mod mailbox;
 mod node;
+mod queries;
 mod recovery;
 mod reload;
+mod reports;
 mod shard;
 mod shard_thread;
 mod standby;
@@ -92,6 +96,8 @@ enum RunError {
     Signals(std::io::Error),
     #[error("{0}")]
     Admin(#[from] admin::ServeError),
+    #[error("shard {0} has ended without a report")]
+    ShardGone(u16),
 }
 
 impl RunError {
@@ -106,7 +112,8 @@ impl RunError {
             | RunError::Spawn(_)
             | RunError::Runtime(_)
             | RunError::Signals(_)
-            | RunError::Admin(_) => ExitCode::FAILURE,
+            | RunError::Admin(_)
+            | RunError::ShardGone(_) => ExitCode::FAILURE,
         }
     }
 }

@@ -1,40 +1,427 @@
-//! The start of the daemon.
+//! The node: what exists once in the process, whatever number of shards it has. Runs on the main thread.
 //!
 //! The order of start-up matters. Signals come first, so that a start can be stopped. The store is next,
 //! because only its owner may do anything at all. Then the admin port, so that probes can ask for readiness.
-//! The broker is last, and the start does not wait for it.
+//! The broker is last, and the start does not wait for it. If the store belongs to another daemon or is out
+//! of reach, the admin port answers during the wait.
+//!
+//! The node orders, and its shards report ([`super::reports`]). It never waits for a shard, so it hears of
+//! all of them. A shard that fails ends the process.
 
-use super::guard::GRACE;
-use super::lasting::Lasting;
-use super::life::Ending;
-use super::mailbox::ControlEvent;
-use super::shard_thread::live;
-use super::{RunError, RunOptions};
+use super::guard::{LastResort, GRACE};
+use super::lasting::{one_worker, own_waits, Lasting};
+use super::mailbox::{ControlEvent, Inlet, ShardOrder};
+use super::queries::QueryDesk;
+use super::reload::Reload;
+use super::reports::{Ending, FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
+use super::{shard_thread, RunError, RunOptions};
+use crate::admin::{self, NodeHealth};
+use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
+use crate::telemetry::SpanExporter;
+use std::path::PathBuf;
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::Duration;
+use tidegate_amqp::DeadLetterService;
+use tidegate_common::clock;
+use tidegate_config::{Config, LoadedConfig};
+use tidegate_types::Now;
+use tokio::runtime::Runtime;
+
+/// Longest time between two looks at a reload and at the watchdog.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs until a stop is requested or the daemon cannot continue.
 pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
-    let mut lasting = Lasting::new(options)?;
-    let entered = lasting.runtime.handle().clone();
-    let _entered = entered.enter();
-    let (inlet, last_resort) = (Arc::clone(&lasting.inlet), lasting.last_resort.clone());
-    let limit = lasting.config.timeouts.drain + GRACE;
+    let RunOptions { config, config_path, accept_loss, log_format: _ } = options;
+    let (config, started) = (Arc::new(config), clock::now());
+    let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
+    let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
+    let (sender, events) = channel();
+    let shards = [0].map(|number| {
+        let reports = Reports::new(number, sender.clone());
+        Lasting::new(number, Arc::clone(&config), reports, spans.clone(), started)
+    });
+    let shards = shards.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut node = DaemonNode::new(config, (config_path, sender.clone()), &shards, started)?;
+    let (last_resort, limit) = (node.last_resort.clone(), node.config.timeouts.drain + GRACE);
     let on_signal = move |signal| {
         if signal == Signal::Terminate {
-            // Before the loop receives the signal, since a stuck loop never does.
+            // Before the node receives the signal, since a stuck part never does.
             last_resort.arm(limit);
         }
-        inlet.post(ControlEvent::Signal(signal));
+        // Without a node the process is ending.
+        let _ = sender.send(NodeEvent::Signal(signal));
     };
     let listening = signals::listen(on_signal).map_err(RunError::Signals)?;
-    let ended = live(&mut lasting);
+    for shard in shards {
+        shard_thread::start(shard, accept_loss).map_err(RunError::Runtime)?;
+    }
+    let ended = node.live(&events);
     drop(listening);
-    lasting.runtime.shutdown_timeout(Duration::from_secs(1));
-    lasting.outward.shutdown_timeout(Duration::from_secs(1));
-    match ended? {
-        Ending::Stopped => Ok(()),
-        Ending::Lost(_, error) | Ending::Failed(error) => Err(error.into()),
+    node.runtime.shutdown_timeout(Duration::from_secs(1));
+    ended
+}
+
+/// See the module.
+struct DaemonNode {
+    /// As last loaded.
+    config: Arc<Config>,
+    started: Now,
+    notify: Notify,
+    watchdog: Option<Duration>,
+    /// When the watchdog was last notified, monotonic ms.
+    watchdog_fed_at_ms: u64,
+    reload: Reload,
+    last_resort: LastResort,
+    /// Runtime for the admin port and the actions on dead letters.
+    runtime: Runtime,
+    /// Runtime for the waits of the main thread.
+    waits: Runtime,
+    health: Arc<NodeHealth>,
+    /// The shards, by their numbers.
+    shards: Vec<ShardSeat>,
+    admin: Option<admin::Server>,
+    /// Why the daemon cannot start, or cannot go on.
+    failure: Option<RunError>,
+}
+
+/// What the node knows of a shard, from its reports.
+#[derive(Debug)]
+struct ShardSeat {
+    number: u16,
+    inlet: Arc<Inlet>,
+    /// Its line for the service manager.
+    status: String,
+    /// It has opened its store, or waited for it, at least once.
+    has_come: bool,
+    /// It has shown a sign of life since the watchdog was last notified.
+    is_turning: bool,
+    has_ended: bool,
+}
+
+impl DaemonNode {
+    /// `reread`: the file that a reload reads, and where the result goes.
+    fn new(
+        config: Arc<Config>,
+        reread: (Option<PathBuf>, Sender<NodeEvent>),
+        shards: &[Lasting],
+        started: Now,
+    ) -> Result<Self, RunError> {
+        let health = shards.iter().map(|shard| shard.health.clone()).collect();
+        let health = Arc::new(NodeHealth::of(health));
+        let seat = |shard: &Lasting| ShardSeat {
+            number: shard.number,
+            inlet: Arc::clone(&shard.inlet),
+            status: String::new(),
+            has_come: false,
+            is_turning: false,
+            has_ended: false,
+        };
+        Ok(DaemonNode {
+            config,
+            started,
+            notify: Notify::from_env(),
+            watchdog: watchdog_interval(),
+            watchdog_fed_at_ms: started.mono,
+            reload: Reload::new(reread.0, reread.1),
+            last_resort: LastResort::new(Arc::clone(&health)).map_err(RunError::Runtime)?,
+            runtime: one_worker("tidegate-admin")?,
+            waits: own_waits()?,
+            health,
+            shards: shards.iter().map(seat).collect(),
+            admin: None,
+            failure: None,
+        })
+    }
+
+    /// Handles events until every shard has ended.
+    fn live(&mut self, events: &Receiver<NodeEvent>) -> Result<(), RunError> {
+        while !self.shards.iter().all(|shard| shard.has_ended) {
+            match events.recv_timeout(LOOK) {
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                // The reload keeps a sender.
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            let now = clock::now();
+            self.reload.check(&self.notify, now.mono);
+            self.feed_watchdog(now);
+        }
+        if let Some(admin) = self.admin.take() {
+            self.waits.block_on(admin.stop());
+        }
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn handle(&mut self, event: NodeEvent) {
+        match event {
+            NodeEvent::Signal(Signal::Terminate) => self.order(&ShardOrder::Stop),
+            NodeEvent::Signal(Signal::Reload) => self.reload.request(&self.notify, clock::now().mono),
+            NodeEvent::Reread(read) => self.reread(read),
+            NodeEvent::Shard(number, report) => {
+                if let Some(place) = self.shards.iter().position(|shard| shard.number == number) {
+                    self.hear(place, report);
+                }
+            }
+        }
+    }
+
+    /// Gives an order to all shards.
+    fn order(&self, order: &ShardOrder) {
+        self.shards.iter().for_each(|shard| shard.inlet.post(ControlEvent::Order(order.clone())));
+    }
+
+    /// Handles a report of the shard at this place of the list.
+    fn hear(&mut self, place: usize, report: ShardReport) {
+        let Some(shard) = self.shards.get_mut(place) else { return };
+        shard.is_turning |= report.is_sign_of_life();
+        match report {
+            ShardReport::Opening { more, .. } => {
+                more.into_iter().for_each(|more| self.notify.extend_timeout(more))
+            }
+            ShardReport::Opened(found) => {
+                let inlet = Arc::clone(&shard.inlet);
+                if self.is_answering() {
+                    self.tell_start(found);
+                    self.come(place, true);
+                    inlet.post(ControlEvent::Order(ShardOrder::Serve));
+                }
+            }
+            ShardReport::Waits(line) => {
+                shard.status = line;
+                if self.is_answering() {
+                    self.come(place, false);
+                    self.tell_status();
+                }
+            }
+            ShardReport::Status(line) => {
+                shard.status = line;
+                self.tell_status();
+            }
+            ShardReport::Draining { within } => {
+                self.notify.stopping();
+                if !within.is_zero() {
+                    // The whole time is requested, independently of the unit's TimeoutStopSec.
+                    self.notify.extend_timeout(within);
+                }
+            }
+            ShardReport::Closing { within, last_within } => {
+                last_within.into_iter().for_each(|limit| self.last_resort.arm(limit));
+                self.notify.extend_timeout(within);
+            }
+            ShardReport::Ended(ended) => {
+                shard.has_ended = true;
+                match ended {
+                    Ok(Ending::Stopped) => {}
+                    Ok(Ending::Lost(_, error) | Ending::Failed(error)) => self.fail(error.into()),
+                    Err(error) => self.fail(error),
+                }
+            }
+        }
+    }
+
+    /// Ends the daemon for this reason, unless it has another one: it does not go on without a part of the
+    /// items.
+    fn fail(&mut self, error: RunError) {
+        self.failure.get_or_insert(error);
+        self.last_resort.arm(self.config.timeouts.drain + GRACE);
+        self.order(&ShardOrder::Withdraw);
+    }
+
+    /// Whether the admin port answers, which it does from the first time that a shard has opened its store or
+    /// waits for it. If it cannot, or a shard has failed, no further one may serve.
+    fn is_answering(&mut self) -> bool {
+        if self.admin.is_none() && self.failure.is_none() {
+            match self.serve_admin() {
+                Ok(admin) => self.admin = Some(admin),
+                Err(error) => self.fail(error.into()),
+            }
+        }
+        self.failure.is_none()
+    }
+
+    fn serve_admin(&self) -> Result<admin::Server, admin::ServeError> {
+        let desk = QueryDesk {
+            runtime: self.runtime.handle().clone(),
+            dead_letters: Arc::new(DeadLetterService::new(&self.config)),
+            shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
+            started: self.started,
+        };
+        let ask = move |query| desk.ask(query);
+        let options = (&self.config.admin).into();
+        self.runtime.block_on(admin::serve(options, Arc::clone(&self.health), Arc::new(ask)))
+    }
+
+    fn tell_start(&self, found: FoundItems) {
+        let Some(admin) = &self.admin else { return };
+        let (admin, store) = (admin.listens_at(), self.config.store.kind.as_str());
+        let FoundItems { queues, waiting } = found;
+        let version = env!("CARGO_PKG_VERSION");
+        tracing::info!(version, store, %admin, queues, waiting, "started");
+    }
+
+    /// The start is complete when each shard has opened its store or waits for it. Each opening is told
+    /// again.
+    fn come(&mut self, place: usize, is_open: bool) {
+        let had_all = self.shards.iter().all(|shard| shard.has_come);
+        self.shards.get_mut(place).into_iter().for_each(|shard| shard.has_come = true);
+        if self.shards.iter().all(|shard| shard.has_come) && (is_open || !had_all) {
+            self.notify.ready();
+        }
+    }
+
+    fn tell_status(&self) {
+        let lines = self.shards.iter().map(|shard| shard.status.as_str()).filter(|line| !line.is_empty());
+        self.notify.status(&lines.collect::<Vec<_>>().join("; "));
+    }
+
+    /// Notifies the watchdog while the loop of each shard turns, and none of its parts is late.
+    fn feed_watchdog(&mut self, now: Now) {
+        let Some(interval) = self.watchdog else { return };
+        let is_due = now.mono >= self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2;
+        let mut living = self.shards.iter().filter(|shard| !shard.has_ended);
+        if is_due && living.all(|shard| shard.is_turning) && !self.health.is_late_for(interval * 2) {
+            self.watchdog_fed_at_ms = now.mono;
+            self.shards.iter_mut().for_each(|shard| shard.is_turning = false);
+            self.notify.watchdog();
+        }
+    }
+
+    /// The result of a reload: the new configuration takes effect, or the old one stays in force.
+    fn reread(&mut self, read: ReadConfig) {
+        let Some(again) = self.reload.returned() else { return };
+        match *read {
+            Ok(loaded) => {
+                self.adopt(loaded);
+                self.order(&ShardOrder::Configure(Arc::clone(&self.config)));
+                tracing::info!("configuration reloaded");
+            }
+            Err(faults) => {
+                for fault in faults.iter() {
+                    tracing::error!("{fault}");
+                }
+                tracing::error!("configuration not reloaded: the old one stays in force");
+            }
+        }
+        self.notify.ready();
+        if again {
+            self.reload.begin(&self.notify, clock::now().mono);
+        }
+    }
+
+    /// Puts this configuration into force, except for the keys that take a restart.
+    fn adopt(&mut self, loaded: LoadedConfig) {
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
+        let restart = tidegate_config::needs_restart(&self.config, &loaded.config);
+        if !restart.is_empty() {
+            tracing::warn!(keys = restart.join(", "), "changed; takes effect only after a restart");
+        }
+        self.config = Arc::new(self.config.reloaded(&loaded.config));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+    use tidegate_config::Listen;
+
+    fn node(shards: u16, config: Config) -> (DaemonNode, Vec<Lasting>, Receiver<NodeEvent>) {
+        let (sender, events) = channel();
+        let (config, started) = (Arc::new(config), clock::now());
+        let lasting = |number| {
+            let reports = Reports::new(number, sender.clone());
+            Lasting::new(number, Arc::clone(&config), reports, None, started).unwrap()
+        };
+        let shards: Vec<Lasting> = (0..shards).map(lasting).collect();
+        let node = DaemonNode::new(config, (None, sender.clone()), &shards, started).unwrap();
+        (node, shards, events)
+    }
+
+    fn quiet() -> Config {
+        let mut config = Config::default();
+        config.admin.listen = Listen::Off;
+        config
+    }
+
+    #[test]
+    fn a_shard_that_ends_without_a_word_ends_the_node_with_its_name() {
+        let (mut node, shards, events) = node(2, quiet());
+        let inlet = Arc::clone(&shards[0].inlet);
+        let mut shards = shards.into_iter();
+        let (first, second) = (shards.next().unwrap(), shards.next().unwrap());
+        let other = std::thread::spawn(move || {
+            let mut taken = std::collections::VecDeque::new();
+            while taken.is_empty() {
+                inlet.take(LOOK, &mut taken);
+            }
+            // It ends as ordered, with the other one.
+            first.reports.end(Ok(Ending::Stopped));
+        });
+        drop(second);
+        let error = node.live(&events).unwrap_err();
+        assert_eq!(error.to_string(), "shard 1 has ended without a report");
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn no_shard_serves_behind_an_admin_port_that_does_not_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut config = Config::default();
+        config.admin.listen = taken.local_addr().unwrap().into();
+        config.store.path = dir.path().join("store");
+        let (mut node, shards, events) = node(1, config);
+        for shard in shards {
+            shard_thread::start(shard, false).unwrap();
+        }
+        let error = node.live(&events).unwrap_err();
+        assert!(matches!(error, RunError::Admin(_)), "{error}");
+    }
+
+    #[test]
+    fn the_service_manager_hears_of_all_shards() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let told = || {
+            let mut bytes = [0; 256];
+            let texts = std::iter::from_fn(|| manager.recv(&mut bytes).ok().map(|n| bytes[..n].to_vec()));
+            texts.map(|text| String::from_utf8(text).unwrap()).collect::<Vec<_>>()
+        };
+        let (mut node, _shards, _events) = node(2, quiet());
+        node.notify = Notify::to(path.as_os_str()).unwrap();
+        node.watchdog = Some(Duration::from_secs(4));
+        let started = node.started.mono;
+        let at = |ms| Now { wall: 0, mono: started + ms };
+        let nothing: [&str; 0] = [];
+        node.hear(0, ShardReport::Opened(FoundItems { queues: 0, waiting: 0 }));
+        assert_eq!(told(), nothing, "one of two has come");
+        node.hear(1, ShardReport::Waits("standing by: there".to_owned()));
+        assert_eq!(told(), ["READY=1\n", "STATUS=standing by: there\n"]);
+        node.hear(0, ShardReport::Status("3 waiting".to_owned()));
+        assert_eq!(told(), ["STATUS=3 waiting; standing by: there\n"]);
+        node.feed_watchdog(at(1_999));
+        assert_eq!(told(), nothing, "not due");
+        node.feed_watchdog(at(2_000));
+        assert_eq!(told(), ["WATCHDOG=1\n"]);
+        node.hear(0, ShardReport::Status("3 waiting".to_owned()));
+        node.feed_watchdog(at(9_000));
+        assert_eq!(told(), nothing, "the loop of the other one does not turn");
+        node.hear(1, ShardReport::Opening { more: Some(Duration::from_secs(30)), is_alive: false });
+        node.feed_watchdog(at(9_000));
+        assert_eq!(told(), ["EXTEND_TIMEOUT_USEC=30000000\n"]);
+        node.hear(1, ShardReport::Opening { more: None, is_alive: true });
+        node.feed_watchdog(at(9_000));
+        assert_eq!(told(), ["WATCHDOG=1\n"]);
+        node.hear(1, ShardReport::Opened(FoundItems { queues: 0, waiting: 0 }));
+        assert_eq!(told(), ["READY=1\n"], "each opening is told");
+        node.hear(0, ShardReport::Draining { within: Duration::from_secs(7) });
+        assert_eq!(told(), ["STOPPING=1\n", "EXTEND_TIMEOUT_USEC=7000000\n"]);
     }
 }

@@ -1,9 +1,9 @@
-//! Asks the service manager for more time while the store opens, which may take long after a crash.
+//! Reports while the store opens, which may take long after a crash, so that the node asks for more time.
 //!
 //! CPU time of the process counts as progress, since nothing else runs at this point. A start that hangs uses
 //! none, gets no more time, and is ended by the manager's own limit.
 
-use crate::notify::Notify;
+use super::reports::{Reports, ShardReport};
 use rustix::time::{clock_gettime, ClockId};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ pub(super) const CHECK_EVERY: Duration = Duration::from_secs(10);
 /// CPU time between two checks that counts as progress. A thread that only waits and checks uses far less.
 const PROGRESS: Duration = Duration::from_millis(10);
 
-/// How long the watchdog is notified during the opening: each wait for a database is shorter.
+/// How long the opening is a sign of life for the watchdog: each wait for a database is shorter.
 const FED_FOR: Duration = Duration::from_secs(150);
 
-/// Runs `open`. Asks for three more periods of `every` after each period with progress.
-pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl FnOnce() -> T) -> T {
+/// Runs `open`, and reports after each period. After one with progress, the opening may take three more.
+pub(super) fn reporting<T>(reports: &Reports, every: Duration, open: impl FnOnce() -> T) -> T {
     let (done, ended) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -32,13 +32,9 @@ pub(super) fn extending_timeout<T>(notify: &Notify, every: Duration, open: impl 
                     progress,
                     "the store is still being opened"
                 );
-                if progress {
-                    notify.extend_timeout(every * 3);
-                }
-                // This matters in a running process whose database does not respond.
-                if begun.elapsed() < FED_FOR {
-                    notify.watchdog();
-                }
+                // The limit matters in a running process whose database does not respond.
+                let is_alive = begun.elapsed() < FED_FOR;
+                reports.send(ShardReport::Opening { more: progress.then_some(every * 3), is_alive });
                 before = now;
             }
         });
@@ -57,31 +53,27 @@ fn cpu_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reports::NodeEvent;
     use super::*;
-    use std::os::unix::net::UnixDatagram;
 
     #[test]
     fn more_time_is_asked_for_while_work_goes_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("notify");
-        let manager = UnixDatagram::bind(&path).unwrap();
-        manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let notify = Notify::to(path.as_os_str()).unwrap();
+        let (sender, events) = channel();
+        let reports = Reports::new(3, sender);
         let every = Duration::from_millis(50);
-        let asked = extending_timeout(&notify, every, || {
+        let more = reporting(&reports, every, || {
             // Stays busy until more time was requested.
             let deadline = Instant::now() + Duration::from_secs(20);
-            manager.set_nonblocking(true).unwrap();
-            let mut bytes = [0; 128];
             loop {
-                match manager.recv(&mut bytes) {
-                    // Comes each time; more time only if the machine has given this process some of its own.
-                    Ok(n) if bytes[..n] == *b"WATCHDOG=1\n" => {}
-                    Ok(n) => return String::from_utf8(bytes[..n].to_vec()).unwrap(),
-                    Err(_) => assert!(Instant::now() < deadline, "no message came"),
+                match events.try_recv() {
+                    // More time only if the machine has given this process some of its own.
+                    Ok(NodeEvent::Shard(3, ShardReport::Opening { more: None, is_alive: true })) => {}
+                    Ok(NodeEvent::Shard(3, ShardReport::Opening { more, is_alive: true })) => return more,
+                    Ok(event) => panic!("{event:?}"),
+                    Err(_) => assert!(Instant::now() < deadline, "no report came"),
                 }
             }
         });
-        assert_eq!(asked, "EXTEND_TIMEOUT_USEC=150000\n");
+        assert_eq!(more, Some(every * 3));
     }
 }

@@ -1,10 +1,10 @@
 //! Reads the configuration again, on its own thread: its files may be pipes, or on a file system that does
-//! not respond, and the loop waits for neither.
+//! not respond, and the node waits for neither.
 
-use super::mailbox::{ControlEvent, Inlet};
+use super::reports::NodeEvent;
 use crate::notify::Notify;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::thread::Builder;
 use tidegate_config::Config;
 
@@ -27,13 +27,13 @@ enum Rereading {
 pub(super) struct Reload {
     state: Rereading,
     path: Option<PathBuf>,
-    inlet: Arc<Inlet>,
+    node: Sender<NodeEvent>,
 }
 
 impl Reload {
-    /// Of this file, or of the default one. Each result goes into the inlet.
-    pub(super) fn new(path: Option<PathBuf>, inlet: Arc<Inlet>) -> Self {
-        Reload { state: Rereading::default(), path, inlet }
+    /// Of this file, or of the default one. Each result goes to the node.
+    pub(super) fn new(path: Option<PathBuf>, node: Sender<NodeEvent>) -> Self {
+        Reload { state: Rereading::default(), path, node }
     }
 
     /// Handles a request for a reload. While a read is in progress, another one follows it.
@@ -50,10 +50,11 @@ impl Reload {
     /// Begins to read.
     pub(super) fn begin(&mut self, notify: &Notify, now_ms: u64) {
         notify.reloading();
-        let (path, inlet) = (self.path.clone(), Arc::clone(&self.inlet));
+        let (path, node) = (self.path.clone(), self.node.clone());
         let read = move || {
             let read = Config::load(path.as_deref(), tidegate_config::environment());
-            inlet.post(ControlEvent::Reread(Box::new(read)));
+            // Without a node the process is ending.
+            let _ = node.send(NodeEvent::Reread(Box::new(read)));
         };
         match Builder::new().name("tidegate-reload".to_owned()).spawn(read) {
             Ok(_) => self.state = Rereading::Until(now_ms + READ_WITHIN_MS, false),

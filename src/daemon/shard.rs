@@ -24,6 +24,8 @@ pub(super) struct Shard {
     pub(super) store: tidegate_store::thread::StoreHandle,
     /// How long the store belongs to this daemon; `None`: no other daemon can take it.
     pub(super) lease: Option<Arc<Lease>>,
+    /// Number of this node's claim of the store; `None`: no other daemon can take it.
+    pub(super) epoch: Option<u64>,
     /// Random, created once with the store. Together with the arrival number it forms assigned ids.
     pub(super) store_identity: u64,
     /// Unanswered commands of the admin port.
@@ -47,7 +49,7 @@ impl Shard {
         engine: Engine,
         amqp: Amqp,
         store: tidegate_store::thread::StoreHandle,
-        lease: Option<Arc<Lease>>,
+        (lease, epoch): (Option<Arc<Lease>>, Option<u64>),
         store_identity: u64,
     ) -> Self {
         Shard {
@@ -55,6 +57,7 @@ impl Shard {
             amqp,
             store,
             lease,
+            epoch,
             store_identity,
             queries: PendingQueries::default(),
             links: Default::default(),

@@ -1,32 +1,58 @@
-//! One life of the store after the other, until a stop is requested.
+//! The thread of one shard: one life of its store after the other, until a stop is ordered.
 //!
-//! If the store belongs to another daemon or is out of reach, the admin port answers during the wait
-//! ([`super::standby`]). A store that is only lost ends a life, and the next life opens it again.
+//! If the store belongs to another daemon or is out of reach, the shard waits and answers queries
+//! ([`super::standby`]). A store that is only lost ends a life, and the next life opens it again. The node
+//! learns all of it from reports, and decides when a life may connect to the broker.
 
 use super::guard::PartWatch;
-use super::lasting::Lasting;
-use super::life::{Ending, FoundItems, Life, OpenLife};
+use super::lasting::{thread_name, Lasting};
+use super::life::{Life, OpenLife};
+use super::reports::{Ending, ShardReport};
 use super::standby::{self, StandbyWaits};
 use super::starts::Starts;
 use super::RunError;
-use crate::admin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 use tidegate_config::StoreKind;
-use tidegate_store::OpenError;
+use tidegate_store::{OpenError, Opener};
 
-/// Runs one life after the other while the store is only lost, until a stop is requested.
-pub(super) fn live(lasting: &mut Lasting) -> Result<Ending, RunError> {
-    let (store, limits) = (&lasting.config.store, &lasting.config.limits);
-    let mut opener = tidegate_store::Opener::new(store, limits.memory, lasting.accept_loss)?;
+/// Starts the thread. Its last report says how it ended.
+///
+/// # Errors
+/// If the system cannot start a thread.
+pub(super) fn start(lasting: Lasting, accept_loss: bool) -> std::io::Result<()> {
+    let name = thread_name("tidegate-loop", lasting.number);
+    // The node does not join the thread: it may be stuck, and its last report is its last act.
+    Builder::new().name(name).spawn(move || run(lasting, accept_loss)).map(drop)
+}
+
+fn run(mut lasting: Lasting, accept_loss: bool) {
+    let entered = lasting.runtime.handle().clone();
+    let ended = {
+        let _entered = entered.enter();
+        live(&mut lasting, accept_loss)
+    };
+    // Open queries end without an answer, so that the admin port need not wait for them.
+    lasting.inlet.close();
+    let Lasting { runtime, outward, reports, .. } = lasting;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outward.shutdown_timeout(Duration::from_secs(1));
+    reports.end(ended);
+}
+
+/// Runs one life after the other while the store is only lost, until a stop is ordered.
+fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<Ending, RunError> {
+    let mut opener = Opener::new(&lasting.config.store, lasting.config.limits.memory, accept_loss)?;
     let mut waits = StandbyWaits::default();
-    let mut admin = None;
     let (mut starts, mut quarantine) = (None, None);
     let ending = loop {
-        let opened = open_life(lasting, &mut opener, &mut waits, &mut admin)?;
-        let Some(life) = opened else { break Ending::Stopped };
-        if admin.is_none() {
-            admin = Some(lasting.serve_admin()?);
+        let opened = open_life(lasting, &mut opener, &mut waits)?;
+        let Some(mut life) = opened else { break Ending::Stopped };
+        lasting.reports.send(ShardReport::Opened(life.found));
+        if !life.may_serve() {
+            life.give_back();
+            break Ending::Stopped;
         }
         // Only now, because a start that ends before its first message says nothing about messages.
         let starts = starts.get_or_insert_with(|| {
@@ -34,28 +60,20 @@ pub(super) fn live(lasting: &mut Lasting) -> Result<Ending, RunError> {
             quarantine = most;
             starts
         });
-        if let Some(admin) = &admin {
-            let (admin, store) = (admin.listens_at(), lasting.config.store.kind.as_str());
-            let FoundItems { queues, waiting } = life.found;
-            let version = env!("CARGO_PKG_VERSION");
-            tracing::info!(version, store, %admin, queues, waiting, "started");
-        }
-        let watch = PartWatch::start(Arc::clone(&lasting.progress)).map_err(RunError::Runtime)?;
+        let watching = thread_name("tidegate-guard", lasting.number);
+        let watch = PartWatch::start(&watching, Arc::clone(&lasting.health.progress));
+        let watch = watch.map_err(RunError::Runtime)?;
         let begun = Instant::now();
         let ending = life.begin(lasting, quarantine, starts).run();
         drop(watch);
         let Ending::Lost(loss, failure) = ending else { break ending };
-        lasting.readiness.reset(false);
+        lasting.health.readiness.reset(false);
         lasting.tally.lost(loss);
         tracing::info!("opening the lost store again");
         waits.lost(begun.elapsed(), loss, failure.to_string());
     };
     if let Some(starts) = &mut starts {
         starts.settle();
-    }
-    lasting.inlet.close();
-    if let Some(admin) = admin {
-        lasting.waits.block_on(admin.stop());
     }
     Ok(ending)
 }
@@ -75,31 +93,152 @@ fn note_start(lasting: &Lasting) -> (Starts, Option<u16>) {
 }
 
 /// Opens the store, and waits while it belongs to another daemon or is out of reach. `None`: a stop was
-/// requested during the wait.
+/// ordered during the wait.
 fn open_life(
     lasting: &mut Lasting,
-    opener: &mut tidegate_store::Opener,
+    opener: &mut Opener,
     waits: &mut StandbyWaits,
-    admin: &mut Option<admin::Server>,
 ) -> Result<Option<OpenLife>, RunError> {
     loop {
         if !standby::wait(lasting, waits) {
             return Ok(None);
         }
-        let error = match Life::open(lasting, opener) {
-            Ok(life) => {
-                waits.over();
-                waits.take_kept().into_iter().for_each(|event| lasting.inlet.post(event));
-                return Ok(Some(life));
-            }
-            Err(RunError::Open(error)) if error.is_passing() => error,
+        let opened = match Life::open(lasting, opener) {
+            Ok(life) => Ok(life),
+            Err(RunError::Open(error)) if error.is_passing() => Err(error),
             Err(error) => return Err(error),
         };
-        if admin.is_none() {
-            *admin = Some(lasting.serve_admin()?);
-            lasting.notify.ready();
+        // The name changes if another daemon has taken the store away.
+        match opener.node() {
+            Ok(name) => lasting.node = name,
+            Err(error) => tracing::debug!(%error, "this daemon's name is unknown"),
         }
-        lasting.readiness.reset(matches!(error, OpenError::Claimed { .. }));
-        waits.refused(&error, &lasting.config);
+        let error = match opened {
+            Ok(life) => {
+                waits.over();
+                return Ok(Some(life));
+            }
+            Err(error) => error,
+        };
+        lasting.health.readiness.reset(matches!(error, OpenError::Claimed { .. }));
+        waits.refused(error, &lasting.config);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mailbox::{ControlEvent, ShardOrder};
+    use super::super::reports::{NodeEvent, Reports};
+    use super::*;
+    use std::sync::mpsc::{channel, Receiver};
+    use tidegate_common::clock;
+    use tidegate_config::Config;
+    use tokio::sync::oneshot;
+
+    fn shard(dir: &std::path::Path) -> (Lasting, Receiver<NodeEvent>) {
+        let mut config = Config::default();
+        config.store.path = dir.join("store");
+        config.timeouts.drain = Duration::from_secs(6);
+        let (sender, events) = channel();
+        let reports = Reports::new(0, sender);
+        (Lasting::new(0, Arc::new(config), reports, None, clock::now()).unwrap(), events)
+    }
+
+    /// The next report other than a line of status.
+    fn next(events: &Receiver<NodeEvent>) -> ShardReport {
+        loop {
+            let event = events.recv_timeout(Duration::from_secs(60)).unwrap();
+            let NodeEvent::Shard(0, report) = event else { panic!("{event:?}") };
+            if !matches!(report, ShardReport::Status(_) | ShardReport::Opening { .. }) {
+                return report;
+            }
+        }
+    }
+
+    /// There is no broker: the connections keep trying while the life runs.
+    #[test]
+    fn a_life_ends_and_the_next_begins_over_the_same_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut lasting, events) = shard(dir.path());
+        let (mut starts, _) = Starts::note(None);
+        let mut opener = Opener::new(&lasting.config.store, 32 << 20, false).unwrap();
+        let mut identities = Vec::new();
+        lasting.tally.totals.received = 7;
+        for _ in 0..2 {
+            lasting.health.readiness.reset(true);
+            lasting.inlet.post(ControlEvent::Order(ShardOrder::Stop));
+            lasting.inlet.post(ControlEvent::Order(ShardOrder::Serve));
+            let mut life = Life::open(&mut lasting, &mut opener).unwrap();
+            assert_eq!(lasting.health.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
+            identities.push(life.store_identity());
+            assert!(life.may_serve(), "the orders went on into the new mailbox");
+            let ending = life.begin(&mut lasting, None, &mut starts).run();
+            assert!(matches!(ending, Ending::Stopped), "{ending:?}");
+            assert!(
+                matches!(next(&events), ShardReport::Draining { within } if within > Duration::from_secs(6))
+            );
+            let last = next(&events);
+            assert!(matches!(last, ShardReport::Closing { last_within: Some(_), .. }), "{last:?}");
+        }
+        assert_eq!(identities[0], identities[1], "the second opened what the first had closed");
+        let state = lasting.state();
+        assert_eq!((state.snapshot.totals.received, state.store.lives, state.line.life), (7, 2, 2));
+        assert!(state.snapshot.longest_turn_us > 0 && state.store.kind == "disk");
+    }
+
+    #[test]
+    fn a_shard_follows_its_orders_and_reports() {
+        let dir = tempfile::tempdir().unwrap();
+        let (lasting, events) = shard(dir.path());
+        let (inlet, health) = (Arc::clone(&lasting.inlet), lasting.health.clone());
+        start(lasting, false).unwrap();
+        let ShardReport::Opened(found) = next(&events) else { panic!("not opened") };
+        assert_eq!((found.queues, found.waiting), (0, 0));
+        assert_eq!(health.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
+        let mut config = Config::default();
+        (config.timeouts.drain, config.timeouts.stuck_after) =
+            (Duration::from_secs(7), Duration::from_secs(9));
+        let (sender, answer) = oneshot::channel();
+        inlet.post(ControlEvent::State(sender));
+        inlet.post(ControlEvent::Order(ShardOrder::Configure(Arc::new(config))));
+        inlet.post(ControlEvent::Order(ShardOrder::Serve));
+        let state = answer.blocking_recv().unwrap();
+        assert_eq!((state.line.shard, state.line.life, state.line.state.as_str()), (0, 1, "not_ready"));
+        assert_eq!(state.line.owner.as_deref(), Some(&*state.node));
+        assert_eq!((state.line.epoch, state.line.lease_ms), (None, None), "nobody else can take it");
+        assert!(state.node.contains('/') && state.links.len() == 2, "{state:?}");
+        inlet.post(ControlEvent::Order(ShardOrder::Stop));
+        let within = Duration::from_secs(7 - 5 + 15);
+        assert!(matches!(next(&events), ShardReport::Draining { within: told } if told == within));
+        assert_eq!(health.progress.stuck_after_ms(), 9_000);
+        assert!(matches!(next(&events), ShardReport::Closing { .. }));
+        assert!(matches!(next(&events), ShardReport::Ended(Ok(Ending::Stopped))));
+        let (sender, answer) = oneshot::channel();
+        inlet.post(ControlEvent::State(sender));
+        assert!(answer.blocking_recv().is_err(), "nobody waits for a shard that has ended");
+    }
+
+    #[test]
+    fn a_store_that_may_not_be_served_is_closed() {
+        let dir = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let (lasting, events) = shard(dir.path());
+            let inlet = Arc::clone(&lasting.inlet);
+            start(lasting, false).unwrap();
+            assert!(matches!(next(&events), ShardReport::Opened(_)), "the lock is free again");
+            inlet.post(ControlEvent::Order(ShardOrder::Withdraw));
+            assert!(matches!(next(&events), ShardReport::Ended(Ok(Ending::Stopped))));
+        }
+        assert!(!dir.path().join("store/STARTS").exists(), "no start that counts");
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_opened_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("store"), "a file").unwrap();
+        let (lasting, events) = shard(dir.path());
+        start(lasting, false).unwrap();
+        let ended = next(&events);
+        assert!(matches!(ended, ShardReport::Ended(Err(RunError::Open(_)))), "{ended:?}");
     }
 }

@@ -1,11 +1,11 @@
-//! What the process does without a store: it waits, and answers queries with the reason.
+//! What a shard does without a store: it waits, and answers queries with the reason.
 //!
 //! It takes no requests and sends nothing, since it has no engine and no connection to a broker.
 
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent};
-use crate::admin::{CommandResponse, ExportRefusal, LinkState, StateInput, Status};
-use crate::signals::Signal;
+use super::mailbox::{ControlEvent, LoopEvent, ShardOrder};
+use super::reports::ShardReport;
+use crate::admin::{CommandResponse, ExportRefusal, LinkState, ShardLine, ShardState, Status};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,19 +25,18 @@ const HEIR_FIRST: Duration = Duration::from_secs(3);
 /// A life of this length says nothing about the next one.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
-/// Why and until when the process waits.
+/// Why and until when the shard waits.
 #[derive(Debug, Default)]
 pub(super) struct StandbyWaits {
     until: Option<Instant>,
-    /// Why there is no store; `is_spare`: whether another daemon has it.
+    /// Why there is no store.
     reason: String,
-    is_spare: bool,
+    /// The other daemon that has it, and the rest of its lease at the last attempt, ms.
+    owner: Option<(String, u64)>,
     /// What was last logged of it; empty: that this daemon stands by.
     told: Option<String>,
     /// Number of short lives in a row.
     short: u32,
-    /// Events for the next life.
-    kept: VecDeque<ControlEvent>,
 }
 
 impl StandbyWaits {
@@ -50,27 +49,30 @@ impl StandbyWaits {
                 FIRST_PAUSE * 2_u32.saturating_pow(self.short.min(10))
             }
         };
-        (self.until, self.reason, self.is_spare) =
-            (Some(Instant::now() + pause.min(LONGEST_PAUSE)), reason, false);
+        (self.until, self.reason, self.owner) =
+            (Some(Instant::now() + pause.min(LONGEST_PAUSE)), reason, None);
     }
 
     /// The store could not be opened.
-    pub(super) fn refused(&mut self, error: &OpenError, config: &Config) {
-        self.is_spare = matches!(error, OpenError::Claimed { .. });
+    pub(super) fn refused(&mut self, error: OpenError, config: &Config) {
         self.reason = error.to_string();
         // The remaining time of the other daemon's lease, and the difference of clocks, vary with each try.
-        let told = if self.is_spare {
+        let told = if let OpenError::Claimed { .. } = error {
             String::new()
-        } else if let OpenError::ClockApart { place, .. } = error {
+        } else if let OpenError::ClockApart { place, .. } = &error {
             format!("clock: {place}")
         } else {
             self.reason.clone()
         };
+        self.owner = None;
+        if let OpenError::Claimed { owner, left_ms } = error {
+            self.owner = Some((owner, left_ms));
+        }
         if self.told.replace(told.clone()) != Some(told) {
-            if self.is_spare {
-                tracing::info!("standing by: {error}");
+            if self.owner.is_some() {
+                tracing::info!("standing by: {}", self.reason);
             } else {
-                tracing::warn!("waiting for the store: {error}");
+                tracing::warn!("waiting for the store: {}", self.reason);
             }
         }
         let lease = config.store.database.as_ref().map_or(LONGEST_TRY, |database| database.lease);
@@ -81,18 +83,15 @@ impl StandbyWaits {
     pub(super) fn over(&mut self) {
         (self.until, self.told) = (None, None);
     }
-
-    /// Takes the events kept for the next life.
-    pub(super) fn take_kept(&mut self) -> VecDeque<ControlEvent> {
-        std::mem::take(&mut self.kept)
-    }
 }
 
-/// Waits until the next attempt is due, and answers queries. False: a stop was requested.
-pub(super) fn wait(lasting: &Lasting, waits: &mut StandbyWaits) -> bool {
+/// Waits until the next attempt is due, and answers queries. False: a stop was ordered.
+pub(super) fn wait(lasting: &mut Lasting, waits: &mut StandbyWaits) -> bool {
     let Some(until) = waits.until else { return true };
     let mut events = VecDeque::new();
     loop {
+        let state = if waits.owner.is_some() { "standing by" } else { "waiting for the store" };
+        lasting.reports.send(ShardReport::Waits(format!("{state}: {}", waits.reason)));
         let left = until.saturating_duration_since(Instant::now());
         lasting.inlet.take(left.min(LONGEST_TRY), &mut events);
         while let Some(event) = events.pop_front() {
@@ -100,28 +99,21 @@ pub(super) fn wait(lasting: &Lasting, waits: &mut StandbyWaits) -> bool {
                 return false;
             }
         }
-        let state = if waits.is_spare { "standing by" } else { "waiting for the store" };
-        lasting.notify.status(&format!("{state}: {}", waits.reason));
-        if lasting.watchdog.is_some() {
-            lasting.notify.watchdog();
-        }
         if Instant::now() >= until {
             return true;
         }
     }
 }
 
-/// False: a stop was requested.
-fn handle(lasting: &Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> bool {
+/// False: a stop was ordered.
+fn handle(lasting: &mut Lasting, waits: &StandbyWaits, event: LoopEvent) -> bool {
     match event {
-        LoopEvent::Control(ControlEvent::Signal(Signal::Terminate)) => {
-            lasting.notify.stopping();
+        LoopEvent::Control(ControlEvent::Order(ShardOrder::Stop | ShardOrder::Withdraw)) => {
+            lasting.reports.send(ShardReport::Draining { within: Duration::ZERO });
             tracing::info!("stopping: there is nothing to finish");
             return false;
         }
-        LoopEvent::Control(event @ (ControlEvent::Signal(Signal::Reload) | ControlEvent::Reread(_))) => {
-            waits.kept.push_back(event);
-        }
+        LoopEvent::Control(ControlEvent::Order(ShardOrder::Configure(config))) => lasting.configure(config),
         // Clients may have disconnected.
         LoopEvent::Control(ControlEvent::State(reply)) => drop(reply.send(state(lasting, waits))),
         LoopEvent::Control(ControlEvent::Export(reply)) => {
@@ -129,7 +121,9 @@ fn handle(lasting: &Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> bool
         }
         LoopEvent::Command(_, reply) => refuse(waits, reply),
         // Events of the life that has ended.
-        LoopEvent::Control(ControlEvent::Broker(_) | ControlEvent::Store(_))
+        LoopEvent::Control(
+            ControlEvent::Broker(_) | ControlEvent::Store(_) | ControlEvent::Order(ShardOrder::Serve),
+        )
         | LoopEvent::Requests(_)
         | LoopEvent::Settled(_) => {}
     }
@@ -137,7 +131,7 @@ fn handle(lasting: &Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> bool
 }
 
 fn refuse(waits: &StandbyWaits, reply: Sender<CommandResponse>) {
-    let error = if waits.is_spare {
+    let error = if waits.owner.is_some() {
         format!("this daemon stands by: {}; ask that one", waits.reason)
     } else {
         format!("there is no store at present, ask again: {}", waits.reason)
@@ -147,12 +141,59 @@ fn refuse(waits: &StandbyWaits, reply: Sender<CommandResponse>) {
     drop(reply.send(CommandResponse { status: Status::Unavailable, document }));
 }
 
-fn state(lasting: &Lasting, waits: &StandbyWaits) -> StateInput {
+fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
     let [_, _, _, standby, _, waiting, _, _] = LinkState::STATES;
     let link = |side: &str| LinkState {
         side: side.to_owned(),
-        state: if waits.is_spare { standby } else { waiting }.to_owned(),
+        state: if waits.owner.is_some() { standby } else { waiting }.to_owned(),
         detail: waits.reason.clone(),
     };
-    StateInput { links: vec![link("ingest"), link("egress")], ..lasting.state() }
+    let base = lasting.state();
+    let (owner, lease_ms) = waits.owner.clone().unzip();
+    let line = ShardLine { owner, lease_ms, ..base.line };
+    lasting.judged(ShardState { line, links: vec![link("ingest"), link("egress")], ..base })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::reports::{NodeEvent, Reports};
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::sync::Arc;
+    use tidegate_common::clock;
+    use tokio::sync::oneshot;
+
+    #[test]
+    fn the_reason_is_told_before_the_wait_and_orders_are_followed_within_it() {
+        let (sender, events) = channel();
+        let config = Arc::new(Config::default());
+        let mut lasting =
+            Lasting::new(0, Arc::clone(&config), Reports::new(0, sender), None, clock::now()).unwrap();
+        lasting.node = "here/1".to_owned();
+        lasting.health.readiness.reset(true);
+        let mut waits = StandbyWaits::default();
+        waits.refused(OpenError::Claimed { owner: "there/2".to_owned(), left_ms: 700 }, &config);
+        let mut changed = Config::default();
+        changed.ingest.queue = "other".to_owned();
+        let (sender, answer) = oneshot::channel();
+        lasting.inlet.post(ControlEvent::Order(ShardOrder::Configure(Arc::new(changed))));
+        lasting.inlet.post(ControlEvent::State(sender));
+        lasting.inlet.post(ControlEvent::Order(ShardOrder::Stop));
+        assert!(!wait(&mut lasting, &mut waits), "stopped");
+        let line = "standing by: the store belongs to there/2; its lease ends in 1 s unless renewed";
+        let told = events.try_recv().unwrap();
+        assert!(matches!(&told, NodeEvent::Shard(0, ShardReport::Waits(told)) if told == line), "{told:?}");
+        let told = events.try_recv().unwrap();
+        let NodeEvent::Shard(0, ShardReport::Draining { within }) = told else { panic!("{told:?}") };
+        assert!(within.is_zero(), "there is nothing to finish");
+        let ShardState { line, node, links, .. } = answer.blocking_recv().unwrap();
+        let want = ShardLine {
+            state: "standby".to_owned(),
+            owner: Some("there/2".to_owned()),
+            lease_ms: Some(700),
+            queue: "other".to_owned(),
+            ..ShardLine::default()
+        };
+        assert_eq!((line, node.as_str(), links.len()), (want, "here/1", 2));
+    }
 }

@@ -2,19 +2,23 @@
 
 use super::lasting::Lasting;
 use super::shard::Shard;
-use crate::admin::{LinkState, StateInput, StoreState, Traffic};
+use crate::admin::{LinkState, ShardLine, ShardState, StoreState, Traffic};
 use tidegate_amqp::LinkStatus;
 use tidegate_common::clock;
 use tidegate_types::snapshot::Snapshot;
 
-/// The state document's input, of a shard at work.
-pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> StateInput {
+/// The state of a shard at work.
+pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardState {
     let now = clock::now();
     let base = lasting.state();
     let store = shard.store.stats();
+    let snapshot = Snapshot { longest_turn_us: base.snapshot.longest_turn_us, ..shard.engine.snapshot(now) };
+    let lease_ms = shard.lease.as_ref().map(|lease| lease.remaining(now.mono));
+    let owner = Some(base.node.clone()).filter(|name| !name.is_empty());
     let links = [("ingest", &shard.links[0]), ("egress", &shard.links[1])];
-    StateInput {
-        snapshot: Snapshot { longest_turn_us: base.snapshot.longest_turn_us, ..shard.engine.snapshot(now) },
+    lasting.judged(ShardState {
+        line: ShardLine { owner, epoch: shard.epoch, lease_ms, waiting: snapshot.items.waiting, ..base.line },
+        snapshot,
         links: links
             .into_iter()
             .map(|(side, link)| {
@@ -27,13 +31,13 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> StateIn
             bytes: store.usage.map_or(0, |usage| usage.used),
             free_bytes: store.usage.map(|usage| usage.free).filter(|free| *free < u64::MAX),
             queue: store.queued as u64,
-            lease_remaining_ms: shard.lease.as_ref().map(|lease| lease.remaining(now.mono)),
+            lease_remaining_ms: lease_ms,
             ..base.store
         },
         traffic: Traffic { prefetch: shard.amqp.prefetch(), ..base.traffic },
         draining,
-        ..base
-    }
+        node: base.node,
+    })
 }
 
 /// One line for `systemctl status`.

@@ -1,19 +1,17 @@
-//! Counters of the process over all lives of the store, and the part of the state document that needs no
+//! Counters of a shard over all lives of its store, and the part of the state document that needs no
 //! store. Counters that restarted with each restart of the database would hide in their rates what was lost
 //! with it.
 
-use crate::admin::{LatenessState, StateInput, StoreState, Traffic};
+use crate::admin::{ShardLine, ShardState, StoreState, Traffic};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidegate_amqp::Figures;
-use tidegate_common::clock;
 use tidegate_config::StoreKind;
 use tidegate_store::thread::CommitFigures;
 use tidegate_store::{Loss, Takeover};
 use tidegate_types::snapshot::{Counters, Snapshot};
-use tidegate_types::Now;
 
-/// The counters of one process.
+/// The counters of one shard since the start of the process.
 #[derive(Debug, Default)]
 pub(super) struct ShardTally {
     /// Totals with which the engine of the next life continues.
@@ -46,21 +44,20 @@ impl ShardTally {
         self.losses[loss as usize] += 1;
     }
 
-    /// The state without the parts that only a life has.
-    pub(super) fn state(&self, kind: StoreKind, started: Now) -> StateInput {
-        let now = clock::now();
+    /// This state with the figures that need no store.
+    pub(super) fn state(&self, kind: StoreKind, state: ShardState) -> ShardState {
         let ShardTally { totals, figures, commits, longest_turn_us, lives, takeovers, losses } = self;
         let (ends, commits) = (figures.stats(), commits.stats());
         let named = |words: &[&str], counts: &[u64]| -> BTreeMap<String, u64> {
             words.iter().map(|word| (*word).to_owned()).zip(counts.iter().copied()).collect()
         };
-        StateInput {
+        ShardState {
+            line: ShardLine { life: *lives, ..state.line },
             snapshot: Snapshot {
                 totals: totals.clone(),
                 longest_turn_us: *longest_turn_us,
                 ..Snapshot::default()
             },
-            links: Vec::new(),
             store: StoreState {
                 kind: kind.as_str().to_owned(),
                 commits: commits.commits,
@@ -70,13 +67,6 @@ impl ShardTally {
                 takeovers: named(&Takeover::ALL.map(Takeover::as_str), takeovers),
                 lives_ended: named(&Loss::ALL.map(Loss::as_str), losses),
                 ..StoreState::default()
-            },
-            lateness: LatenessState {
-                count: ends.lateness.count,
-                p50_us: ends.lateness.p50,
-                p99_us: ends.lateness.p99,
-                p999_us: ends.lateness.p999,
-                max_us: ends.lateness.max,
             },
             traffic: Traffic {
                 lateness: ends.lateness,
@@ -91,11 +81,7 @@ impl ShardTally {
                 answers_unroutable: ends.answers_unroutable,
                 near_miss_headers: ends.near_miss_headers,
             },
-            draining: false,
-            version: env!("CARGO_PKG_VERSION"),
-            started_at: started.wall,
-            at: now.wall,
-            uptime_ms: now.mono.saturating_sub(started.mono),
+            ..state
         }
     }
 }

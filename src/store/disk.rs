@@ -60,7 +60,7 @@ pub(crate) fn open(
     let directory = Directory::open(path)?;
     let OpenDisk { store, opened, identity } =
         open_in(directory, memory_limit, accept_loss, IfAbsent::Make(None), wall)?;
-    Ok(OpenStore { store: Box::new(store), opened, identity, takeover: None })
+    Ok(OpenStore { store: Box::new(store), opened, identity, takeover: None, epoch: None })
 }
 
 /// What to do if the store does not exist.

@@ -305,7 +305,7 @@ impl MapStore {
             marks.map_or((0, Marks::default()), |row| rows::read_marks(&row).expect("marks"));
         let (opened, epochs) = load::opened(&rows, marks, wall)?;
         let store = Box::new(MapStore { rows, held, number, epochs });
-        Ok(OpenStore { store, opened, identity: 1, takeover: None })
+        Ok(OpenStore { store, opened, identity: 1, takeover: None, epoch: None })
     }
 }
 

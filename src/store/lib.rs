@@ -27,6 +27,7 @@ mod load;
 mod log_batch;
 mod logs;
 mod memory;
+mod node;
 mod opening;
 mod postgres;
 pub mod queue_line;
@@ -257,6 +258,8 @@ pub struct OpenStore {
     pub identity: u64,
     /// Its previous owner, for a store that another daemon could have owned.
     pub takeover: Option<Takeover>,
+    /// Number of this claim, for a store that another daemon could have owned.
+    pub epoch: Option<u64>,
 }
 
 /// How this daemon came to own a store that several daemons can reach.
@@ -302,7 +305,8 @@ pub struct Opener {
 
 enum OpenerKind {
     Disk(PathBuf),
-    Memory,
+    /// With the name of this daemon.
+    Memory(String),
     Postgres(Box<postgres::Contender>),
 }
 
@@ -313,7 +317,7 @@ impl Opener {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`]: those of the directory.
+    /// See [`OpenError`]: those of the directory, and of random numbers.
     pub fn new(
         store: &tidegate_config::StoreConfig,
         memory_limit: u64,
@@ -321,7 +325,7 @@ impl Opener {
     ) -> Result<Self, OpenError> {
         let kind = match (store.kind, &store.database) {
             (StoreKind::Disk, _) => OpenerKind::Disk(store.path.clone()),
-            (StoreKind::Memory, _) => OpenerKind::Memory,
+            (StoreKind::Memory, _) => OpenerKind::Memory(node::name_of_process()?),
             (StoreKind::Postgres, Some(database)) => {
                 OpenerKind::Postgres(Box::new(postgres::Contender::new(&store.path, database)?))
             }
@@ -341,8 +345,22 @@ impl Opener {
     pub fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
         match &mut self.kind {
             OpenerKind::Disk(path) => disk::open(path, self.memory_limit, self.accept_loss, wall),
-            OpenerKind::Memory => memory::open(self.memory_limit),
+            OpenerKind::Memory(_) => memory::open(self.memory_limit),
             OpenerKind::Postgres(contender) => contender.open(wall),
+        }
+    }
+
+    /// The name of this daemon, as the owner of its store. To be called once the store was opened, or belongs
+    /// to another daemon: only then is the directory locked.
+    ///
+    /// # Errors
+    ///
+    /// The file of the name cannot be read or made, or the system provides no random numbers.
+    pub fn node(&self) -> Result<String, OpenError> {
+        match &self.kind {
+            OpenerKind::Disk(path) => node::name_in(path),
+            OpenerKind::Memory(name) => Ok(name.clone()),
+            OpenerKind::Postgres(contender) => node::name_in(contender.directory()),
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
     let entries = usize::try_from(memory_limit / 16 / ENTRY).unwrap_or(usize::MAX);
     let store = MemoryStore::new(entries.max(LEAST));
     let (store, identity) = (Box::new(store), new_identity()?);
-    Ok(OpenStore { store, opened: Opened::default(), identity, takeover: None })
+    Ok(OpenStore { store, opened: Opened::default(), identity, takeover: None, epoch: None })
 }
 
 /// The items that ended within one span of time.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::admin::state::tests::example;
 use crate::admin::state::{Application, StateInput};
+use crate::admin::NodeHealth;
 use crate::cli::top::lateness::LatenessBuckets;
 use crate::cli::top::view::Order;
 use crate::cli::top::SeenState;
@@ -11,7 +12,7 @@ use ratatui::Terminal;
 
 fn heard(view: &mut TopView, input: &StateInput) {
     view.hear(Ok(SeenState {
-        document: Box::new(Document::new(input, &[], &Default::default())),
+        document: Box::new(Document::new(input, &NodeHealth::ready_but(&[]))),
         lateness: None,
     }));
 }
@@ -189,7 +190,7 @@ fn lateness_is_that_of_the_last_interval_where_items_left_in_it() {
     let mut view = TopView::new(false);
     let mut line = |left: u64| {
         let metrics = format!("tidegate_publish_lateness_seconds_bucket{{le=\"0.001\"}} {left}\n");
-        let document = Box::new(Document::new(&example(), &[], &Default::default()));
+        let document = Box::new(Document::new(&example(), &NodeHealth::ready_but(&[])));
         view.hear(Ok(SeenState { document, lateness: LatenessBuckets::read(&metrics) }));
         picture(&mut view, 120, 12)[3].clone()
     };

@@ -1,35 +1,25 @@
 //! Ownership of the store: a random claim for each life, which the fence of each transaction must match, and
 //! a lease that each transaction extends.
 //!
-//! A daemon recognises itself by a file in its directory, which is locked. So an earlier process of this
-//! daemon has ended, and the daemon need not wait for that process's lease. The file contains the time of the
-//! machine's boot and its own inode, so that a copy of it is a different daemon. A daemon that is refused as
-//! a former owner removes the file, so that two daemons with the same name do not take the store from each
-//! other without end.
+//! A daemon recognises itself by its name ([`crate::node`]). Its directory is locked, so an earlier process
+//! of this daemon has ended, and the daemon need not wait for that process's lease. A daemon that is refused
+//! as a former owner removes the file with its name, so that two daemons with the same name do not take the
+//! store from each other without end.
 
 use super::clocks;
 use super::connect::{DatabaseError, DatabaseLink};
 use super::now_ms;
-use crate::directory::{own_file, Directory};
-use crate::{CommitError, OpenError, Takeover};
+use crate::directory::Directory;
+use crate::{node, CommitError, OpenError, Takeover};
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate_common::clock;
 use tidegate_common::lease::Lease;
 use tidegate_config::DatabaseConfig;
 use tidegate_types::event::Marks;
-use tidegate_types::Now;
 use tokio_postgres::error::SqlState;
 
-/// Length of a claim, and of a daemon's own name, in bytes.
-const RANDOM: usize = 16;
-/// Tolerance of the boot time, as the clocks may compute it differently at different times.
-const SAME_BOOT_MS: u64 = 120_000;
 /// How long a transaction may hold the row to be claimed: the last one of an earlier process, which ends with
 /// its connection.
 const LOCKED_LIMIT: Duration = Duration::from_secs(10);
@@ -45,11 +35,13 @@ pub(super) struct Claimed {
     pub(super) identity: u64,
     /// Same as [`crate::OpenStore::takeover`].
     pub(super) takeover: Takeover,
+    /// Same as [`crate::OpenStore::epoch`].
+    pub(super) epoch: u64,
 }
 
 /// See the module.
 pub(super) struct Claim {
-    token: [u8; RANDOM],
+    token: [u8; node::RANDOM],
     owner: String,
     lease: Arc<Lease>,
     lease_ms: f64,
@@ -76,7 +68,7 @@ impl Claim {
     ) -> Result<Claimed, OpenError> {
         let failed = |error: DatabaseError| link.failed(&error);
         let statements = link.statements().map_err(failed)?;
-        let (token, owner) = (random()?, owner(directory)?);
+        let (token, owner) = (node::random()?, node::name_in(directory.path())?);
         judge_clock(link, &owner)?;
         let lease_ms = config.lease.as_millis() as u64;
         let begun = Instant::now();
@@ -129,10 +121,10 @@ impl Claim {
             let (directory, claims) = (Arc::clone(directory), Arc::clone(claims));
             let number_of_claim = claims.fetch_add(1, Ordering::AcqRel) + 1;
             let lease_ms = lease_ms as f64;
-            let identity = number(4).max(1);
+            let (epoch, identity) = (number(0), number(4).max(1));
             let number = number(1);
             let claim = Claim { token, owner, lease, lease_ms, directory, number: number_of_claim, claims };
-            return Ok(Claimed { claim, number, marks, identity, takeover });
+            return Ok(Claimed { claim, number, marks, identity, takeover, epoch });
         }
     }
 
@@ -178,7 +170,7 @@ impl Claim {
             // The call is of an earlier life of this process, which has claimed the store again since.
             return CommitError::Fenced;
         }
-        if let Err(error) = fs::remove_file(node_file(&self.directory)) {
+        if let Err(error) = fs::remove_file(node::file_in(self.directory.path())) {
             tracing::warn!(%error, "cannot remove the file NODE");
         }
         CommitError::Fenced
@@ -225,51 +217,4 @@ fn judge_clock(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
 
 fn is_locked(error: &DatabaseError) -> bool {
     error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
-}
-
-fn random() -> Result<[u8; RANDOM], OpenError> {
-    let mut bytes = [0; RANDOM];
-    getrandom::fill(&mut bytes).map_err(|e| OpenError::Random(e.to_string()))?;
-    Ok(bytes)
-}
-
-fn node_file(directory: &Directory) -> PathBuf {
-    directory.path().join("NODE")
-}
-
-/// The daemon's name for people and the database: the machine's name, and the name in the directory's file.
-fn owner(directory: &Directory) -> Result<String, OpenError> {
-    let path = node_file(directory);
-    let mut file = own_file(&path)?;
-    let mut text = Vec::new();
-    // Bounded, as the file may contain anything and the text is short.
-    (&file).take(256).read_to_end(&mut text).map_err(OpenError::io("read", &path))?;
-    let text = String::from_utf8_lossy(&text);
-    // A service may have no access to the kernel's own boot id.
-    let Now { wall, mono } = clock::now();
-    let booted = wall.saturating_sub(mono);
-    let inode = file.metadata().map_err(OpenError::io("inspect", &path))?.ino();
-    let known: Vec<&str> = text.split_whitespace().collect();
-    let is_same = |at: &str, place: &str| {
-        let at = at.parse::<u64>().ok().filter(|at| at.abs_diff(booted) <= SAME_BOOT_MS);
-        at.is_some() && place.parse() == Ok(inode)
-    };
-    let name = match known[..] {
-        [name, at, place] if is_same(at, place) => name.to_owned(),
-        _ => {
-            let name = random()?.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-            let line = format!("{name} {booted} {inode}\n");
-            let written = file.set_len(0).and_then(|()| write_at_start(&mut file, line.as_bytes()));
-            written.and_then(|()| file.sync_all()).map_err(OpenError::io("write to", &path))?;
-            name
-        }
-    };
-    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Ok(format!("{machine}/{name}"))
-}
-
-fn write_at_start(file: &mut fs::File, bytes: &[u8]) -> std::io::Result<()> {
-    use std::os::unix::fs::FileExt;
-    file.write_all_at(bytes, 0)?;
-    file.flush()
 }

@@ -119,7 +119,7 @@ impl Contender {
             }
             claimed => claimed?,
         };
-        let Claimed { claim, number, marks, identity, takeover } = claimed;
+        let Claimed { claim, number, marks, identity, takeover, epoch } = claimed;
         let [rows, reader] = PgRows::over(links)?;
         let (opened, epochs) = load::opened(&rows, marks, wall)?;
         rows.set_epochs(epochs);
@@ -136,7 +136,18 @@ impl Contender {
             sweep: Arc::default(),
             left_at: Arc::clone(&self.left_at),
         };
-        Ok(OpenStore { store: Box::new(store), opened, identity, takeover: Some(takeover) })
+        Ok(OpenStore {
+            store: Box::new(store),
+            opened,
+            identity,
+            takeover: Some(takeover),
+            epoch: Some(epoch),
+        })
+    }
+
+    /// The directory, which is locked.
+    pub(super) fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     fn connect(&self) -> Result<[DatabaseLink; 2], OpenError> {
