@@ -141,6 +141,7 @@ fn a_stop_ends_whichever_thread_is_held() {
         ("tidegate-in", 0, CLOSED),
         ("tidegate-store", 0, "the store was not closed in time"),
         ("tidegate-loop", 70, BROKEN_OFF),
+        ("tidegate", 70, BROKEN_OFF),
     ] {
         let site = Site::new("held");
         site.application("shop");

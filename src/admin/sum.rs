@@ -95,8 +95,9 @@ fn add_items(all: &mut ItemCounts, more: &ItemCounts) {
     all.windows += windows;
     all.next_due_at = least(all.next_due_at, *next_due_at);
     all.oldest_due_at = least(all.oldest_due_at, *oldest_due_at);
-    // Below the lowest of them, all items of every shard are in memory.
-    all.loaded_until_at = all.loaded_until_at.min(*loaded_until_at);
+    // Below the lowest of them, all items of every shard are in memory. 0 is that of a shard without a store.
+    let known = [all.loaded_until_at, *loaded_until_at].into_iter().filter(|at| *at > 0);
+    all.loaded_until_at = known.min().unwrap_or_default();
     all.payload_bytes += payload_bytes;
 }
 

@@ -103,6 +103,29 @@ fn both() -> StateInput {
     first.traffic.prefetch = 12;
     first.store.max_commit_ms = 90;
     first.snapshot.longest_turn_us = 33;
+    first.snapshot.items = ItemCounts {
+        in_memory: 30,
+        due: 40,
+        in_flight: 50,
+        windows: 70,
+        next_due_at: Some(1_650_000_000_000),
+        oldest_due_at: Some(1_660_000_000_000),
+        loaded_until_at: 12,
+        payload_bytes: 80,
+        ..first.snapshot.items
+    };
+    (first.snapshot.in_flight_batches, first.snapshot.uncommitted) = (30, 40);
+    let mail = &mut first.snapshot.applications[0];
+    (mail.paused_customers, mail.held, mail.held_until) = (20, 30, Some(65));
+    (mail.rate, mail.rate_until, mail.oldest_due_at) = (Some("5/s".into()), Some(55), Some(85));
+    (first.store.commits, first.store.last_commit_ms, first.store.queue) = (100, 25, 50);
+    (first.traffic.held, first.traffic.confirm) = (times(&[10, 10]), times(&[20, 20, 20]));
+    first.traffic.batch_items = times(&[30; 4]);
+    first.traffic.batch_bytes = times(&[40; 5]);
+    first.traffic.commits = times(&[50; 6]);
+    first.traffic.parse_errors = 40;
+    first.traffic.answers_unroutable = 50;
+    first.traffic.near_miss_headers = 60;
     sum(&facts(), vec![first, second()])
 }
 
@@ -132,19 +155,19 @@ fn counts_are_added_and_the_worst_of_the_rest_counts() {
     let all = both();
     let want = ItemCounts {
         waiting: 42,
-        in_memory: 3,
-        due: 4,
-        in_flight: 5,
+        in_memory: 33,
+        due: 44,
+        in_flight: 55,
         parked: 15,
-        windows: 7,
-        next_due_at: Some(1_700_000_000_000),
+        windows: 77,
+        next_due_at: Some(1_650_000_000_000),
         oldest_due_at: Some(1_600_000_000_000),
-        loaded_until_at: 0,
-        payload_bytes: 8,
+        loaded_until_at: 9,
+        payload_bytes: 88,
     };
     let snapshot = &all.snapshot;
     assert_eq!(snapshot.items, want);
-    assert_eq!((snapshot.in_flight_batches, snapshot.uncommitted, snapshot.longest_turn_us), (3, 4, 77));
+    assert_eq!((snapshot.in_flight_batches, snapshot.uncommitted, snapshot.longest_turn_us), (33, 44, 77));
     assert!(snapshot.intake_paused && all.draining);
     let mut totals = Counters { received: 17, confirmed: 100, clock_forward: 2, ..Counters::default() };
     totals.duplicates[1] = Duplicates { dropped: 1, replaced: 2, accepted: 3, dead: 4 };
@@ -188,11 +211,11 @@ fn applications_are_merged_by_name() {
         total: 28,
         paused: true,
         paused_until: Some(50),
-        paused_customers: 2,
+        paused_customers: 22,
         rate: Some("5/s".into()),
         rate_until: Some(60),
-        held: 3,
-        held_until: Some(70),
+        held: 33,
+        held_until: Some(65),
         waiting: 8,
         due: 2,
         in_flight: 4,
@@ -231,12 +254,12 @@ fn no_more_names_than_one_shard_may_list() {
 fn figures_of_the_stores() {
     let want = StoreState {
         kind: "disk".into(),
-        commits: 10,
-        last_commit_ms: 20,
+        commits: 110,
+        last_commit_ms: 25,
         max_commit_ms: 90,
         bytes: 4_100,
         free_bytes: Some(0),
-        queue: 5,
+        queue: 55,
         lives: 3,
         takeovers: BTreeMap::from([("expired".to_owned(), 3), ("own".to_owned(), 3)]),
         lives_ended: BTreeMap::from([("database".to_owned(), 1), ("fenced".to_owned(), 2)]),
@@ -253,10 +276,22 @@ fn distributions_are_merged_and_no_quantile_is_a_mean() {
     assert!((795..=805).contains(&all.p50) && all.p99 == 1_000_000, "{all:?}");
     let others =
         [&traffic.held, &traffic.confirm, &traffic.batch_items, &traffic.batch_bytes, &traffic.commits];
-    assert_eq!(others.map(|of| (of.count, of.max)), [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5)]);
+    assert_eq!(others.map(|of| (of.count, of.max)), [(3, 10), (4, 20), (5, 30), (6, 40), (7, 50)]);
     assert_eq!(traffic.connections_failed, [("ingest", 11), ("egress", 22)]);
     let Traffic { prefetch, parse_errors, answers_unroutable, near_miss_headers, .. } = traffic;
-    assert_eq!((prefetch, parse_errors, answers_unroutable, near_miss_headers), (42, 4, 5, 6));
+    assert_eq!((prefetch, parse_errors, answers_unroutable, near_miss_headers), (42, 44, 55, 66));
+}
+
+/// A shard on standby holds nothing that is not in memory.
+#[test]
+fn a_shard_without_a_store_says_nothing_of_what_is_loaded() {
+    let mut first = shard();
+    first.snapshot.items.loaded_until_at = 12;
+    let without = || ShardState::default();
+    let of = |shards| sum(&facts(), shards).snapshot.items.loaded_until_at;
+    assert_eq!(of(vec![first.clone(), without()]), 12);
+    assert_eq!(of(vec![without(), first]), 12);
+    assert_eq!(of(vec![without(), without()]), 0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What a shard keeps from one life of its store to the next, and while it has no store.
 
 use super::mailbox::{Inlet, Mailbox};
-use super::reports::Reports;
+use super::reports::{Reports, ShardReport};
 use super::tally::ShardTally;
 use super::RunError;
 use crate::admin::{NodeFacts, NodeHealth, ShardHealth, ShardLine, ShardState};
@@ -88,6 +88,7 @@ impl Lasting {
     pub(super) fn configure(&mut self, config: Arc<Config>) {
         self.health.progress.configure(config.timeouts.stuck_after);
         self.config = config;
+        self.reports.send(ShardReport::Configured);
     }
 
     /// The state without the parts that only a life has.

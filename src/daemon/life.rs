@@ -477,8 +477,7 @@ impl Life<'_> {
         self.mailbox.take(Duration::ZERO, &mut events);
         // Events for the shard go to the next life. Without one they are dropped, which ends the wait of
         // their senders.
-        events.retain(LoopEvent::is_for_the_shard);
-        events.into_iter().for_each(|event| self.lasting.inlet.post(event));
+        self.lasting.inlet.put_back(events);
         tracing::info!(
             waiting = left.items.waiting,
             parked = left.items.parked,

@@ -124,6 +124,14 @@ impl Mailbox {
         self.filled.notify_one();
     }
 
+    /// Puts back events that were taken, before all that came since.
+    fn put_back(&self, events: VecDeque<LoopEvent>) {
+        let mut queues = self.lock();
+        events.into_iter().rev().for_each(|event| queues.control.push_front(event));
+        drop(queues);
+        self.filled.notify_one();
+    }
+
     /// Waits for an event, `timeout` at most, and moves one turn's events to `out`.
     pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
         let mut queues = self.lock();
@@ -167,6 +175,15 @@ impl Inlet {
         // The lock is held during the post: an event for a mailbox that is being replaced would be lost.
         if let Some(present) = &*self.lock() {
             present.post(event);
+        }
+    }
+
+    /// Puts back events for the next life, before all that came since: of two configurations the later one
+    /// stays in force.
+    pub(super) fn put_back(&self, mut events: VecDeque<LoopEvent>) {
+        events.retain(LoopEvent::is_for_the_shard);
+        if let Some(present) = &*self.lock() {
+            present.put_back(events);
         }
     }
 

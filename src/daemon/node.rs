@@ -56,7 +56,9 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     };
     let listening = signals::listen(on_signal).map_err(RunError::Signals)?;
     for shard in shards {
-        shard_thread::start(shard, accept_loss).map_err(RunError::Runtime)?;
+        if let Err(error) = shard_thread::start(shard, accept_loss) {
+            node.fail(RunError::Runtime(error));
+        }
     }
     let ended = node.live(&events);
     drop(listening);
@@ -85,6 +87,10 @@ struct DaemonNode {
     admin: Option<admin::Server>,
     /// Why the daemon cannot start, or cannot go on.
     failure: Option<RunError>,
+    /// A reload was requested before the start was complete.
+    reload_waits: bool,
+    /// The shards take over a configuration; whether another reload follows.
+    adopting: Option<bool>,
 }
 
 /// What the node knows of a shard, from its reports.
@@ -99,6 +105,8 @@ struct ShardSeat {
     /// It has shown a sign of life since the watchdog was last notified.
     is_turning: bool,
     has_ended: bool,
+    /// It has been ordered to take over a configuration, and has not reported that it has.
+    owes_configuration: bool,
 }
 
 impl DaemonNode {
@@ -118,6 +126,7 @@ impl DaemonNode {
             has_come: false,
             is_turning: false,
             has_ended: false,
+            owes_configuration: false,
         };
         Ok(DaemonNode {
             config,
@@ -133,6 +142,8 @@ impl DaemonNode {
             shards: shards.iter().map(seat).collect(),
             admin: None,
             failure: None,
+            reload_waits: false,
+            adopting: None,
         })
     }
 
@@ -158,6 +169,8 @@ impl DaemonNode {
     fn handle(&mut self, event: NodeEvent) {
         match event {
             NodeEvent::Signal(Signal::Terminate) => self.order(&ShardOrder::Stop),
+            // The service manager would take the end of a reload for the end of the start.
+            NodeEvent::Signal(Signal::Reload) if !self.has_started() => self.reload_waits = true,
             NodeEvent::Signal(Signal::Reload) => self.reload.request(&self.notify, clock::now().mono),
             NodeEvent::Reread(read) => self.reread(read),
             NodeEvent::Shard(number, report) => {
@@ -211,8 +224,13 @@ impl DaemonNode {
                 last_within.into_iter().for_each(|limit| self.last_resort.arm(limit));
                 self.notify.extend_timeout(within);
             }
+            ShardReport::Configured => {
+                shard.owes_configuration = false;
+                self.end_reload();
+            }
             ShardReport::Ended(ended) => {
-                shard.has_ended = true;
+                (shard.has_ended, shard.owes_configuration) = (true, false);
+                self.end_reload();
                 match ended {
                     Ok(Ending::Stopped) => {}
                     Ok(Ending::Lost(_, error) | Ending::Failed(error)) => self.fail(error.into()),
@@ -265,11 +283,19 @@ impl DaemonNode {
     /// The start is complete when each shard has opened its store or waits for it. Each opening is told
     /// again.
     fn come(&mut self, place: usize, is_open: bool) {
-        let had_all = self.shards.iter().all(|shard| shard.has_come);
+        let had_started = self.has_started();
         self.shards.get_mut(place).into_iter().for_each(|shard| shard.has_come = true);
-        if self.shards.iter().all(|shard| shard.has_come) && (is_open || !had_all) {
+        if self.has_started() && (is_open || !had_started) {
             self.notify.ready();
         }
+        if self.has_started() && std::mem::take(&mut self.reload_waits) {
+            self.reload.request(&self.notify, clock::now().mono);
+        }
+    }
+
+    /// Whether each shard has opened its store or waited for it at least once.
+    fn has_started(&self) -> bool {
+        self.shards.iter().all(|shard| shard.has_come)
     }
 
     fn tell_status(&self) {
@@ -295,16 +321,33 @@ impl DaemonNode {
         match *read {
             Ok(loaded) => {
                 self.adopt(loaded);
+                self.shards.iter_mut().for_each(|shard| shard.owes_configuration = !shard.has_ended);
                 self.order(&ShardOrder::Configure(Arc::clone(&self.config)));
-                tracing::info!("configuration reloaded");
+                self.adopting = Some(again);
+                self.end_reload();
             }
             Err(faults) => {
                 for fault in faults.iter() {
                     tracing::error!("{fault}");
                 }
                 tracing::error!("configuration not reloaded: the old one stays in force");
+                self.reloaded(again);
             }
         }
+    }
+
+    /// Ends the reload once its configuration is in force in each shard.
+    fn end_reload(&mut self) {
+        if self.shards.iter().any(|shard| shard.owes_configuration) {
+            return;
+        }
+        if let Some(again) = self.adopting.take() {
+            tracing::info!("configuration reloaded");
+            self.reloaded(again);
+        }
+    }
+
+    fn reloaded(&mut self, again: bool) {
         self.notify.ready();
         if again {
             self.reload.begin(&self.notify, clock::now().mono);
@@ -381,6 +424,42 @@ mod tests {
         }
         let error = node.live(&events).unwrap_err();
         assert!(matches!(error, RunError::Admin(_)), "{error}");
+        assert!(!dir.path().join("store/STARTS").exists(), "no life has begun");
+    }
+
+    #[test]
+    fn a_reload_waits_for_the_start_and_for_each_shard() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        // The rest of a message is the moment of the reload.
+        let told = || {
+            let mut bytes = [0; 256];
+            let texts = std::iter::from_fn(|| manager.recv(&mut bytes).ok().map(|n| bytes[..n].to_vec()));
+            let word = |text: Vec<u8>| String::from_utf8(text).unwrap().lines().next().unwrap().to_owned();
+            texts.map(word).collect::<Vec<_>>()
+        };
+        let (mut node, shards, events) = node(2, quiet());
+        node.notify = Notify::to(path.as_os_str()).unwrap();
+        let file = dir.path().join("config.toml");
+        std::fs::write(&file, "[timeouts]\nstuck_after = \"41s\"\n").unwrap();
+        let (sender, _) = channel();
+        node.reload = Reload::new(Some(file), shards.first().map_or(sender, |shard| shard.reports.node()));
+        let nothing: [&str; 0] = [];
+        node.handle(NodeEvent::Signal(Signal::Reload));
+        node.hear(0, ShardReport::Waits("waiting".to_owned()));
+        assert_eq!(told(), ["STATUS=waiting"], "the start is not complete");
+        node.hear(1, ShardReport::Waits("waiting".to_owned()));
+        assert_eq!(told(), ["READY=1", "RELOADING=1", "STATUS=waiting; waiting"]);
+        let read = events.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(matches!(read, NodeEvent::Reread(_)), "{read:?}");
+        node.handle(read);
+        assert_eq!(node.config.timeouts.stuck_after, Duration::from_secs(41));
+        node.hear(0, ShardReport::Configured);
+        assert_eq!(told(), nothing, "one of two has it in force");
+        node.hear(1, ShardReport::Configured);
+        assert_eq!(told(), ["READY=1"]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Reports while the store opens, which may take long after a crash, so that the node asks for more time.
 //!
-//! CPU time of the process counts as progress, since nothing else runs at this point. A start that hangs uses
-//! none, gets no more time, and is ended by the manager's own limit.
+//! CPU time of the process counts as progress. While the only shard opens its store for the first time,
+//! nothing else runs: a start that hangs uses none, gets no more time, and is ended by the manager's own
+//! limit. Later openings are not judged so exactly, and no start depends on them.
 
 use super::reports::{Reports, ShardReport};
 use rustix::time::{clock_gettime, ClockId};

@@ -36,6 +36,8 @@ pub(super) enum ShardReport {
     Waits(String),
     /// Its line for the service manager; once a second while it serves.
     Status(String),
+    /// The configuration that it was ordered to take over is in force.
+    Configured,
     /// It drains as ordered, and ends within this time.
     Draining { within: Duration },
     /// Its life ends, and closes within about this time. `last_within`: its last life, which must have ended
@@ -51,7 +53,10 @@ impl ShardReport {
         match self {
             ShardReport::Opening { is_alive, .. } => *is_alive,
             ShardReport::Opened(_) | ShardReport::Waits(_) | ShardReport::Status(_) => true,
-            ShardReport::Draining { .. } | ShardReport::Closing { .. } | ShardReport::Ended(_) => false,
+            ShardReport::Configured
+            | ShardReport::Draining { .. }
+            | ShardReport::Closing { .. }
+            | ShardReport::Ended(_) => false,
         }
     }
 }
@@ -98,6 +103,11 @@ impl Reports {
     pub(super) fn send(&self, report: ShardReport) {
         // Without a node the process is ending.
         let _ = self.node.send(NodeEvent::Shard(self.shard, report));
+    }
+
+    #[cfg(test)]
+    pub(super) fn node(&self) -> Sender<NodeEvent> {
+        self.node.clone()
     }
 
     /// The last report.

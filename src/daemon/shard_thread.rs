@@ -35,9 +35,11 @@ fn run(mut lasting: Lasting, accept_loss: bool) {
     };
     // Open queries end without an answer, so that the admin port need not wait for them.
     lasting.inlet.close();
-    let Lasting { runtime, outward, reports, .. } = lasting;
+    let Lasting { runtime, outward, reports, spans, .. } = lasting;
     runtime.shutdown_timeout(Duration::from_secs(1));
     outward.shutdown_timeout(Duration::from_secs(1));
+    // The last spans leave before the process ends.
+    drop(spans);
     reports.end(ended);
 }
 
@@ -208,6 +210,7 @@ mod tests {
         assert_eq!((state.line.epoch, state.line.lease_ms), (None, None), "nobody else can take it");
         assert!(state.node.contains('/') && state.links.len() == 2, "{state:?}");
         inlet.post(ControlEvent::Order(ShardOrder::Stop));
+        assert!(matches!(next(&events), ShardReport::Configured));
         let within = Duration::from_secs(7 - 5 + 15);
         assert!(matches!(next(&events), ShardReport::Draining { within: told } if told == within));
         assert_eq!(health.progress.stuck_after_ms(), 9_000);

@@ -184,6 +184,8 @@ mod tests {
         let told = events.try_recv().unwrap();
         assert!(matches!(&told, NodeEvent::Shard(0, ShardReport::Waits(told)) if told == line), "{told:?}");
         let told = events.try_recv().unwrap();
+        assert!(matches!(told, NodeEvent::Shard(0, ShardReport::Configured)), "{told:?}");
+        let told = events.try_recv().unwrap();
         let NodeEvent::Shard(0, ShardReport::Draining { within }) = told else { panic!("{told:?}") };
         assert!(within.is_zero(), "there is nothing to finish");
         let ShardState { line, node, links, .. } = answer.blocking_recv().unwrap();

@@ -14,7 +14,9 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardSt
     let store = shard.store.stats();
     let snapshot = Snapshot { longest_turn_us: base.snapshot.longest_turn_us, ..shard.engine.snapshot(now) };
     let lease_ms = shard.lease.as_ref().map(|lease| lease.remaining(now.mono));
-    let owner = Some(base.node.clone()).filter(|name| !name.is_empty());
+    // With the memory store another daemon may hold the waiting items, and is not known by name.
+    let is_spare = matches!(shard.links[0], Some(LinkStatus::Standby { .. }));
+    let owner = Some(base.node.clone()).filter(|name| !name.is_empty() && !is_spare);
     let links = [("ingest", &shard.links[0]), ("egress", &shard.links[1])];
     lasting.judged(ShardState {
         line: ShardLine { owner, epoch: shard.epoch, lease_ms, waiting: snapshot.items.waiting, ..base.line },
