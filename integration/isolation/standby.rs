@@ -55,7 +55,10 @@ impl Cluster {
         for spare in &self.spares {
             wait_until("one that stands by", LIMIT, || state_of(spare) == "standby");
             assert_eq!(spare.ask("GET", "/readyz").0, 200);
+            assert!(spare.state()["shards"][0]["owner"].is_null(), "who has the items is not known");
         }
+        let told = self.serving.state();
+        assert_eq!(told["shards"][0]["owner"], told["node"]);
     }
 
     /// Ends the serving daemon, and starts it again once a standby has taken over. The standbys must stay
