@@ -108,6 +108,7 @@ impl Life<'_> {
         let (exporter, lease) = (opened.store.exporter(), opened.store.lease());
         let handle = tidegate_store::thread::spawn(
             opened.store,
+            lasting.number,
             tidegate_store::thread::ThreadLimits::of(config.limits.memory),
             Arc::clone(&lasting.tally.commits),
             Arc::new(move |event| on_store.post(ControlEvent::Store(event))),

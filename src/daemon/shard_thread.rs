@@ -5,7 +5,7 @@
 //! learns all of it from reports, and decides when a life may connect to the broker.
 
 use super::guard::PartWatch;
-use super::lasting::{thread_name, Lasting};
+use super::lasting::Lasting;
 use super::life::{Life, OpenLife};
 use super::reports::{Ending, ShardReport};
 use super::standby::{self, StandbyWaits};
@@ -14,6 +14,7 @@ use super::RunError;
 use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
+use tidegate_common::threads::thread_name;
 use tidegate_config::StoreKind;
 use tidegate_store::{OpenError, Opener};
 

@@ -25,6 +25,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tidegate_common::clock;
+use tidegate_common::threads::thread_name;
 use tidegate_types::event::{Load, Place};
 
 /// Minimum time between two attempts to reclaim space, ms.
@@ -32,13 +33,14 @@ const RECLAIM_PAUSE: u64 = 60_000;
 /// Age at which [`Usage`] is measured again, ms.
 const USAGE_AGE: u64 = 1_000;
 
-/// Starts the threads. `on_event` receives the events, `commits` the duration of commits.
+/// Starts the threads of this shard. `on_event` receives the events, `commits` the duration of commits.
 ///
 /// # Errors
 ///
 /// The system cannot start a thread.
 pub fn spawn(
     store: Box<dyn Store>,
+    shard: u16,
     limits: ThreadLimits,
     commits: Arc<CommitFigures>,
     on_event: OnEvent,
@@ -59,6 +61,7 @@ pub fn spawn(
         reads: Condvar::new(),
         looks: Condvar::new(),
         done: Condvar::new(),
+        shard,
         limits,
         commits,
         on_event,
@@ -91,12 +94,12 @@ pub fn spawn(
 }
 
 fn start(
-    name: &str,
+    kind: &str,
     shared: &Arc<ThreadShared>,
     run: impl FnOnce(&Arc<ThreadShared>) + Send + 'static,
 ) -> Result<JoinHandle<()>, SpawnError> {
     let shared = shared.clone();
-    Ok(Builder::new().name(name.to_owned()).spawn(move || run(&shared))?)
+    Ok(Builder::new().name(thread_name(kind, shared.shard)).spawn(move || run(&shared))?)
 }
 
 /// Passes work to the store's threads. Cheap to clone; only [`StoreHandle::close`] waits.
@@ -337,6 +340,8 @@ struct ThreadShared {
     looks: Condvar,
     /// For [`StoreHandle::close`] and [`watch`]: a thread has ended.
     done: Condvar,
+    /// Number of the shard, for the names of the threads.
+    shard: u16,
     limits: ThreadLimits,
     commits: Arc<CommitFigures>,
     on_event: OnEvent,

@@ -147,7 +147,7 @@ fn start_counting(
     let (events_in, events) = channel();
     let events_in = Mutex::new(events_in);
     let on_event = move |event| drop(events_in.lock().unwrap().send(event));
-    (spawn(store, limits, commits, Arc::new(on_event)).unwrap(), events)
+    (spawn(store, 0, limits, commits, Arc::new(on_event)).unwrap(), events)
 }
 
 fn find(number: u64) -> Load {
