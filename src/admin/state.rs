@@ -84,7 +84,7 @@ impl ShardState {
     #[must_use]
     pub fn judged(mut self, facts: &NodeFacts, health: &NodeHealth) -> Self {
         let times = (facts.now.wall, facts.uptime_ms());
-        let word = overall(self.draining, &self.links, (&self.snapshot, times), health);
+        let word = overall(self.draining, &self.links, &self.snapshot, times, health);
         word.clone_into(&mut self.line.state);
         self
     }
@@ -229,7 +229,7 @@ impl Document {
         let times = (input.at, input.uptime_ms);
         Document {
             version: input.version.to_owned(),
-            state: overall(input.draining, &input.links, (snapshot, times), health).to_owned(),
+            state: overall(input.draining, &input.links, snapshot, times, health).to_owned(),
             ready: missing.is_empty() && stuck.is_empty(),
             missing: missing.into_iter().map(str::to_owned).collect(),
             stuck: stuck.into_iter().map(str::to_owned).collect(),
@@ -260,11 +260,12 @@ pub(crate) fn unready(missing: &[String], stuck: &[String]) -> String {
     told.map(|(names, what)| format!("{} {what}", names.join(", "))).collect::<Vec<_>>().join("; ")
 }
 
-/// The first word that applies. Of the snapshot, the moment and the uptime count too, ms.
+/// The first word that applies. `at`: the moment of the snapshot, UTC ms.
 fn overall(
     is_draining: bool,
     links: &[LinkState],
-    (snapshot, (at, uptime_ms)): (&Snapshot, (u64, u64)),
+    snapshot: &Snapshot,
+    (at, uptime_ms): (u64, u64),
     health: &NodeHealth,
 ) -> &'static str {
     let [draining, waiting, not_ready, blocked, stuck, standby, paused, running] = STATES;

@@ -49,6 +49,11 @@ pub(super) fn own_waits() -> Result<Runtime, RunError> {
     tokio::runtime::Builder::new_current_thread().enable_time().build().map_err(RunError::Runtime)
 }
 
+/// The facts at this moment, of a process that was started then.
+pub(super) fn facts_at_present(started: Now) -> NodeFacts {
+    NodeFacts { version: env!("CARGO_PKG_VERSION"), started, now: clock::now() }
+}
+
 impl Lasting {
     pub(super) fn new(
         number: u16,
@@ -91,9 +96,7 @@ impl Lasting {
 
     /// Completes the state with its word.
     pub(super) fn judged(&self, state: ShardState) -> ShardState {
-        let version = env!("CARGO_PKG_VERSION");
-        let facts = NodeFacts { version, started: self.started, now: clock::now() };
-        state.judged(&facts, &NodeHealth::of(vec![self.health.clone()]))
+        state.judged(&facts_at_present(self.started), &NodeHealth::of(vec![self.health.clone()]))
     }
 
     /// The mailbox of the life that begins.

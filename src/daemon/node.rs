@@ -13,7 +13,7 @@ use super::lasting::{one_worker, own_waits, Lasting};
 use super::mailbox::{ControlEvent, Inlet, ShardOrder};
 use super::queries::QueryDesk;
 use super::reload::Reload;
-use super::reports::{Ending, FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
+use super::reports::{FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
 use super::{shard_thread, RunError, RunOptions};
 use crate::admin::{self, NodeHealth};
 use crate::notify::{watchdog_interval, Notify};
@@ -231,11 +231,7 @@ impl DaemonNode {
             ShardReport::Ended(ended) => {
                 (shard.has_ended, shard.owes_configuration) = (true, false);
                 self.end_reload();
-                match ended {
-                    Ok(Ending::Stopped) => {}
-                    Ok(Ending::Lost(_, error) | Ending::Failed(error)) => self.fail(error.into()),
-                    Err(error) => self.fail(error),
-                }
+                ended.err().into_iter().for_each(|error| self.fail(error));
             }
         }
     }
@@ -391,6 +387,22 @@ mod tests {
         config
     }
 
+    /// A service manager for the node.
+    fn manager(node: &mut DaemonNode, dir: &std::path::Path) -> UnixDatagram {
+        let path = dir.join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        node.notify = Notify::to(path.as_os_str()).unwrap();
+        manager
+    }
+
+    /// The first lines of what it was told; of a reload the rest is the moment.
+    fn told(manager: &UnixDatagram) -> Vec<String> {
+        let mut bytes = [0; 256];
+        let texts = std::iter::from_fn(|| manager.recv(&mut bytes).ok().map(|n| bytes[..n].to_vec()));
+        texts.map(|text| String::from_utf8(text).unwrap().lines().next().unwrap().to_owned()).collect()
+    }
+
     #[test]
     fn a_shard_that_ends_without_a_word_ends_the_node_with_its_name() {
         let (mut node, shards, events) = node(2, quiet());
@@ -403,7 +415,7 @@ mod tests {
                 inlet.take(LOOK, &mut taken);
             }
             // It ends as ordered, with the other one.
-            first.reports.end(Ok(Ending::Stopped));
+            first.reports.end(Ok(()));
         });
         drop(second);
         let error = node.live(&events).unwrap_err();
@@ -430,22 +442,12 @@ mod tests {
     #[test]
     fn a_reload_waits_for_the_start_and_for_each_shard() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("notify");
-        let manager = UnixDatagram::bind(&path).unwrap();
-        manager.set_nonblocking(true).unwrap();
-        // The rest of a message is the moment of the reload.
-        let told = || {
-            let mut bytes = [0; 256];
-            let texts = std::iter::from_fn(|| manager.recv(&mut bytes).ok().map(|n| bytes[..n].to_vec()));
-            let word = |text: Vec<u8>| String::from_utf8(text).unwrap().lines().next().unwrap().to_owned();
-            texts.map(word).collect::<Vec<_>>()
-        };
         let (mut node, shards, events) = node(2, quiet());
-        node.notify = Notify::to(path.as_os_str()).unwrap();
+        let manager = manager(&mut node, dir.path());
+        let told = || told(&manager);
         let file = dir.path().join("config.toml");
         std::fs::write(&file, "[timeouts]\nstuck_after = \"41s\"\n").unwrap();
-        let (sender, _) = channel();
-        node.reload = Reload::new(Some(file), shards.first().map_or(sender, |shard| shard.reports.node()));
+        node.reload = Reload::new(Some(file), shards[0].reports.node());
         let nothing: [&str; 0] = [];
         node.handle(NodeEvent::Signal(Signal::Reload));
         node.hear(0, ShardReport::Waits("waiting".to_owned()));
@@ -465,16 +467,9 @@ mod tests {
     #[test]
     fn the_service_manager_hears_of_all_shards() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("notify");
-        let manager = UnixDatagram::bind(&path).unwrap();
-        manager.set_nonblocking(true).unwrap();
-        let told = || {
-            let mut bytes = [0; 256];
-            let texts = std::iter::from_fn(|| manager.recv(&mut bytes).ok().map(|n| bytes[..n].to_vec()));
-            texts.map(|text| String::from_utf8(text).unwrap()).collect::<Vec<_>>()
-        };
         let (mut node, _shards, _events) = node(2, quiet());
-        node.notify = Notify::to(path.as_os_str()).unwrap();
+        let manager = manager(&mut node, dir.path());
+        let told = || told(&manager);
         node.watchdog = Some(Duration::from_secs(4));
         let started = node.started.mono;
         let at = |ms| Now { wall: 0, mono: started + ms };
@@ -482,25 +477,25 @@ mod tests {
         node.hear(0, ShardReport::Opened(FoundItems { queues: 0, waiting: 0 }));
         assert_eq!(told(), nothing, "one of two has come");
         node.hear(1, ShardReport::Waits("standing by: there".to_owned()));
-        assert_eq!(told(), ["READY=1\n", "STATUS=standing by: there\n"]);
+        assert_eq!(told(), ["READY=1", "STATUS=standing by: there"]);
         node.hear(0, ShardReport::Status("3 waiting".to_owned()));
-        assert_eq!(told(), ["STATUS=3 waiting; standing by: there\n"]);
+        assert_eq!(told(), ["STATUS=3 waiting; standing by: there"]);
         node.feed_watchdog(at(1_999));
         assert_eq!(told(), nothing, "not due");
         node.feed_watchdog(at(2_000));
-        assert_eq!(told(), ["WATCHDOG=1\n"]);
+        assert_eq!(told(), ["WATCHDOG=1"]);
         node.hear(0, ShardReport::Status("3 waiting".to_owned()));
         node.feed_watchdog(at(9_000));
         assert_eq!(told(), nothing, "the loop of the other one does not turn");
         node.hear(1, ShardReport::Opening { more: Some(Duration::from_secs(30)), is_alive: false });
         node.feed_watchdog(at(9_000));
-        assert_eq!(told(), ["EXTEND_TIMEOUT_USEC=30000000\n"]);
+        assert_eq!(told(), ["EXTEND_TIMEOUT_USEC=30000000"]);
         node.hear(1, ShardReport::Opening { more: None, is_alive: true });
         node.feed_watchdog(at(9_000));
-        assert_eq!(told(), ["WATCHDOG=1\n"]);
+        assert_eq!(told(), ["WATCHDOG=1"]);
         node.hear(1, ShardReport::Opened(FoundItems { queues: 0, waiting: 0 }));
-        assert_eq!(told(), ["READY=1\n"], "each opening is told");
+        assert_eq!(told(), ["READY=1"], "each opening is told");
         node.hear(0, ShardReport::Draining { within: Duration::from_secs(7) });
-        assert_eq!(told(), ["STOPPING=1\n", "EXTEND_TIMEOUT_USEC=7000000\n"]);
+        assert_eq!(told(), ["STOPPING=1", "EXTEND_TIMEOUT_USEC=7000000"]);
     }
 }

@@ -1,11 +1,11 @@
 //! Passes the queries of the admin port to the shards, and joins their answers. No query blocks its asker.
 
 use super::dead_letters;
+use super::lasting::facts_at_present;
 use super::mailbox::{ControlEvent, Inlet, LoopEvent};
-use crate::admin::{sum, NodeFacts, Query, ShardState, StateInput};
+use crate::admin::{sum, Query, ShardState, StateInput};
 use std::sync::Arc;
 use tidegate_amqp::DeadLetterService;
-use tidegate_common::clock;
 use tidegate_types::Now;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot::{channel, Receiver, Sender};
@@ -64,7 +64,6 @@ async fn answer_state(asked: Vec<Receiver<ShardState>>, started: Now, mut reply:
         () = reply.closed() => None,
     };
     let Some(states) = states else { return };
-    let facts = NodeFacts { version: env!("CARGO_PKG_VERSION"), started, now: clock::now() };
     // The client may have disconnected.
-    let _ = reply.send(sum(&facts, states));
+    let _ = reply.send(sum(&facts_at_present(started), states));
 }

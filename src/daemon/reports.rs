@@ -43,8 +43,8 @@ pub(super) enum ShardReport {
     /// Its life ends, and closes within about this time. `last_within`: its last life, which must have ended
     /// by then.
     Closing { within: Duration, last_within: Option<Duration> },
-    /// It has ended; nothing follows.
-    Ended(Result<Ending, RunError>),
+    /// It has ended, as ordered or for this reason; nothing follows.
+    Ended(Result<(), RunError>),
 }
 
 impl ShardReport {
@@ -61,7 +61,7 @@ impl ShardReport {
     }
 }
 
-/// How a life ended, and with its last life a shard.
+/// How a life ended.
 #[derive(Debug)]
 pub(super) enum Ending {
     /// A stop was requested, and the store is closed.
@@ -111,7 +111,7 @@ impl Reports {
     }
 
     /// The last report.
-    pub(super) fn end(mut self, ended: Result<Ending, RunError>) {
+    pub(super) fn end(mut self, ended: Result<(), RunError>) {
         self.is_over = true;
         self.send(ShardReport::Ended(ended));
     }

@@ -45,17 +45,17 @@ fn run(mut lasting: Lasting, accept_loss: bool) {
 }
 
 /// Runs one life after the other while the store is only lost, until a stop is ordered.
-fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<Ending, RunError> {
+fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
     let mut opener = Opener::new(&lasting.config.store, lasting.config.limits.memory, accept_loss)?;
     let mut waits = StandbyWaits::default();
     let (mut starts, mut quarantine) = (None, None);
-    let ending = loop {
+    let ended = loop {
         let opened = open_life(lasting, &mut opener, &mut waits)?;
-        let Some(mut life) = opened else { break Ending::Stopped };
+        let Some(mut life) = opened else { break Ok(()) };
         lasting.reports.send(ShardReport::Opened(life.found));
         if !life.may_serve() {
             life.give_back();
-            break Ending::Stopped;
+            break Ok(());
         }
         // Only now, because a start that ends before its first message says nothing about messages.
         let starts = starts.get_or_insert_with(|| {
@@ -69,7 +69,11 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<Ending, RunError> {
         let begun = Instant::now();
         let ending = life.begin(lasting, quarantine, starts).run();
         drop(watch);
-        let Ending::Lost(loss, failure) = ending else { break ending };
+        let (loss, failure) = match ending {
+            Ending::Stopped => break Ok(()),
+            Ending::Failed(failure) => break Err(failure.into()),
+            Ending::Lost(loss, failure) => (loss, failure),
+        };
         lasting.health.readiness.reset(false);
         lasting.tally.lost(loss);
         tracing::info!("opening the lost store again");
@@ -78,7 +82,7 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<Ending, RunError> {
     if let Some(starts) = &mut starts {
         starts.settle();
     }
-    Ok(ending)
+    ended
 }
 
 /// Records this start. After several quick deaths, returns how many deliveries may be taken at a time.
@@ -216,7 +220,7 @@ mod tests {
         assert!(matches!(next(&events), ShardReport::Draining { within: told } if told == within));
         assert_eq!(health.progress.stuck_after_ms(), 9_000);
         assert!(matches!(next(&events), ShardReport::Closing { .. }));
-        assert!(matches!(next(&events), ShardReport::Ended(Ok(Ending::Stopped))));
+        assert!(matches!(next(&events), ShardReport::Ended(Ok(()))));
         let (sender, answer) = oneshot::channel();
         inlet.post(ControlEvent::State(sender));
         assert!(answer.blocking_recv().is_err(), "nobody waits for a shard that has ended");
@@ -231,7 +235,7 @@ mod tests {
             start(lasting, false).unwrap();
             assert!(matches!(next(&events), ShardReport::Opened(_)), "the lock is free again");
             inlet.post(ControlEvent::Order(ShardOrder::Withdraw));
-            assert!(matches!(next(&events), ShardReport::Ended(Ok(Ending::Stopped))));
+            assert!(matches!(next(&events), ShardReport::Ended(Ok(()))));
         }
         assert!(!dir.path().join("store/STARTS").exists(), "no start that counts");
     }
