@@ -29,7 +29,7 @@ use tidegate_config::{Config, LoadedConfig};
 use tidegate_types::Now;
 use tokio::runtime::Runtime;
 
-/// Longest time between two looks at a reload and at the watchdog.
+/// Longest time between two looks at a reload.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Runs until a stop is requested or the daemon cannot continue.
@@ -156,9 +156,7 @@ impl DaemonNode {
                 // The reload keeps a sender.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            let now = clock::now();
-            self.reload.check(&self.notify, now.mono);
-            self.feed_watchdog(now);
+            self.reload.check(&self.notify, clock::now().mono);
         }
         if let Some(admin) = self.admin.take() {
             self.waits.block_on(admin.stop());
@@ -189,7 +187,8 @@ impl DaemonNode {
     /// Handles a report of the shard at this place of the list.
     fn hear(&mut self, place: usize, report: ShardReport) {
         let Some(shard) = self.shards.get_mut(place) else { return };
-        shard.is_turning |= report.is_sign_of_life();
+        let is_alive = report.is_sign_of_life();
+        shard.is_turning |= is_alive;
         match report {
             ShardReport::Opening { more, .. } => {
                 more.into_iter().for_each(|more| self.notify.extend_timeout(more))
@@ -233,6 +232,9 @@ impl DaemonNode {
                 self.end_reload();
                 ended.err().into_iter().for_each(|error| self.fail(error));
             }
+        }
+        if is_alive {
+            self.feed_watchdog(clock::now());
         }
     }
 
@@ -299,7 +301,9 @@ impl DaemonNode {
         self.notify.status(&lines.collect::<Vec<_>>().join("; "));
     }
 
-    /// Notifies the watchdog while the loop of each shard turns, and none of its parts is late.
+    /// Notifies the watchdog while the loop of each shard turns, and none of its parts is late. It is called
+    /// at a sign of life alone: an older one, kept until half of the interval is over, would hide for that
+    /// long that a loop stands still.
     fn feed_watchdog(&mut self, now: Now) {
         let Some(interval) = self.watchdog else { return };
         let is_due = now.mono >= self.watchdog_fed_at_ms + interval.as_millis() as u64 / 2;
