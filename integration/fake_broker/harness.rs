@@ -90,7 +90,7 @@ impl Daemon {
         let mut requests = self.requests.lock().unwrap();
         if requests.is_empty() {
             requests.extend(self.wait("a request", |event| match event {
-                Event::Requests(requests) => Some(requests),
+                Event::Requests { requests, .. } => Some(requests),
                 _ => None,
             }));
         }

@@ -13,7 +13,7 @@ use tidegate_types::{Ack, Delivery};
 const A_WHILE: Duration = Duration::from_millis(400);
 
 fn is_request(event: &Event) -> bool {
-    matches!(event, Event::Requests(_) | Event::Broker(BrokerEvent::IngestLost))
+    matches!(event, Event::Requests { .. } | Event::Broker(BrokerEvent::IngestLost))
 }
 
 /// A pause closes neither channel nor consumer: deliveries during the pause are held, acks continue, and the

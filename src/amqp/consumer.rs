@@ -23,7 +23,7 @@ use super::supervise::{
     RateLimitedLog,
 };
 use super::topology::{count_queue, prepare_ingest};
-use super::{BrokerEvent, Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side};
+use super::{BrokerEvent, Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side, FAR_MS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::message::Delivery;
@@ -377,8 +377,12 @@ impl Ingest {
                 bytes += cost;
                 requests.push(request);
             }
-            self.shared.post(Event::Requests(requests));
-            if !generation.held.is_empty() {
+            let is_last = generation.held.is_empty();
+            let may_wait = is_last
+                && !generation.consumer.is_exhausted()
+                && requests.iter().all(|request| request.is_far(FAR_MS));
+            self.shared.post(Event::Requests { requests, may_wait });
+            if !is_last {
                 tokio::task::yield_now().await;
             }
         }

@@ -71,12 +71,21 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub enum Event {
     /// Parsed deliveries, in the order of their tags.
-    Requests(Vec<Request>),
+    Requests {
+        /// At least one of them.
+        requests: Vec<Request>,
+        /// The broker sends more of them, and none is due within [`FAR_MS`]: they may wait for others.
+        may_wait: bool,
+    },
     /// Outcomes of publishes.
     Settled(Vec<Settled>),
     /// Everything that comes one at a time.
     Broker(BrokerEvent),
 }
+
+/// A request whose items are all due later than this after its receipt may wait for others before it is
+/// judged, ms. Several times as long as that wait.
+pub const FAR_MS: u64 = 50;
 
 /// What happens to the connections and on them, but for deliveries and outcomes.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use super::exports::Exports;
 use super::guard::GRACE;
 use super::housekeeping::Housekeeping;
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent, Mailbox, ShardOrder};
+use super::mailbox::{ControlEvent, LoopEvent, Mailbox, Patience, ShardOrder};
 use super::reports::{Ending, FoundItems, ShardReport};
 use super::shard::Shard;
 use super::starts::Starts;
@@ -147,7 +147,7 @@ impl OpenLife {
             match order.and_then(|place| self.events.remove(place)) {
                 Some(LoopEvent::Control(ControlEvent::Order(ShardOrder::Serve))) => return true,
                 Some(_) => return false,
-                None => self.mailbox.take(LONGEST_SLEEP, &mut self.events),
+                None => self.mailbox.take(LONGEST_SLEEP, Patience::None, &mut self.events),
             }
         }
     }
@@ -206,7 +206,8 @@ impl Life<'_> {
         self.shard.feed(Input::Tick);
         while self.failure.is_none() && !self.is_over() {
             if events.is_empty() {
-                self.mailbox.take(self.shard.idle_time(LONGEST_SLEEP), &mut events);
+                let (idle, patience) = (self.shard.idle_time(LONGEST_SLEEP), self.shard.patience());
+                self.mailbox.take(idle, patience, &mut events);
             }
             let begun = clock::mono_us();
             // After a suspend, no event from before may be handled under a lost lease.
@@ -254,8 +255,8 @@ impl Life<'_> {
         let mut turn = Turn::default();
         while let Some(event) = events.pop_front() {
             match event {
-                LoopEvent::Requests(chunk) if turn.requests.is_empty() => turn.requests = chunk,
-                LoopEvent::Requests(chunk) => turn.requests.extend(chunk),
+                LoopEvent::Requests { requests, .. } if turn.requests.is_empty() => turn.requests = requests,
+                LoopEvent::Requests { requests, .. } => turn.requests.extend(requests),
                 LoopEvent::Settled(chunk) => turn.settled.extend(chunk),
                 LoopEvent::Command(request, sender) => turn.commands.extend(self.admit(request, sender)),
                 LoopEvent::Control(event) => {
@@ -445,7 +446,7 @@ impl Life<'_> {
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
         self.lasting.waits.block_on(self.shard.end_of_amqp(budget));
-        self.mailbox.take(Duration::ZERO, &mut events);
+        self.mailbox.take(Duration::ZERO, Patience::None, &mut events);
         if self.failure.is_none() {
             // Nothing can be acked any more. The broker redelivers requests that are not durable.
             self.shard.feed(Input::IngestLost);
@@ -475,7 +476,7 @@ impl Life<'_> {
                 tracing::error!(%error, "the store was not closed in time; every acked item is in its log");
             }
         }
-        self.mailbox.take(Duration::ZERO, &mut events);
+        self.mailbox.take(Duration::ZERO, Patience::None, &mut events);
         // Events for the shard go to the next life. Without one they are dropped, which ends the wait of
         // their senders.
         self.lasting.inlet.put_back(events);

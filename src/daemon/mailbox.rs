@@ -7,20 +7,37 @@
 //! queries.
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
+//!
+//! With little traffic, each event would wake the loop once, which costs more than to handle it. So events
+//! that may wait for others ([`LoopEvent::may_wait`]) do not end the sleep while the loop is patient. They
+//! are taken at the next wake-up, and at the latest [`LINGER`] after the first of them.
 
 use crate::admin::{CommandRequest, CommandResponse, ExportFeed, ExportRefusal, ShardState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidegate_amqp::BrokerEvent;
 use tidegate_config::Config;
 use tidegate_store::thread::StoreEvent;
-use tidegate_types::{Request, Settled};
+use tidegate_types::{Outcome, Request, Settled};
 use tokio::sync::oneshot::Sender;
 
 /// Upper bound on the items handled in one turn, some milliseconds of work. The last chunk may exceed it: a
 /// chunk is as large as the consumer's bounds, or one envelope.
 const TURN_ITEMS: usize = 4_096;
+
+/// Longest wait of events that may wait for others. From some hundred items a second on, the loop wakes more
+/// often for what is due. A tenth of [`tidegate_amqp::FAR_MS`].
+const LINGER: Duration = Duration::from_millis(5);
+
+/// Whether a sleep of the loop ends with each event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It ends with each event.
+    None,
+    /// It goes on with events that may wait for others.
+    Lingers,
+}
 
 /// What the node orders of a shard.
 #[derive(Clone, Debug)]
@@ -39,7 +56,7 @@ pub(super) enum ShardOrder {
 /// All events of the loop. Those that the engine takes many at a time are variants here.
 #[derive(Debug)]
 pub(super) enum LoopEvent {
-    Requests(Vec<Request>),
+    Requests { requests: Vec<Request>, may_wait: bool },
     Settled(Vec<Settled>),
     Command(CommandRequest, Sender<CommandResponse>),
     Control(ControlEvent),
@@ -62,11 +79,23 @@ impl LoopEvent {
     pub(super) fn is_for_the_shard(&self) -> bool {
         match self {
             LoopEvent::Command(..) => true,
-            LoopEvent::Requests(_) | LoopEvent::Settled(_) => false,
+            LoopEvent::Requests { .. } | LoopEvent::Settled(_) => false,
             LoopEvent::Control(event) => match event {
                 ControlEvent::Order(_) | ControlEvent::State(_) | ControlEvent::Export(_) => true,
                 ControlEvent::Broker(_) | ControlEvent::Store(_) => false,
             },
+        }
+    }
+
+    /// Whether nothing is late if the loop, which waits for nothing at the broker, handles the event somewhat
+    /// later: it frees slots and memory, or brings what is due much later.
+    fn may_wait(&self) -> bool {
+        match self {
+            LoopEvent::Requests { may_wait, .. } => *may_wait,
+            LoopEvent::Settled(settled) => {
+                settled.iter().all(|settled| matches!(settled.outcome, Outcome::Confirmed(_)))
+            }
+            LoopEvent::Command(..) | LoopEvent::Control(_) => false,
         }
     }
 
@@ -75,7 +104,7 @@ impl LoopEvent {
         let ingest =
             |event: &BrokerEvent| matches!(event, BrokerEvent::IngestReady { .. } | BrokerEvent::IngestLost);
         match self {
-            LoopEvent::Requests(_) => true,
+            LoopEvent::Requests { .. } => true,
             LoopEvent::Control(ControlEvent::Broker(event)) => ingest(event),
             LoopEvent::Control(_) | LoopEvent::Settled(_) | LoopEvent::Command(..) => false,
         }
@@ -91,7 +120,9 @@ impl From<ControlEvent> for LoopEvent {
 impl From<tidegate_amqp::Event> for LoopEvent {
     fn from(event: tidegate_amqp::Event) -> Self {
         match event {
-            tidegate_amqp::Event::Requests(requests) => LoopEvent::Requests(requests),
+            tidegate_amqp::Event::Requests { requests, may_wait } => {
+                LoopEvent::Requests { requests, may_wait }
+            }
             tidegate_amqp::Event::Settled(settled) => LoopEvent::Settled(settled),
             tidegate_amqp::Event::Broker(event) => ControlEvent::Broker(event).into(),
         }
@@ -102,6 +133,38 @@ impl From<tidegate_amqp::Event> for LoopEvent {
 struct MailboxQueues {
     control: VecDeque<LoopEvent>,
     ingest: VecDeque<LoopEvent>,
+    /// One of the events may not wait.
+    is_pressing: bool,
+    /// How long the first of the events that may wait does so.
+    lingers_until: Option<Instant>,
+    /// The loop sleeps: until when, and how.
+    sleep: Option<(Instant, Patience)>,
+}
+
+impl MailboxQueues {
+    fn is_empty(&self) -> bool {
+        self.control.is_empty() && self.ingest.is_empty()
+    }
+
+    /// Adds an event. Whether the loop has to be woken for it.
+    fn push(&mut self, event: LoopEvent) -> bool {
+        if !event.may_wait() {
+            self.is_pressing = true;
+        } else if self.lingers_until.is_none() {
+            self.lingers_until = Some(Instant::now() + LINGER);
+        }
+        if event.is_of_ingest() {
+            self.ingest.push_back(event);
+        } else {
+            self.control.push_back(event);
+        }
+        self.sleep.is_some_and(|(until, patience)| self.due(patience).is_none_or(|due| due < until))
+    }
+
+    /// When the loop has to take the events; `None`: at once.
+    fn due(&self, patience: Patience) -> Option<Instant> {
+        self.lingers_until.filter(|_| patience == Patience::Lingers && !self.is_pressing)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -113,42 +176,56 @@ pub(super) struct Mailbox {
 impl Mailbox {
     /// Adds an event, from any thread; never blocks for long.
     pub(super) fn post(&self, event: impl Into<LoopEvent>) {
-        let event = event.into();
-        let mut queues = self.lock();
-        if event.is_of_ingest() {
-            queues.ingest.push_back(event);
-        } else {
-            queues.control.push_back(event);
+        let wakes = self.lock().push(event.into());
+        if wakes {
+            self.filled.notify_one();
         }
-        drop(queues);
-        self.filled.notify_one();
     }
 
     /// Puts back events that were taken, before all that came since.
     fn put_back(&self, events: VecDeque<LoopEvent>) {
         let mut queues = self.lock();
+        queues.is_pressing |= !events.is_empty();
         events.into_iter().rev().for_each(|event| queues.control.push_front(event));
         drop(queues);
         self.filled.notify_one();
     }
 
     /// Waits for an event, `timeout` at most, and moves one turn's events to `out`.
-    pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
+    pub(super) fn take(&self, timeout: Duration, patience: Patience, out: &mut VecDeque<LoopEvent>) {
         let mut queues = self.lock();
-        if queues.control.is_empty() && queues.ingest.is_empty() && !timeout.is_zero() {
-            let waited = self.filled.wait_timeout_while(queues, timeout, |queues| {
-                queues.control.is_empty() && queues.ingest.is_empty()
-            });
-            queues = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if !timeout.is_zero() {
+            queues = self.sleep(queues, Instant::now() + timeout, patience);
         }
         out.extend(queues.control.drain(..));
         let mut items = 0;
         while items < TURN_ITEMS {
             let Some(event) = queues.ingest.pop_front() else { break };
-            if let LoopEvent::Requests(chunk) = &event {
-                items += chunk.iter().map(Request::item_count).sum::<usize>();
+            if let LoopEvent::Requests { requests, .. } = &event {
+                items += requests.iter().map(Request::item_count).sum::<usize>();
             }
             out.push_back(event);
+        }
+        (queues.is_pressing, queues.lingers_until) = (!queues.ingest.is_empty(), None);
+    }
+
+    /// Sleeps until there are events to take, at most until `end`.
+    fn sleep<'q>(
+        &'q self,
+        mut queues: MutexGuard<'q, MailboxQueues>,
+        end: Instant,
+        patience: Patience,
+    ) -> MutexGuard<'q, MailboxQueues> {
+        loop {
+            let due = if queues.is_empty() { Some(end) } else { queues.due(patience) };
+            let Some(until) = due.map(|due| due.min(end)) else { return queues };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return queues;
+            }
+            queues.sleep = Some((until, patience));
+            queues = self.filled.wait_timeout(queues, left).unwrap_or_else(PoisonError::into_inner).0;
+            queues.sleep = None;
         }
     }
 
@@ -191,7 +268,7 @@ impl Inlet {
     pub(super) fn take(&self, timeout: Duration, out: &mut VecDeque<LoopEvent>) {
         let present = self.lock().clone();
         if let Some(present) = present {
-            present.take(timeout, out);
+            present.take(timeout, Patience::None, out);
         }
     }
 
@@ -202,7 +279,7 @@ impl Inlet {
     /// Ends open queries without an answer, and all later ones.
     pub(super) fn close(&self) {
         if let Some(last) = self.lock().take() {
-            last.take(Duration::ZERO, &mut VecDeque::new());
+            last.take(Duration::ZERO, Patience::None, &mut VecDeque::new());
         }
     }
 
@@ -213,7 +290,7 @@ impl Inlet {
         let mut present = self.lock();
         let mut left = VecDeque::new();
         if let Some(present) = &*present {
-            present.take(Duration::ZERO, &mut left);
+            present.take(Duration::ZERO, Patience::None, &mut left);
         }
         left.into_iter().filter(LoopEvent::is_for_the_shard).for_each(|event| new.post(event));
         *present = Some(Arc::clone(&new));
@@ -232,7 +309,7 @@ mod tests {
         mailbox.post(ControlEvent::Broker(BrokerEvent::IngestLost));
         mailbox.post(ControlEvent::Order(ShardOrder::Serve));
         let mut out = VecDeque::new();
-        mailbox.take(Duration::ZERO, &mut out);
+        mailbox.take(Duration::ZERO, Patience::None, &mut out);
         assert!(
             matches!(
                 out.make_contiguous(),
@@ -246,13 +323,76 @@ mod tests {
         );
     }
 
+    fn confirmed() -> LoopEvent {
+        let outcome = Outcome::Confirmed(tidegate_types::BatchId::default());
+        LoopEvent::Settled(vec![Settled { number: 1, outcome }])
+    }
+
+    fn requests(may_wait: bool) -> LoopEvent {
+        LoopEvent::Requests { requests: Vec::new(), may_wait }
+    }
+
+    /// Excluded: a wake-up for each event; an event that must not wait and does; a wait anew with each event.
+    #[test]
+    fn who_sleeps_is_woken_for_what_cannot_wait() {
+        let asleep = |left: Duration, patience| MailboxQueues {
+            sleep: Some((Instant::now() + left, patience)),
+            ..MailboxQueues::default()
+        };
+        let long = Duration::from_secs(30);
+        assert!(!MailboxQueues::default().push(confirmed()), "nobody sleeps");
+        assert!(asleep(long, Patience::None).push(confirmed()), "impatient");
+        assert!(!asleep(Duration::ZERO, Patience::Lingers).push(confirmed()), "it wakes soon by itself");
+        let refused = Settled { number: 2, outcome: Outcome::Nacked };
+        for pressing in
+            [LoopEvent::Settled(vec![refused]), requests(false), ControlEvent::Order(ShardOrder::Stop).into()]
+        {
+            assert!(asleep(Duration::ZERO, Patience::Lingers).push(pressing));
+        }
+        let mut queues = asleep(long, Patience::Lingers);
+        assert!(queues.push(requests(true)), "it has to sleep less long");
+        let first = queues.due(Patience::Lingers).unwrap();
+        queues.sleep = Some((first, Patience::Lingers));
+        assert!(!queues.push(confirmed()), "taken with the first one");
+        assert_eq!(
+            queues.due(Patience::Lingers),
+            Some(first),
+            "the first one waits no longer for the second"
+        );
+        assert!(queues.push(requests(false)));
+        assert_eq!(queues.due(Patience::Lingers), None, "all are taken at once");
+    }
+
+    /// Excluded: events that may wait, taken before their time or not at all; what cannot wait does.
+    #[test]
+    fn a_patient_loop_takes_what_may_wait_with_the_rest() {
+        let mailbox = Mailbox::default();
+        let mut out = VecDeque::new();
+        mailbox.post(confirmed());
+        mailbox.take(Duration::from_secs(30), Patience::None, &mut out);
+        assert_eq!(out.len(), 1, "an impatient loop takes it at once");
+        let posted = Instant::now();
+        mailbox.post(confirmed());
+        mailbox.post(requests(true));
+        mailbox.take(Duration::from_secs(30), Patience::Lingers, &mut out);
+        assert_eq!(out.len(), 3);
+        assert!(posted.elapsed() >= LINGER, "{:?}", posted.elapsed());
+        mailbox.post(confirmed());
+        mailbox.post(ControlEvent::Order(ShardOrder::Stop));
+        mailbox.take(Duration::from_secs(30), Patience::Lingers, &mut out);
+        assert_eq!(out.len(), 5, "one of them does not wait");
+        mailbox.post(confirmed());
+        mailbox.take(Duration::from_micros(1), Patience::Lingers, &mut out);
+        assert_eq!(out.len(), 6, "something is due sooner");
+    }
+
     #[test]
     fn a_post_ends_the_wait() {
         let mailbox = Arc::new(Mailbox::default());
         let poster = Arc::clone(&mailbox);
         let thread = std::thread::spawn(move || poster.post(ControlEvent::Order(ShardOrder::Stop)));
         let mut out = VecDeque::new();
-        mailbox.take(Duration::from_secs(30), &mut out);
+        mailbox.take(Duration::from_secs(30), Patience::None, &mut out);
         assert_eq!(out.len(), 1);
         thread.join().unwrap();
     }

@@ -4,6 +4,7 @@
 //! Nothing here waits.
 
 use super::commands::PendingQueries;
+use super::mailbox::Patience;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_amqp::Amqp;
@@ -168,6 +169,15 @@ impl Shard {
         self.stopping = true;
         self.amqp.stop_intake();
         self.feed(Input::Drain);
+    }
+
+    /// Whether events that may wait for others end the loop's sleep.
+    pub(super) fn patience(&self) -> Patience {
+        if self.engine.waits_for_events() {
+            Patience::None
+        } else {
+            Patience::Lingers
+        }
     }
 
     /// Time until something is due, at most `longest`.

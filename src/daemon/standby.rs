@@ -124,7 +124,7 @@ fn handle(lasting: &mut Lasting, waits: &StandbyWaits, event: LoopEvent) -> bool
         LoopEvent::Control(
             ControlEvent::Broker(_) | ControlEvent::Store(_) | ControlEvent::Order(ShardOrder::Serve),
         )
-        | LoopEvent::Requests(_)
+        | LoopEvent::Requests { .. }
         | LoopEvent::Settled(_) => {}
     }
     true

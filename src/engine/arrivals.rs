@@ -327,6 +327,11 @@ impl Arrivals {
         self.waits.may_wait(Waiter::of(command, asker))
     }
 
+    /// Half of the prefetch; without limit before it is known.
+    pub(crate) fn half_of_prefetch(&self) -> usize {
+        self.waits.share(2)
+    }
+
     /// Sets the prefetch. If more arrivals wait than now may, all are decided.
     pub(crate) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {

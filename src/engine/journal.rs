@@ -270,6 +270,11 @@ impl Journal {
         self.ledger.is_current(delivery)
     }
 
+    /// Number of deliveries from the first unsafe one on.
+    pub(crate) fn unacked(&self) -> usize {
+        self.ledger.unacked()
+    }
+
     /// The handle of a delivery of the present generation.
     pub(crate) fn delivery(&self, tag: NonZeroU64) -> Delivery {
         self.ledger.delivery(tag)

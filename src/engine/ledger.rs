@@ -134,7 +134,6 @@ impl Ledger {
     }
 
     /// Number of deliveries from the first unsafe one on.
-    #[cfg(test)]
     pub(crate) fn unacked(&self) -> usize {
         self.open.len()
     }

@@ -201,6 +201,26 @@ impl Engine {
         !self.turn_state.more && !self.loader.is_reading() && self.core.is_idle()
     }
 
+    /// Whether something could go on once outcomes of publishes or further requests are known: due items wait
+    /// for a slot or for memory, requests for room, arrivals or commands for an outcome, the consumer for
+    /// acks, or the shutdown for all. If not, these may come somewhat later.
+    pub fn waits_for_events(&self) -> bool {
+        let TurnState { draining, taking, no_room, more, .. } = self.turn_state;
+        let (live, journal) = (&self.core.live, &self.core.live.shared.journal);
+        draining
+            || !taking
+            || no_room
+            || more
+            || live.queues.ready_rows() > 0
+            || live.queues.is_anything_running()
+            || self.loader.is_blocked()
+            || !self.arrivals.is_clear()
+            || self.arrivals.awaits_any()
+            || self.scans.awaits_any()
+            || journal.is_answer_awaited()
+            || journal.unacked() >= self.arrivals.half_of_prefetch()
+    }
+
     /// Totals since the start of the process.
     pub fn counters(&self) -> &Counters {
         self.core.live.shared.counters()

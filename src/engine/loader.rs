@@ -302,6 +302,11 @@ impl Loader {
         restored
     }
 
+    /// Rows are wanted for which there is no memory.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked_until.is_some()
+    }
+
     /// When to check again without an event, wall clock.
     pub(crate) fn deadline(&self, now: Now) -> Option<u64> {
         let first =

@@ -75,8 +75,8 @@ impl Waits {
         self.all.remote > self.share(PART_OF_ALL) || self.of.values().any(|count| count.remote > one)
     }
 
-    /// The part of the prefetch that may wait: at least one, if that leaves one for others.
-    fn share(&self, part: usize) -> usize {
+    /// One in `part` of the prefetch: at least one, if that leaves one for others.
+    pub(crate) fn share(&self, part: usize) -> usize {
         match self.prefetch {
             None => usize::MAX,
             Some(prefetch) => (prefetch / part).max(usize::from(prefetch > 1)),

@@ -342,6 +342,17 @@ impl Request {
             RequestBody::Rejected(_) | RequestBody::Command(..) => 1,
         }
     }
+
+    /// Whether all that it contains has an own time, more than `ms` after its receipt: nothing is late if it
+    /// is judged somewhat later.
+    pub fn is_far(&self, ms: u64) -> bool {
+        match &self.body {
+            RequestBody::Items(items) => {
+                items.iter().all(|item| item.at.is_some_and(|at| at > self.received.saturating_add(ms)))
+            }
+            RequestBody::Rejected(_) | RequestBody::Command(..) => false,
+        }
+    }
 }
 
 /// Cause of the first close in a batch; header `x-closed-by`.

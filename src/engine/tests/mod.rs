@@ -21,6 +21,7 @@ mod identity;
 mod inspect;
 mod limits;
 mod measure;
+mod patience;
 mod rates;
 mod reload;
 mod reschedule;
