@@ -27,7 +27,8 @@
 //!
 //! The caller must keep these rules:
 //! - effects are executed in the order of their fields, and those of one call before those of the next;
-//! - reads see every write handed over before them, and are answered in order, scans apart from the others;
+//! - reads see every write handed over before them that concerns their answer
+//!   ([`tidegate_types::event::Footprint`]), and are answered in order, scans apart from the others;
 //! - each publish is settled exactly once, also when the connection is lost
 //!   ([`tidegate_types::Outcome::Unknown`], before [`Input::EgressLost`]);
 //! - `now.mono` never goes back.
@@ -467,7 +468,8 @@ impl Engine {
         let live = &mut self.core.live;
         live.flush_windows();
         live.shared.journal.observe(now);
-        let hurry = !self.fx.loads.is_empty() || self.turn_state.draining;
+        let hurry =
+            self.turn_state.draining || self.fx.loads.iter().any(|load| live.shared.journal.shows_in(load));
         if live.shared.journal.is_due(hurry, now) {
             let rows = live.queues.take_dirty_rows();
             self.fx.hurried = live.shared.journal.is_answer_awaited();

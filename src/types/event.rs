@@ -289,6 +289,59 @@ pub enum Op {
     BeginBucket(BucketRow),
 }
 
+/// What operations may change in the answer to a read of queues. A read that they do not concern may be
+/// executed before them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footprint {
+    /// The highest key of a removed item.
+    removed: Option<Key>,
+    /// The earliest due of an added item, UTC ms.
+    added: Option<u64>,
+    /// Items get other places, or their rows are rewritten.
+    moved: bool,
+}
+
+impl Footprint {
+    /// That of these operations, over all queues together: most items that leave at one time are of one
+    /// queue.
+    pub fn of<'o>(ops: impl IntoIterator<Item = &'o Op>) -> Self {
+        let mut all = Footprint::default();
+        for op in ops {
+            match op {
+                // No later than the key is its place in the order of reading.
+                Op::Delete { place, .. } => all.removed = all.removed.max(Some(place.key)),
+                Op::Put { item, .. } => {
+                    let due = item.due.min(item.key.due);
+                    all.added = Some(all.added.map_or(due, |first| first.min(due)));
+                }
+                Op::Move { .. } | Op::Close(_) => all.moved = true,
+                // These rows belong to no item's place.
+                Op::Index { .. }
+                | Op::PutQueue(_)
+                | Op::PutHeld(_)
+                | Op::PutWindow(_)
+                | Op::DeleteWindow { .. }
+                | Op::Remember { .. }
+                | Op::BeginBucket(_) => {}
+            }
+        }
+        all
+    }
+
+    /// That of both.
+    pub fn and(self, other: Footprint) -> Self {
+        let added = [self.added, other.added].into_iter().flatten().min();
+        Footprint { removed: self.removed.max(other.removed), added, moved: self.moved || other.moved }
+    }
+
+    /// Whether these reads could have another answer before the operations than after them.
+    pub fn concerns(&self, ranges: &[Range]) -> bool {
+        let removed = |range: &Range| self.removed.is_some_and(|removed| removed >= range.from);
+        let added = |range: &Range| self.added.is_some_and(|added| added < range.until);
+        self.moved || ranges.iter().any(|range| removed(range) || added(range))
+    }
+}
+
 /// The horizon, ms: windows that end within it have no row in the store, and items due within it are held in
 /// memory.
 pub const HORIZON_MS: u64 = 20_000;
@@ -353,8 +406,8 @@ pub struct Range {
     pub max_rows: usize,
 }
 
-/// One read, executed in order with the writes: it sees every write handed over before it. Answers to all but
-/// [`Load::Contents`] come in the order of the questions.
+/// One read, executed in order with the writes: it sees every write handed over before it, as far as that
+/// concerns its answer. Answers to all but [`Load::Contents`] come in the order of the questions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Load {
     /// The next rows of some queues.

@@ -310,7 +310,7 @@ impl Asking {
             }
             21 => {
                 let commits = self.pick(3);
-                self.w.do_find_late(commits);
+                self.w.do_read_late(commits);
             }
             22 => self.trouble(),
             _ => drop(self.w.do_job()),

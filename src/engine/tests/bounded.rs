@@ -313,6 +313,32 @@ fn batches_that_are_confirmed_together() {
     });
 }
 
+/// Memory has room for a tenth of a crowd that is due at one moment. While it leaves, it is read in many parts, and what
+/// has left is removed in few commits.
+/// Excluded: a read that waits for a commit of its own.
+#[test]
+fn a_crowd_from_the_store_is_read_without_a_commit_for_each_read() {
+    const ITEMS: u64 = 2_000;
+    let mut w = World::new(Settings { budget: Budget { rows: 200, ..Budget::of(1 << 30) }, ..roomy() });
+    let due = w.now.wall + 60_000;
+    fill(&mut w, (0..ITEMS).map(|i| at(due, with_id(&i.to_string(), Keep, item("a", "", "x")))));
+    w.run(59_999);
+    let (commits, read) = (w.engine.counters().commits, w.store.looked_at);
+    w.advance(1);
+    let mut loads = 0;
+    while w.engine.sums().0 > 0 {
+        loads += w.jobs.iter().filter(|job| matches!(job, Job::Load(..))).count();
+        assert!(w.do_job() || !w.out.is_empty() || w.engine.is_behind(), "{}", w.engine.describe());
+        w.confirm_all();
+        if w.engine.is_behind() {
+            w.input(Input::Tick);
+        }
+    }
+    let (commits, read) = (w.engine.counters().commits - commits, w.store.looked_at - read);
+    assert!(read >= ITEMS / 2 && loads >= 10, "{read} rows in {loads} reads");
+    assert!(commits <= 2, "{commits} commits for {loads} reads");
+}
+
 #[test]
 fn what_many_applications_have_due_at_one_moment() {
     flat("applications together", &[1, 12, 48], |n| {

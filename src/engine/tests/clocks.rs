@@ -128,7 +128,7 @@ fn a_window_closes_with_the_members_of_a_former_life_that_have_not_been_read() {
     }
     // The next read takes long.
     let (late, jobs): (VecDeque<Job>, VecDeque<Job>) =
-        std::mem::take(&mut w.jobs).into_iter().partition(|job| matches!(job, Job::Load(_)));
+        std::mem::take(&mut w.jobs).into_iter().partition(|job| matches!(job, Job::Load(..)));
     w.jobs = jobs;
     w.advance(1_900);
     w.drain_jobs();

@@ -270,7 +270,7 @@ impl Sim {
             0 => self.world.do_commits_as_one(3),
             1 => {
                 let commits = self.pick(3) as usize;
-                self.world.do_find_late(commits);
+                self.world.do_read_late(commits);
             }
             _ => {}
         }

@@ -25,7 +25,7 @@ fn an_answer_from_before_a_lost_connection_is_nobody_elses() {
     // memory.
     w.input(Input::StoreFull(true));
     w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
-    let asks = |w: &World| w.jobs.iter().filter(|job| matches!(job, Job::Load(Load::Find(_)))).count();
+    let asks = |w: &World| w.jobs.iter().filter(|job| matches!(job, Job::Load(Load::Find(_), _))).count();
     assert_eq!(asks(&w), 1, "the store is asked for x, and takes its time");
     w.lose_ingest();
     w.queue.clear();

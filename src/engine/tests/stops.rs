@@ -76,7 +76,7 @@ fn a_stop_waits_for_what_is_being_read() {
     w.drain_jobs();
     w.now = Now { wall: w.now.wall + 90_000, mono: w.now.mono + 90_000 };
     w.input(Input::Drain);
-    assert!(w.jobs.iter().any(|job| matches!(job, Job::Load(_))) && !w.engine.is_idle());
+    assert!(w.jobs.iter().any(|job| matches!(job, Job::Load(..))) && !w.engine.is_idle());
     w.run(10);
     assert_eq!(w.story(), [(90_000, names(&["x"]))]);
     assert!(w.engine.is_idle(), "{}", w.engine.describe());

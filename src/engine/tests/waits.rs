@@ -316,7 +316,7 @@ fn requests_that_replace_one_far_item_share_a_look() {
     w.deliver(usize::MAX);
     let mut looks = 0;
     while w.engine.is_behind() || !w.jobs.is_empty() {
-        looks += usize::from(matches!(w.jobs.front(), Some(Job::Load(Load::Find(_)))));
+        looks += usize::from(matches!(w.jobs.front(), Some(Job::Load(Load::Find(_), _))));
         if !w.do_job() {
             w.input(Input::Tick);
         }

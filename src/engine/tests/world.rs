@@ -30,7 +30,8 @@ pub(super) const T0: u64 = 1_800_000_000_000;
 #[derive(Debug)]
 pub(super) enum Job {
     Commit(Vec<Op>, Token, Marks),
-    Load(Load),
+    /// With its answer before the commits that were handed over and not executed, where they do not concern it.
+    Load(Load, Option<Loaded>),
 }
 
 /// An ingest message that the broker holds until it is acked.
@@ -321,7 +322,10 @@ impl World {
         self.out.extend(fx.publishes.into_iter().map(|batch| (self.now.mono, batch)));
         self.given_up.extend(fx.give_up);
         self.contents_read |= fx.loads.iter().any(|load| matches!(load, Load::Contents(_)));
-        self.jobs.extend(fx.loads.into_iter().map(Job::Load));
+        for load in fx.loads {
+            let before = self.answer_before(&load);
+            self.jobs.push_back(Job::Load(load, before));
+        }
         if let Some(intake) = fx.intake {
             let open = intake == Intake::Resume;
             assert_ne!(open, self.intake_open, "an order to the consumer that changes nothing");
@@ -423,7 +427,10 @@ impl World {
                 self.input(Input::Committed(token));
                 true
             }
-            Some(Job::Load(load)) => {
+            Some(Job::Load(load, before)) => {
+                if let Some(before) = before {
+                    assert_eq!(Ok(before), self.peek(&load), "what a commit does not concern: {load:?}");
+                }
                 let is_beside = self.beside && matches!(load, Load::Contents(_) | Load::Scan(_));
                 let loaded = self.load(load, most);
                 if is_beside {
@@ -450,6 +457,26 @@ impl World {
         self.store.load(&load, most).unwrap_or_else(|damage| panic!("{damage}"))
     }
 
+    /// The answer to a read of queues before the commits that have not been executed, if none of them concerns it,
+    /// as a store may give it.
+    fn answer_before(&mut self, load: &Load) -> Option<Loaded> {
+        let Load::Ranges { ranges, .. } = load else { return None };
+        let is_apart = |job: &Job| match job {
+            Job::Commit(ops, ..) => !Footprint::of(ops).concerns(ranges),
+            Job::Load(..) => false,
+        };
+        let passes = self.beside && self.jobs.iter().all(is_apart);
+        passes.then(|| self.peek(load).expect("no damage"))
+    }
+
+    /// Executes a read that does not count as work.
+    fn peek(&mut self, load: &Load) -> Result<Loaded, String> {
+        let before = self.store.looked_at;
+        let loaded = self.store.load(load, usize::MAX);
+        self.store.looked_at = before;
+        loaded
+    }
+
     /// Executes the leading commits together, and reports them as one.
     pub(super) fn do_commits_as_one(&mut self, most: usize) {
         let mut last = None;
@@ -469,14 +496,12 @@ impl World {
         last.into_iter().for_each(|token| self.input(Input::Committed(token)));
     }
 
-    /// Answers a look-up of identities after commits that were handed over behind it.
-    pub(super) fn do_find_late(&mut self, commits: usize) {
-        let Some(Job::Load(Load::Find(_))) = self.jobs.front() else { return };
-        let find = self.jobs.pop_front();
+    /// Answers a look-up of identities, or a read of queues, after commits that were handed over behind it.
+    pub(super) fn do_read_late(&mut self, commits: usize) {
+        let Some(Job::Load(Load::Find(_) | Load::Ranges { .. }, _)) = self.jobs.front() else { return };
+        let Some(Job::Load(load, _)) = self.jobs.pop_front() else { return };
         self.do_commits_as_one(commits);
-        if let Some(find) = find {
-            self.jobs.push_front(find);
-        }
+        self.jobs.push_front(Job::Load(load, None));
         self.do_job();
     }
 
@@ -485,14 +510,14 @@ impl World {
         for _ in 0..most {
             match self.jobs.pop_front() {
                 Some(Job::Commit(ops, token, marks)) => self.apply(ops, token, marks),
-                Some(Job::Load(_)) => {}
+                Some(Job::Load(..)) => {}
                 None => break,
             }
         }
         // A bucket begins apart from the rest of its commit. A real store cannot be stopped there.
         let next = self.jobs.iter().filter(|_| self.twin.is_none()).find_map(|job| match job {
             Job::Commit(ops, ..) => Some(ops),
-            Job::Load(_) => None,
+            Job::Load(..) => None,
         });
         for op in next.into_iter().flatten() {
             if let Op::BeginBucket(row) = op {

@@ -19,24 +19,24 @@ const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
     FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, ParkedStaysInMemory 11, \
     AnswersFromThePast 6, CancelAllTakesLater 7, CancelAllTakesDead 307, DropParkedTakesAll 7, \
-    FlushEarlyFlushesNothing 28, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
+    FlushEarlyFlushesNothing 46, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
     ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, FetchedOvertakesFailed 13, \
-    DroppedSuspectCounts 49, CancelAllTakesUnknown 11, PausedSuspectsGo 23, \
-    EmptiedSuspectCounts 49, StepUnnoticed 11, StalledForEver 251, PatienceAnew 11, \
+    DroppedSuspectCounts 23, CancelAllTakesUnknown 11, PausedSuspectsGo 23, \
+    EmptiedSuspectCounts 77, StepUnnoticed 11, StalledForEver 251, PatienceAnew 11, \
     RefusedIdForgotten 100, NewDueIgnoresWindow 139, DeadUncounted 4, PauseUnhurried 90, \
     ClaimTakesUnknown 11, FailedIsNotTakenBack 63, ScanIsImpatient 124, BehindScanKept 127, \
-    EvictUntold 49, HeirIsDeferred 9, ClosedRejoins 670, RowNotRenewed 14, SuspectsStay 11, \
+    EvictUntold 49, HeirIsDeferred 9, ClosedRejoins 670, SuspectsStay 11, \
     EndOfAttemptUntold 143, EndOfPatienceUntold 63, AheadForgotten 251, AckWaitsForPrefix 3, \
     DuplicateAckedTooSoon 27, PatienceEndsForAll 58, RescheduledToItsExpiry 15, \
-    IdOvertakesItsFirst 893, LowNotTold 23, FetchingOvertaken 9, RejoinsAnother 59, \
+    IdOvertakesItsFirst 893, LowNotTold 23, FetchingOvertaken 11, RejoinsAnother 59, \
     FetchedUnscreened 81, HindranceStays 11, BatchesCrowdOut 23, FirstIsNotReached 117, \
     LaterIsReadFirst 6341, UnindexedForgotten 110, PauseForgotten 9, WindowNotInherited 81, \
     AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, \
-    HalfGoesLast 2049, SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, \
+    HalfGoesLast 2009, SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, \
     RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
-    WindowInParts 2, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 13, \
-    RetryInCompany 10, FlushLeavesOne 32, SelectedInMemoryAll 64, SelectedFarAll 64, \
-    HeldForEver 6, RateForgotten 6, HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, \
+    WindowInParts 2, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 6, \
+    RetryInCompany 10, FlushLeavesOne 32, SelectedInMemoryAll 34, SelectedFarAll 34, \
+    HeldForEver 6, RateForgotten 95, HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, \
     PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11";
 
 thread_local! {
