@@ -25,7 +25,7 @@ use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate_types::event::{Load, Loaded, Marks, Opened, Scan};
+use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows, Scan};
 use tidegate_types::Key;
 
 /// Memory that a row costs in a memtable in addition to key and value, in bytes, approximate.
@@ -403,6 +403,10 @@ struct DiskReader {
 impl Reader for DiskReader {
     fn contents(&self, wanted: &super::WantedContents) -> Result<Option<super::Contents>, ReadError> {
         Ok(load::contents(&self.keyspaces, wanted)?.all())
+    }
+
+    fn ranges(&self, ranges: &[Range], max_rows: usize, max_bytes: u64) -> Result<Vec<RangeRows>, ReadError> {
+        load::read_ranges(&self.keyspaces, ranges, max_rows, max_bytes)
     }
 }
 

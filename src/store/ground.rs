@@ -356,4 +356,8 @@ impl Reader for MapRows {
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
         Ok(load::contents(self, wanted)?.all())
     }
+
+    fn ranges(&self, ranges: &[Range], max_rows: usize, max_bytes: u64) -> Result<Vec<RangeRows>, ReadError> {
+        load::read_ranges(self, ranges, max_rows, max_bytes)
+    }
 }

@@ -4,7 +4,7 @@
 use super::CommitGroup;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tidegate_types::event::{Load, Op};
+use tidegate_types::event::{Footprint, Load, Op, Range};
 use tidegate_types::{Dead, End};
 
 /// Memory that any job costs in the queue, in bytes, approximate.
@@ -15,8 +15,13 @@ const COMPANY_OPS: usize = 64;
 /// time; once all of them are in the queue, no more can come.
 const COMPANY_BYTES: u64 = 32 << 10;
 
+/// No read passes commits with more operations than this. Else items would leave faster than they are removed
+/// for as long as there are any, and the queue would grow without end.
+const PASSED_OPS: usize = 10_000;
+
 pub(crate) enum Job {
-    Commit(CommitGroup),
+    /// With what it may change in the answers to reads.
+    Commit(CommitGroup, Footprint),
     Load(Load),
 }
 
@@ -55,7 +60,7 @@ impl Jobs {
         let queued = self.queue.pop_front()?;
         self.bytes = self.bytes.saturating_sub(queued.bytes);
         match &queued.job {
-            Job::Commit(commit) => {
+            Job::Commit(commit, _) => {
                 self.ops -= commit.ops.len();
                 self.hurried -= usize::from(commit.hurried);
             }
@@ -67,7 +72,7 @@ impl Jobs {
     fn count(&mut self, queued: &Queued<Job>) {
         self.bytes = self.bytes.saturating_add(queued.bytes);
         match &queued.job {
-            Job::Commit(commit) => {
+            Job::Commit(commit, _) => {
                 self.ops += commit.ops.len();
                 self.hurried += usize::from(commit.hurried);
             }
@@ -92,6 +97,16 @@ impl Jobs {
     pub(crate) fn bytes_beside_the_largest(&self, new: u64) -> u64 {
         let largest = self.queue.iter().map(|queued| queued.bytes).fold(new, u64::max);
         self.bytes.saturating_add(new).saturating_sub(largest)
+    }
+
+    /// Whether a read of these ranges may be executed before all jobs: no other read is among them, no commit
+    /// concerns it, and they are not too many.
+    pub(crate) fn may_pass(&self, ranges: &[Range]) -> bool {
+        let concerns = |job: &Job| match job {
+            Job::Commit(_, footprint) => footprint.concerns(ranges),
+            Job::Load(_) => true,
+        };
+        self.ops <= PASSED_OPS && !self.queue.iter().any(|queued| concerns(&queued.job))
     }
 
     /// When the first job was queued, monotonic ms.

@@ -87,7 +87,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidegate_common::lease::Lease;
 use tidegate_config::StoreKind;
-use tidegate_types::event::{Load, Loaded, Marks, Op, Opened, Place, Scan, Token};
+use tidegate_types::event::{Load, Loaded, Marks, Op, Opened, Place, Range, RangeRows, Scan, Token};
 use tidegate_types::Content;
 
 /// One group of writes; it is atomic over all keyspaces.
@@ -236,7 +236,7 @@ pub trait Store: Send {
     fn close(self: Box<Self>) -> Result<(), CloseError>;
 }
 
-/// Reads contents concurrently with the thread that owns the store.
+/// Reads contents and queues concurrently with the thread that owns the store.
 pub trait Reader: Send {
     /// All wanted contents, or `None` if one is missing (not written yet, or already gone). The caller then
     /// asks the store itself, whose answer is ordered with the writes.
@@ -245,6 +245,14 @@ pub trait Reader: Send {
     ///
     /// As [`Store::load`].
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError>;
+
+    /// The next rows of some queues, as [`Load::Ranges`] describes them. A commit in progress may be visible
+    /// in part.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    fn ranges(&self, ranges: &[Range], max_rows: usize, max_bytes: u64) -> Result<Vec<RangeRows>, ReadError>;
 }
 
 /// An opened store, with the state read from it.

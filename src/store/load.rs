@@ -95,7 +95,12 @@ pub(crate) fn look<R: Rows>(
     Ok(Loaded::Scanned { number: wanted.number, rows: found, next })
 }
 
-fn read_ranges<R: Rows>(
+/// The next rows of some queues, as [`Load::Ranges`] describes them.
+///
+/// # Errors
+///
+/// As [`super::Store::load`].
+pub(crate) fn read_ranges<R: Rows>(
     rows: &R,
     ranges: &[Range],
     max_rows: usize,

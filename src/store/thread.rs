@@ -1,10 +1,12 @@
 //! The store's thread: makes writes and reads in the order of their requests, and many commits with one sync.
 //!
 //! A second thread reads contents concurrently, so that a batch never waits behind a sync for payloads that
-//! have long been on the disk. A third thread scans many rows for listings, so that neither of the others
-//! waits for a scan. A fourth watches that all calls return. A caller never waits. Deliberately absent:
-//! decisions, and retries. After a failure the threads do nothing more, so that no ack follows a commit that
-//! may not have happened; the process stops and opens the store again.
+//! have long been on the disk; and queues, as long as no commit that has not ended concerns their answer, so
+//! that items that are due do not wait for the removal of those that have left. A third thread scans many
+//! rows for listings, so that neither of the others waits for a scan. A fourth watches that all calls return.
+//! A caller never waits. Deliberately absent: decisions, and retries. After a failure the threads do nothing
+//! more, so that no ack follows a commit that may not have happened; the process stops and opens the store
+//! again.
 //!
 //! When commits are few and small, each would cost its own sync and wake four threads. So a commit waits up
 //! to [`ThreadLimits::linger`] for the next ones. Only acks wait with it, and no delivery does. A read, a
@@ -26,7 +28,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 use tidegate_common::clock;
 use tidegate_common::threads::thread_name;
-use tidegate_types::event::{Load, Place};
+use tidegate_types::event::{Footprint, Load};
 
 /// Minimum time between two attempts to reclaim space, ms.
 const RECLAIM_PAUSE: u64 = 60_000;
@@ -121,11 +123,13 @@ impl StoreHandle {
     /// after [`StoreHandle::close`].
     pub fn commit(&self, commit: CommitGroup) {
         let bytes = commit.ops.iter().map(size).sum();
-        self.queue(Job::Commit(commit), bytes);
+        let footprint = Footprint::of(&commit.ops);
+        self.queue(Job::Commit(commit, footprint), bytes);
     }
 
-    /// Queues a read; [`StoreEvent::Loaded`] follows. The read sees every commit queued before it. A
-    /// [`Load::Find`] may see later commits too, because it does not separate commits that share a sync.
+    /// Queues a read; [`StoreEvent::Loaded`] follows. The read sees every commit queued before it that
+    /// concerns its answer; a read of queues does not wait for other commits. It and a [`Load::Find`] may
+    /// see later commits too.
     /// Reads of ranges and finds are answered in the order of their requests; so are scans among themselves.
     ///
     /// Contents are read at once, concurrently with commits: the engine asks only for contents of items whose
@@ -133,15 +137,19 @@ impl StoreHandle {
     /// repeated behind everything that was queued.
     pub fn load(&self, load: Load) {
         let mut state = self.shared.lock();
-        let wanted = match load {
-            Load::Contents(wanted) if state.has_reader => wanted,
-            load @ (Load::Ranges { .. } | Load::Contents(_) | Load::Find(_) | Load::Scan(_)) => {
-                drop(state);
-                return self.queue(Job::Load(load), 0);
-            }
-        };
+        let passes = state.has_reader && state.may_pass(&load);
+        if !passes {
+            drop(state);
+            return self.queue(Job::Load(load), 0);
+        }
         if state.open() {
-            state.reader.waiting.push_back(Queued { since: clock::now().mono, bytes: 0, job: wanted });
+            state.passing += usize::from(matches!(load, Load::Ranges { .. }));
+            // Batches wait for contents; of queues it reads what leaves later.
+            let is_contents = |load: &Load| matches!(load, Load::Contents(_));
+            let waiting = &mut state.reader.waiting;
+            let ahead = waiting.iter().take_while(|queued| is_contents(&queued.job)).count();
+            let place = if is_contents(&load) { ahead } else { waiting.len() };
+            waiting.insert(place, Queued { since: clock::now().mono, bytes: 0, job: load });
             self.shared.reads.notify_one();
         }
     }
@@ -251,8 +259,6 @@ impl StoreHandle {
     }
 }
 
-type ContentsWanted = Vec<(u64, Place)>;
-
 /// A call of the storage engine that has not returned.
 #[derive(Clone, Copy)]
 struct Call {
@@ -287,13 +293,28 @@ impl<W> Worker<W> {
     }
 }
 
+/// What the store's thread is doing, as far as it concerns reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum UnderWay {
+    #[default]
+    Nothing,
+    /// Commits with these changes.
+    Commit(Footprint),
+    Read,
+}
+
 #[derive(Default)]
 struct ThreadState {
     store: Worker<Jobs>,
-    reader: Worker<VecDeque<Queued<ContentsWanted>>>,
+    reader: Worker<VecDeque<Queued<Load>>>,
     looker: Worker<VecDeque<Queued<LookJob>>>,
     /// The store's thread waits for more jobs to share a sync with those it knows.
     lingers: bool,
+    /// The commits that the store's thread is making, or the read, with which no other read is to overlap.
+    under_way: UnderWay,
+    /// Reads of queues that passed commits and are not answered: the next read of the store's thread follows
+    /// them.
+    passing: usize,
     /// The number of calls so far.
     calls: u64,
     has_reader: bool,
@@ -317,6 +338,21 @@ struct ThreadState {
 impl ThreadState {
     fn open(&self) -> bool {
         !self.closing && !self.failed
+    }
+
+    /// Whether the reader may answer: at once, or without those reads of queues that came before.
+    fn may_pass(&self, load: &Load) -> bool {
+        let ranges = match load {
+            Load::Contents(_) => return true,
+            Load::Ranges { ranges, .. } => ranges,
+            Load::Find(_) | Load::Scan(_) => return false,
+        };
+        let is_apart = match self.under_way {
+            UnderWay::Nothing => true,
+            UnderWay::Commit(footprint) => !footprint.concerns(ranges),
+            UnderWay::Read => false,
+        };
+        is_apart && self.store.waiting.may_pass(ranges)
     }
 
     /// Whether any thread that calls the storage engine has not ended.
@@ -400,6 +436,7 @@ impl ThreadShared {
     fn next(&self, (max_ops, max_bytes): (usize, u64)) -> ThreadTurn {
         let mut state = self.lock();
         state.store.rests();
+        state.under_way = UnderWay::Nothing;
         loop {
             if state.failed {
                 return ThreadTurn::End;
@@ -443,15 +480,17 @@ impl ThreadShared {
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let (mut groups, mut finds, mut ops, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
+        let mut footprint = Footprint::default();
         while let Some(queued) = state.store.waiting.pop() {
             match queued.job {
-                Job::Commit(commit) => {
+                Job::Commit(commit, its) => {
                     ops += commit.ops.len();
                     bytes += queued.bytes;
                     if !groups.is_empty() && (ops > max_ops || bytes > max_bytes) {
-                        state.store.waiting.put_back(Queued { job: Job::Commit(commit), ..queued });
+                        state.store.waiting.put_back(Queued { job: Job::Commit(commit, its), ..queued });
                         break;
                     }
+                    footprint = footprint.and(its);
                     groups.push(commit);
                 }
                 Job::Load(load @ Load::Find(_)) if !groups.is_empty() => finds.push(load),
@@ -461,11 +500,13 @@ impl ThreadShared {
                 }
                 Job::Load(load) => {
                     state.store.call = state.call("read");
+                    state.under_way = UnderWay::Read;
                     return ThreadTurn::Load(load);
                 }
             }
         }
         state.store.call = state.call("commit");
+        state.under_way = if finds.is_empty() { UnderWay::Commit(footprint) } else { UnderWay::Read };
         ThreadTurn::Commit(groups, finds)
     }
 }
@@ -550,6 +591,9 @@ fn commit(
 }
 
 fn load(store: &mut dyn Store, load: &Load, shared: &ThreadShared) -> Result<(), ReadError> {
+    // Answers come in the order of the reads.
+    let passing = |s: &mut ThreadState| s.passing > 0 && !s.failed;
+    drop(shared.work.wait_while(shared.lock(), passing).unwrap_or_else(PoisonError::into_inner));
     store.load(load).map(|loaded| shared.report(StoreEvent::Loaded(loaded)))
 }
 

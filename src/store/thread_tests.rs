@@ -2,13 +2,13 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "another event fails the test")]
 
-use super::tests::{delete, group, item, open_at, place, put, put_item, whole, APP};
+use super::tests::{delete, group, item, open_at, place, put, put_item, range, whole, APP};
 use super::thread::{spawn, CommitFigures, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
 use std::time::Duration;
-use tidegate_types::event::{Along, Found, Stored, Wanted};
+use tidegate_types::event::{Along, Found, Range, RangeRows, Stored, Wanted};
 use tidegate_types::{Content, Identity, Key};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -65,6 +65,11 @@ impl Store for Recording {
             fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
                 Ok(self.0.then(|| wanted.iter().map(|w| (w.0, Arc::new(Content::default()))).collect()))
             }
+
+            fn ranges(&self, ranges: &[Range], _: usize, _: u64) -> Result<Vec<RangeRows>, ReadError> {
+                let none = |range: &Range| RangeRows { queue: range.queue.clone(), rows: vec![], next: None };
+                Ok(ranges.iter().map(none).collect())
+            }
         }
         self.reader.map(|found| Box::new(Fixed(found)) as Box<dyn Reader>)
     }
@@ -117,6 +122,10 @@ impl Bench {
 
     fn called(&self, call: Call) {
         assert_eq!(self.calls.recv_timeout(SOON).unwrap(), call);
+    }
+
+    fn called_until(&self, call: Call) {
+        while self.calls.recv_timeout(SOON).unwrap() != call {}
     }
 
     fn event(&self) -> StoreEvent {
@@ -297,6 +306,51 @@ fn contents_do_not_wait_for_a_sync() {
     bench.handle.close(SOON).unwrap();
 }
 
+/// Removals are queued at keys 1 and 2. A read from key 3 on passes them; one from key 2 on follows them, and
+/// the reads that come after it stay behind it.
+/// Excluded: a read that waits for commits that do not concern it; one that passes a commit or a read that it
+/// has to follow.
+#[test]
+fn a_read_of_a_queue_passes_commits_that_do_not_concern_it() {
+    let behind = |seq| {
+        let ranges = vec![range(APP, Key::own(seq, seq), 100, 9)];
+        Load::Ranges { ranges, max_rows: 9, max_bytes: 0 }
+    };
+    let bench = Bench::new((100, 1 << 20), Some(true));
+    let answers = || match bench.event() {
+        StoreEvent::Loaded(Loaded::Ranges(answers)) => answers.len(),
+        other => panic!("{other:?}"),
+    };
+    bench.enter(1);
+    bench.commit(2);
+    for _ in 0..2 {
+        bench.handle.load(behind(3));
+        assert_eq!(answers(), 1, "by the reader");
+    }
+    bench.handle.load(behind(2));
+    bench.handle.load(behind(3));
+    bench.handle.commit(group(3, vec![put(50, 50)]));
+    bench.handle.load(behind(3));
+    (0..3).for_each(|_| bench.gate.send(true).unwrap());
+    (1..=2).for_each(|token| bench.committed(token));
+    assert_eq!([answers(), answers()], [0; 2], "by the store's thread");
+    bench.committed(3);
+    assert_eq!(answers(), 0);
+    // Its removals are too many to pass.
+    bench.handle.commit(group(4, (0..10_001).map(|_| delete(1, 1)).collect()));
+    bench.called_until(Call::Commit(vec![4]));
+    bench.handle.commit(group(5, (0..10_001).map(|_| delete(1, 1)).collect()));
+    bench.handle.load(behind(3));
+    (0..2).for_each(|_| bench.gate.send(true).unwrap());
+    (4..=5).for_each(|token| bench.committed(token));
+    assert_eq!(answers(), 0);
+    bench.handle.load(find(7));
+    bench.handle.load(behind(3));
+    assert!(matches!(bench.event(), StoreEvent::Loaded(Loaded::Found(_))));
+    answers();
+    bench.handle.close(SOON).unwrap();
+}
+
 #[test]
 fn contents_not_found_are_looked_for_behind_the_writes() {
     let bench = Bench::new((100, 1 << 20), Some(false));
@@ -461,6 +515,11 @@ impl Reader for Stuck {
         self.wait();
         Ok(None)
     }
+
+    fn ranges(&self, _: &[Range], _: usize, _: u64) -> Result<Vec<RangeRows>, ReadError> {
+        self.wait();
+        Ok(Vec::new())
+    }
 }
 
 fn scan(number: u64) -> Load {
@@ -504,7 +563,8 @@ fn a_look_holds_up_no_commit_and_comes_in_order_with_others() {
 fn a_read_that_does_not_come_back_is_a_failure_too() {
     let limits = ThreadLimits { call: Duration::from_millis(200), ..PROMPT };
     let reads = [
-        (true, contents(1), "read of contents"),
+        (true, contents(1), "read beside commits"),
+        (true, whole(APP), "read beside commits"),
         (false, contents(1), "read"),
         (true, scan(1), "scan of rows"),
     ];

@@ -50,7 +50,7 @@ use std::time::{Duration, Instant};
 use tidegate_common::clock;
 use tidegate_common::lease::Lease;
 use tidegate_config::DatabaseConfig;
-use tidegate_types::event::{Load, Loaded, Marks};
+use tidegate_types::event::{Load, Loaded, Marks, Range, RangeRows};
 
 /// A step of a scan ends after this time, because commits wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(20);
@@ -284,6 +284,10 @@ impl Sweep {
 impl Reader for PgRows {
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
         Ok(load::contents(self, wanted)?.all())
+    }
+
+    fn ranges(&self, ranges: &[Range], max_rows: usize, max_bytes: u64) -> Result<Vec<RangeRows>, ReadError> {
+        load::read_ranges(self, ranges, max_rows, max_bytes)
     }
 }
 

@@ -1,10 +1,10 @@
-//! The threads beside the store's own: the reader of contents, the looker for scans, and the watch over
-//! calls.
+//! The threads beside the store's own: the reader of contents and queues, the looker for scans, and the watch
+//! over calls.
 
 use super::{Alive, ThreadShared, ThreadState, Worker};
 use crate::jobs::{Job, Queued, JOB_COST};
 use crate::report::StoreEvent;
-use crate::{Reader, StoreFailure};
+use crate::{ReadError, Reader, StoreFailure};
 use std::collections::VecDeque;
 use std::sync::{Condvar, PoisonError};
 use tidegate_common::clock;
@@ -33,20 +33,36 @@ fn next<T>(
 /// The body of the reader's thread.
 pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
     let _alive = Alive { shared, flag: |s| &mut s.reader.alive };
-    let next = || next(shared, |s| &mut s.reader, &shared.reads, "read of contents");
-    while let Some(Queued { since, job: wanted, .. }) = next() {
-        match reader.contents(&wanted) {
-            Ok(Some(found)) => shared.report(StoreEvent::Loaded(Loaded::Contents(found))),
+    let next = || next(shared, |s| &mut s.reader, &shared.reads, "read beside commits");
+    while let Some(Queued { since, job: load, .. }) = next() {
+        match answer(reader, &load) {
+            Ok(Some(loaded)) => shared.report(StoreEvent::Loaded(loaded)),
             Ok(None) => {
                 let mut state = shared.lock();
                 if !state.failed {
-                    let job = Job::Load(Load::Contents(wanted));
-                    state.store.waiting.push(Queued { since, bytes: JOB_COST, job });
+                    state.store.waiting.push(Queued { since, bytes: JOB_COST, job: Job::Load(load) });
                     shared.work.notify_one();
                 }
+                continue;
             }
             Err(error) => shared.fail(error.into()),
         }
+        if matches!(load, Load::Ranges { .. }) {
+            let mut state = shared.lock();
+            state.passing = state.passing.saturating_sub(1);
+            shared.work.notify_one();
+        }
+    }
+}
+
+/// The answer to a read; `None`: only the store's thread can give it.
+fn answer(reader: &dyn Reader, load: &Load) -> Result<Option<Loaded>, ReadError> {
+    match load {
+        Load::Contents(wanted) => Ok(reader.contents(wanted)?.map(Loaded::Contents)),
+        Load::Ranges { ranges, max_rows, max_bytes } => {
+            reader.ranges(ranges, *max_rows, *max_bytes).map(|read| Some(Loaded::Ranges(read)))
+        }
+        Load::Find(_) | Load::Scan(_) => Ok(None),
     }
 }
 
