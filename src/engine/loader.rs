@@ -110,7 +110,7 @@ impl Loader {
 
     fn next_read(&mut self, live: &mut LiveItems, now: Now) -> Option<Load> {
         let (mut ranges, mut few) = (Vec::new(), false);
-        let most = live.thresholds().ranges;
+        let (most, free) = (live.thresholds().ranges, live.shared.free_rows());
         // A queue that finds no room must not keep others from being read.
         let due = |set: &BTreeSet<(u64, QueueId)>| -> Vec<QueueId> {
             let due = set.iter().take_while(|(at, _)| *at <= now.wall).take(most * 4);
@@ -157,7 +157,11 @@ impl Loader {
         if ranges.is_empty() {
             return None;
         }
-        let bytes = live.shared.free_bytes() / 2;
+        // Where it takes most of the rows, there is no other read to leave the payloads' room for; and an
+        // item without its payload costs a further read once it is due.
+        let taken = free.saturating_sub(live.shared.free_rows()) as u64;
+        let bytes = live.shared.free_bytes();
+        let bytes = (bytes / 2).max(bytes.saturating_mul(taken) / (free as u64).max(1));
         live.shared.reserve(0, bytes);
         live.shared.reads.begin(ReadLine::Ordered);
         self.under_way.push_back(Share { bytes, few, back: false });
@@ -346,10 +350,9 @@ fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
             u64::MAX
         };
     }
-    if active.ready().items() >= live.thresholds().enough
-        && near.due <= now.wall
-        && !active.ready().is_empty()
-    {
+    // A queue from which much leaves at a time needs as much again in memory when that has left.
+    let enough = active.flights().items().min(live.thresholds().ready / 2).max(live.thresholds().enough);
+    if active.ready().items() >= enough && near.due <= now.wall && !active.ready().is_empty() {
         return u64::MAX;
     }
     near.due.saturating_sub(HORIZON_MS / 2)
