@@ -19,8 +19,8 @@ use tidegate_types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 const LAZY_MS: u64 = 10;
 
 /// Removals, and the ends remembered with them, may wait this long, ms. It bounds the repeats after a crash
-/// to the items confirmed within this time, if nothing else was written. It needs a tenth of the syncs of
-/// [`LAZY_MS`]; a longer time would save little more.
+/// to the items confirmed within this time, if nothing else was written and the store keeps up. It needs a
+/// tenth of the syncs of [`LAZY_MS`]; a longer time would save little more.
 const REMOVALS_MS: u64 = 100;
 
 /// Arrival numbers; each is given out once in the existence of a store. A life begins after the lease of the
@@ -64,6 +64,8 @@ pub(crate) struct Journal {
     /// of the clock.
     wall: u64,
     ops: Vec<Op>,
+    /// The footprint of the first operations, and their number.
+    footprint: (Footprint, usize),
     /// Number of operations that are removals or remembered ends.
     removals: usize,
     /// Whether an operation must not wait, and when the first operation came, monotonic ms.
@@ -102,6 +104,7 @@ impl Journal {
             thresholds,
             wall: now.wall,
             ops: Vec::new(),
+            footprint: (Footprint::default(), 0),
             removals: 0,
             urgent: true,
             since: 0,
@@ -384,10 +387,16 @@ impl Journal {
 
     /// Whether a read must see the present operations. While a crowd of items leaves, the rest of it is read
     /// before the removal of those that have left: if each read forced a commit, it would wait for it.
-    pub(crate) fn shows_in(&self, load: &Load) -> bool {
+    pub(crate) fn shows_in(&mut self, load: &Load) -> bool {
         match load {
-            Load::Ranges { ranges, .. } => Footprint::of(&self.ops).concerns(ranges),
-            // Only of items whose commit is durable.
+            Load::Ranges { ranges, .. } => {
+                let (known, count) = self.footprint;
+                let all = known.and(Footprint::of(&self.ops[count..]));
+                self.footprint = (all, self.ops.len());
+                all.concerns(ranges)
+            }
+            // Only of items whose commit is durable, or whose move to this key is handed over in this call: a
+            // move never waits for another commit.
             Load::Contents(_) => false,
             Load::Find(_) | Load::Scan(_) => true,
         }
@@ -425,6 +434,7 @@ impl Journal {
         self.rows_changed = false;
         self.removals = 0;
         let mut ops = core::mem::take(&mut self.ops);
+        self.footprint = (Footprint::default(), 0);
         if self.durable {
             ops.extend(rows.into_iter().map(Op::PutQueue));
         }

@@ -138,7 +138,7 @@ impl Reads {
 
     /// Drops notes of changes that no open read can conflict with. Abandons open scan steps if more than
     /// `most` notes are kept: a scan may wait for a stalled disk indefinitely, while all other work
-    /// continues. Reads of queues need no such bound, since commits wait for them.
+    /// continues. Reads of queues need no such bound: few other reads and one commit go before them.
     pub(crate) fn tidy(&mut self, watch: &Watch, most: usize) {
         if self.scans_cost(watch, most) {
             let last = self.open[ReadLine::Scans as usize].back();

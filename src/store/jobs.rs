@@ -109,6 +109,14 @@ impl Jobs {
         self.ops <= PASSED_OPS && !self.queue.iter().any(|queued| concerns(&queued.job))
     }
 
+    /// Whether the first job is a read whose answer follows those of other reads.
+    pub(crate) fn begins_with_read(&self) -> bool {
+        match self.queue.front().map(|first| &first.job) {
+            Some(Job::Load(Load::Ranges { .. } | Load::Find(_))) => true,
+            Some(Job::Load(Load::Contents(_) | Load::Scan(_)) | Job::Commit(..)) | None => false,
+        }
+    }
+
     /// When the first job was queued, monotonic ms.
     pub(crate) fn since(&self) -> Option<u64> {
         self.queue.front().map(|first| first.since)

@@ -143,13 +143,16 @@ impl StoreHandle {
             return self.queue(Job::Load(load), 0);
         }
         if state.open() {
-            state.passing += usize::from(matches!(load, Load::Ranges { .. }));
-            // Batches wait for contents; of queues it reads what leaves later.
             let is_contents = |load: &Load| matches!(load, Load::Contents(_));
-            let waiting = &mut state.reader.waiting;
+            let (behind, waiting) = (state.reader.waiting.len(), &state.reader.waiting);
             let ahead = waiting.iter().take_while(|queued| is_contents(&queued.job)).count();
-            let place = if is_contents(&load) { ahead } else { waiting.len() };
-            waiting.insert(place, Queued { since: clock::now().mono, bytes: 0, job: load });
+            // Batches wait for contents; of queues it reads what leaves later. But batches that leave without
+            // end must not keep a queue from being read.
+            let overtakes = is_contents(&load) && ahead < behind && !state.overtaken;
+            state.overtaken |= overtakes;
+            state.passing += usize::from(!is_contents(&load));
+            let queued = Queued { since: clock::now().mono, bytes: 0, job: load };
+            state.reader.waiting.insert(if overtakes { ahead } else { behind }, queued);
             self.shared.reads.notify_one();
         }
     }
@@ -315,6 +318,8 @@ struct ThreadState {
     /// Reads of queues that passed commits and are not answered: the next read of the store's thread follows
     /// them.
     passing: usize,
+    /// A read of contents has gone ahead of the first of them, and none does so again.
+    overtaken: bool,
     /// The number of calls so far.
     calls: u64,
     has_reader: bool,
@@ -450,6 +455,11 @@ impl ThreadShared {
                 state.store.call = state.call("check for a standby daemon");
                 return ThreadTurn::GiveAway;
             }
+            // Answers come in the order of the reads.
+            if state.passing > 0 && state.store.waiting.begins_with_read() {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
             if let Some(since) = state.store.waiting.since() {
                 let age = Duration::from_millis(clock::now().mono.saturating_sub(since));
                 let left = self.limits.linger.saturating_sub(age);
@@ -493,7 +503,9 @@ impl ThreadShared {
                     footprint = footprint.and(its);
                     groups.push(commit);
                 }
-                Job::Load(load @ Load::Find(_)) if !groups.is_empty() => finds.push(load),
+                Job::Load(load @ Load::Find(_)) if !groups.is_empty() && state.passing == 0 => {
+                    finds.push(load);
+                }
                 Job::Load(load) if !groups.is_empty() => {
                     state.store.waiting.put_back(Queued { job: Job::Load(load), ..queued });
                     break;
@@ -591,9 +603,6 @@ fn commit(
 }
 
 fn load(store: &mut dyn Store, load: &Load, shared: &ThreadShared) -> Result<(), ReadError> {
-    // Answers come in the order of the reads.
-    let passing = |s: &mut ThreadState| s.passing > 0 && !s.failed;
-    drop(shared.work.wait_while(shared.lock(), passing).unwrap_or_else(PoisonError::into_inner));
     store.load(load).map(|loaded| shared.report(StoreEvent::Loaded(loaded)))
 }
 

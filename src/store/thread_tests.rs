@@ -558,6 +558,85 @@ fn a_look_holds_up_no_commit_and_comes_in_order_with_others() {
     handle.close(SOON).unwrap();
 }
 
+/// A store whose calls are told, and whose reader waits for a message in each of them.
+#[derive(Clone)]
+struct Told {
+    calls: Sender<String>,
+    word: Arc<Mutex<Receiver<()>>>,
+}
+
+impl Told {
+    fn read(&self, what: String) {
+        self.calls.send(what).unwrap();
+        self.word.lock().unwrap().recv_timeout(SOON).unwrap();
+    }
+}
+
+impl Store for Told {
+    fn commit(&mut self, _: &[CommitGroup]) -> Result<(), CommitError> {
+        Ok(())
+    }
+    fn load(&mut self, _: &Load) -> Result<Loaded, ReadError> {
+        self.calls.send("a question".to_owned()).unwrap();
+        Ok(Loaded::Found(vec![Found::default()]))
+    }
+    fn renew(&mut self) -> Result<(), CommitError> {
+        self.calls.send("a renewal".to_owned()).unwrap();
+        Ok(())
+    }
+    fn reader(&self) -> Option<Box<dyn Reader>> {
+        Some(Box::new(self.clone()))
+    }
+    fn usage(&self) -> Result<Usage, UsageError> {
+        Ok(Usage { used: 1, free: 2, total: 3 })
+    }
+    fn close(self: Box<Self>) -> Result<(), CloseError> {
+        Ok(())
+    }
+}
+
+impl Reader for Told {
+    fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
+        self.read(format!("contents {}", wanted[0].0));
+        Ok(Some(vec![]))
+    }
+    fn ranges(&self, _: &[Range], _: usize, _: u64) -> Result<Vec<RangeRows>, ReadError> {
+        self.read("a queue".to_owned());
+        Ok(vec![])
+    }
+}
+
+/// Excluded: batches that leave without end, and keep a queue from being read; a question that is answered
+/// before the read of the queue that came first; a lease that is not renewed meanwhile.
+#[test]
+fn a_queue_is_read_behind_one_read_of_contents_and_what_follows_it_keeps_nothing_else_waiting() {
+    let (calls_in, calls) = channel();
+    let (word, word_out) = channel();
+    let store = Told { calls: calls_in, word: Arc::new(Mutex::new(word_out)) };
+    let (handle, _events) = start(Box::new(store), PROMPT);
+    let called = || calls.recv_timeout(SOON).unwrap();
+    handle.load(contents(1));
+    assert_eq!(called(), "contents 1");
+    handle.load(whole(APP));
+    (2..=4).for_each(|number| handle.load(contents(number)));
+    handle.load(find(7));
+    handle.renew();
+    assert_eq!(called(), "a renewal");
+    for next in ["contents 2", "a queue"] {
+        word.send(()).unwrap();
+        assert_eq!(called(), next);
+    }
+    handle.load(whole(APP));
+    handle.renew();
+    assert_eq!(called(), "a renewal", "the question still waits");
+    (0..3).for_each(|_| word.send(()).unwrap());
+    let mut rest = [(); 3].map(|()| called());
+    rest.sort();
+    assert_eq!(rest, ["a question", "contents 3", "contents 4"], "the second queue follows the question");
+    assert_eq!(called(), "a question", "its read");
+    handle.close(SOON).unwrap();
+}
+
 /// Reads by the store's thread, by the reader, and by the looker.
 #[test]
 fn a_read_that_does_not_come_back_is_a_failure_too() {

@@ -50,6 +50,7 @@ pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
         if matches!(load, Load::Ranges { .. }) {
             let mut state = shared.lock();
             state.passing = state.passing.saturating_sub(1);
+            state.overtaken = false;
             shared.work.notify_one();
         }
     }
