@@ -269,13 +269,9 @@ impl Journal {
         self.ledger.open(delivery, parts);
     }
 
-    pub(crate) fn is_current(&self, delivery: Delivery) -> bool {
-        self.ledger.is_current(delivery)
-    }
-
-    /// Number of deliveries from the first unsafe one on.
-    pub(crate) fn unacked(&self) -> usize {
-        self.ledger.unacked()
+    /// The deliveries that are not acked.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     /// The handle of a delivery of the present generation.

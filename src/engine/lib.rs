@@ -219,7 +219,7 @@ impl Engine {
             || self.arrivals.awaits_any()
             || self.scans.awaits_any()
             || journal.is_answer_awaited()
-            || journal.unacked() >= self.arrivals.half_of_prefetch()
+            || journal.ledger().unacked() >= self.arrivals.half_of_prefetch()
     }
 
     /// Totals since the start of the process.
@@ -271,7 +271,7 @@ impl Engine {
     fn take_request(&mut self, request: Request) {
         let Request { delivery, redelivered, received, body } = request;
         let live = &mut self.core.live;
-        if !live.shared.journal.is_current(delivery) {
+        if !live.shared.journal.ledger().is_current(delivery) {
             return;
         }
         live.shared.counters_mut().received += 1;

@@ -630,10 +630,10 @@ fn a_queue_is_read_behind_one_read_of_contents_and_what_follows_it_keeps_nothing
     handle.renew();
     assert_eq!(called(), "a renewal", "the question still waits");
     (0..3).for_each(|_| word.send(()).unwrap());
-    let mut rest = [(); 3].map(|()| called());
+    let mut rest = [(); 4].map(|()| called());
     rest.sort();
-    assert_eq!(rest, ["a question", "contents 3", "contents 4"], "the second queue follows the question");
-    assert_eq!(called(), "a question", "its read");
+    // The second queue is read by the store's thread: it follows the question.
+    assert_eq!(rest, ["a question", "a question", "contents 3", "contents 4"]);
     handle.close(SOON).unwrap();
 }
 
