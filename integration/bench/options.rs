@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 /// Rows that can be named besides those of `throughput`.
 const OTHERS: [(&str, &str); 7] = [
-    ("sizes", "messages of 100 B to 100 kB, output queues of both kinds, beside the tuned bridge"),
+    ("sizes", "messages of 100 B to 100 kB, output queues of both kinds, beside two bridges"),
     ("rates", "what steady rates cost and how late the consumer sees them"),
     ("ttl", "the same rates by RabbitMQ's own way: TTL with dead-lettering"),
     ("millisecond", "many items due in one millisecond, beside a bare publisher"),

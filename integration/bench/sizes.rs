@@ -1,4 +1,5 @@
-//! Throughput over message size, into classic and quorum queues, compared with the tuned bridge.
+//! Throughput over message size, into classic and quorum queues, compared with the tuned bridge and with the
+//! one that sends the broker what tidegate sends it.
 
 use crate::book::{Bench, Book, Case};
 use crate::load::{quorum, Batch, Ids, APPLICATION};
@@ -17,14 +18,14 @@ pub fn run(bench: &Bench, book: &mut Book) {
     for _ in 0..bench.plan.rounds {
         for size in &bench.plan.sizes {
             for kind in ["classic", "quorum"] {
-                pair(bench, book, *size, kind);
+                trio(bench, book, *size, kind);
             }
         }
     }
 }
 
-/// The tuned bridge, then tidegate with the same messages.
-fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
+/// Both bridges, then tidegate with the same messages.
+fn trio(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
     let count = bench.plan.count_of(size);
     let bytes = usize::try_from(size).unwrap_or(0);
     let output = || if kind == "quorum" { quorum() } else { FieldTable::default() };
@@ -34,6 +35,9 @@ fn pair(bench: &Bench, book: &mut Book, size: u64, kind: &str) {
     };
     let beside = format!("bridge-{kind}-{size}");
     book.measure(case("bridge", "tuned bridge"), || Bridge::TUNED.run(&bench.node, count, bytes, output()));
+    book.measure(case("alike", "bridge that sends the same").beside(&beside), || {
+        Bridge::ALIKE.run(&bench.node, count, bytes, output())
+    });
     book.measure(case("tidegate", "passthrough, due at once").beside(&beside), || {
         let site = Site::on(&bench.node, "size");
         site.application_with(APPLICATION, output());
