@@ -84,8 +84,9 @@ impl Dispatch {
         }
     }
 
-    /// Whether an item of this queue that is due at once will probably be sent and confirmed at once.
-    pub(crate) fn is_free_for(&self, live: &LiveItems, queue: QueueId) -> bool {
+    /// Whether an item of this queue that is due at once will probably be confirmed before it has to be
+    /// written: a small one is sent at once; large ones have been in time so far, however many wait.
+    pub(crate) fn is_free_for(&self, live: &LiveItems, queue: QueueId, large: bool) -> bool {
         let queue = &live.queues[queue];
         let Some(active) = queue.active() else { return false };
         self.egress.is_open()
@@ -94,7 +95,10 @@ impl Dispatch {
             && active.pace().waits_until().is_none()
             && active.flights().first_to_resend().is_none()
             && active.flights().suspects() == 0
-            && self.egress.has_slots_behind(active.ready().len())
+            && match large {
+                true => !active.is(Condition::Lagging),
+                false => self.egress.has_slots_behind(active.ready().len()),
+            }
     }
 
     /// Whether no reported cause holds back a batch of this queue: the queue is not held back by a pause or
@@ -497,6 +501,9 @@ impl Dispatch {
         let active = live.queues.at(queue).at_work();
         active.flights_mut().remove_items(rows);
         active.flights_mut().free_slot();
+        if active.flights().slots() == 0 && active.ready().is_empty() {
+            active.set(Condition::Lagging, false);
+        }
         if was_alone && !mutated(Mutant::HindranceStays) && active.set(Condition::SlowProbe, false) {
             live.at(queue).unstall();
         }

@@ -359,10 +359,10 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// Whether its write may be deferred: its batch may be confirmed before, as its application has nothing
-    /// waiting.
+    /// Whether its write may be deferred: its batch may be confirmed before.
     fn may_defer(&self, core: &Core, item: &NewItem, queue: QueueId) -> bool {
-        item.customer.is_none() && !self.how.draining && core.dispatch.is_free_for(&core.live, queue)
+        let large = core.live.thresholds().is_large(&item.content);
+        item.customer.is_none() && !self.how.draining && core.dispatch.is_free_for(&core.live, queue, large)
     }
 }
 

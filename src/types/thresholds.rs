@@ -4,6 +4,8 @@
 //! They are in one place so that the simulator can draw small values, and reaches cases that otherwise only
 //! large numbers reach.
 
+use crate::Content;
+
 /// Each bounds one kind of work. None of them may be 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thresholds {
@@ -78,6 +80,8 @@ pub struct Thresholds {
     pub trim_slack: u64,
     /// Queues without items that are kept; beyond, an idle one is dropped.
     pub idle_queues: usize,
+    /// Bytes of a body from which on a write costs more than a late ack.
+    pub large: usize,
     /// Number of operations that are committed without waiting for more.
     pub lazy_ops: usize,
     /// Uncommitted operations beyond which nothing more is taken in, until the disk has caught up.
@@ -89,6 +93,13 @@ pub struct Thresholds {
     pub span: u64,
     /// Arrival numbers leased from the store at a time: at least eight times [`Thresholds::arrivals`].
     pub lease: u64,
+}
+
+impl Thresholds {
+    /// Whether a write of this content costs more than a late ack.
+    pub fn is_large(&self, content: &Content) -> bool {
+        content.body.len() >= self.large
+    }
 }
 
 impl Default for Thresholds {
@@ -125,6 +136,7 @@ impl Default for Thresholds {
             ready: 16_384,
             trim_slack: 4_096,
             idle_queues: 1_024,
+            large: 4 << 10,
             lazy_ops: 10_000,
             uncommitted_ops: 200_000,
             uncommitted_bytes: 32 << 20,

@@ -50,6 +50,9 @@ use ways::Dying;
 /// An item that is due at once may be confirmed before it is stored. If it is not, it is stored after this
 /// time, ms.
 const DEFER_MS: u64 = 20;
+/// The same for one with a large body: its confirm may take this long under full load, where the write would
+/// cost more than all else.
+const DEFER_LARGE_MS: u64 = 500;
 
 /// Payloads of items due within this time stay in memory as long as there is room for them, ms.
 const KEEP_MS: u64 = 30_000;
@@ -83,7 +86,7 @@ pub(super) struct Admission {
     pub(super) timing: Timing,
     /// Planned end of the window that it takes over from the item that it replaces, wall clock.
     pub(super) inherited: Option<u64>,
-    /// It may be confirmed before it is written: its queue has nothing ahead of it and may publish at once.
+    /// It may be confirmed before it is written: its queue may publish at once.
     pub(super) may_defer: bool,
 }
 
@@ -230,17 +233,23 @@ impl LiveItems {
         self.at(queue).reschedule_far(stored, due);
     }
 
-    /// Writes the deferred items whose confirm did not come in time.
+    /// Writes the deferred items whose confirm did not come in time. The queues of large ones lag.
     pub(super) fn store_deferred(&mut self, now: Now) {
-        while let Some((at, id)) = self.shared.deferred.front().copied() {
-            let item = self.items().get(id);
-            let pending = item.is_some_and(|item| matches!(item.residence(), Residence::Pending(_)));
-            if pending && at > now.mono {
-                break;
-            }
-            self.shared.deferred.pop_front();
-            if pending {
-                self.home_of(id).store_pending(id, now);
+        for large in [false, true] {
+            while let Some((at, id)) = self.shared.deferred[usize::from(large)].front().copied() {
+                let item =
+                    self.items().get(id).filter(|item| matches!(item.residence(), Residence::Pending(_)));
+                let queue = item.map(Item::queue);
+                if queue.is_some() && at > now.mono {
+                    break;
+                }
+                self.shared.deferred[usize::from(large)].pop_front();
+                if let Some(queue) = queue {
+                    if large {
+                        self.queues.at(queue).at_work().set(Condition::Lagging, true);
+                    }
+                    self.home_of(id).store_pending(id, now);
+                }
             }
         }
     }

@@ -32,8 +32,8 @@ pub(crate) struct SharedItems {
     /// Items that wait for their own time, and members of windows, by key; wall clock.
     pub(super) schedule: Schedule,
     /// Items that may be confirmed before they are stored, and the monotonic moment at which they are stored
-    /// at the latest.
-    pub(super) deferred: VecDeque<(u64, ItemId)>,
+    /// at the latest: those with small bodies, and those with large ones.
+    pub(super) deferred: [VecDeque<(u64, ItemId)>; 2],
     /// Customers with due rows that are to leave memory, with their queues.
     pub(super) leaving: VecDeque<(QueueId, CustomerId)>,
     /// Queues that are held back and have due rows in memory.
@@ -68,7 +68,7 @@ impl SharedItems {
             items: Items::new(),
             customers: Customers::new(now),
             schedule: Schedule::new(now.wall),
-            deferred: VecDeque::new(),
+            deferred: [VecDeque::new(), VecDeque::new()],
             leaving: VecDeque::new(),
             evicting: VecDeque::new(),
             budget,
@@ -235,12 +235,12 @@ impl SharedItems {
 
     /// Items that may be confirmed before they are written, where they still exist.
     pub(crate) fn deferred(&self) -> impl Iterator<Item = ItemId> + '_ {
-        self.deferred.iter().map(|(_, id)| *id)
+        self.deferred.iter().flatten().map(|(_, id)| *id)
     }
 
     /// When the first of them is written at the latest, monotonic.
     pub(crate) fn deferred_until(&self) -> Option<u64> {
-        self.deferred.front().map(|(at, _)| *at)
+        self.deferred.iter().filter_map(|list| list.front()).map(|(at, _)| *at).min()
     }
 
     // ---- their payloads -----------------------------------------------------------------------------------

@@ -88,9 +88,11 @@ impl<'s> QueueItems<'s> {
         }
         let due_now = key.due <= now.wall && !windowed;
         if due_now && may_defer && key < self.queue.memory_bound() && !self.is_crowded() {
+            let large = item.content().is_some_and(|content| self.queue.thresholds().is_large(content));
             self.queue.add_pending();
             let id = self.insert(item);
-            self.shared.deferred.push_back((now.mono + DEFER_MS, id));
+            let wait = if large { DEFER_LARGE_MS } else { DEFER_MS };
+            self.shared.deferred[usize::from(large)].push_back((now.mono + wait, id));
             return self.enlist(id, windowed, now);
         }
         let customer = item.customer().filter(|_| due_now);

@@ -27,6 +27,9 @@ pub(crate) enum Condition {
     Trimming,
     /// It is in the run queue.
     Running,
+    /// Since it last had nothing to send and nothing in flight, a large item of it was not confirmed before
+    /// it had to be written. Does not keep it active, and so is the last.
+    Lagging,
 }
 
 /// The part of a queue that exists while it is active; see the module's page.
@@ -49,7 +52,7 @@ pub(crate) struct ActiveQueue {
     /// Items in memory and not in flight, by key. Filled only where the oldest item may be dropped.
     droppable: BTreeSet<(Key, ItemId)>,
     /// Whether each [`Condition`] holds, by its number.
-    conditions: [bool; 4],
+    conditions: [bool; 5],
     sent: u64,
 }
 
@@ -75,7 +78,7 @@ impl ActiveQueue {
             later: Later::default(),
             loading: None,
             droppable: BTreeSet::new(),
-            conditions: [false; 4],
+            conditions: [false; 5],
             sent: 0,
         }
     }
@@ -248,7 +251,7 @@ impl ActiveQueue {
             && !self.ready.has_stalled()
             && self.flights.is_idle()
             && self.loading.is_none()
-            && self.conditions == [false; 4]
+            && self.conditions[..Condition::Lagging as usize].iter().all(|holds| !holds)
             && !self.health.is_failing()
             && self.pace.is_at_rest(mono)
             && quiet

@@ -175,6 +175,7 @@ fn narrow(n: usize) -> Thresholds {
         lazy_ops: small(5),
         uncommitted_ops: 4 * small(1) as u64,
         uncommitted_bytes: 100 * small(4) as u64,
+        large: if n % 8 == 2 { 1 } else { 4 << 10 },
         span: if n.is_multiple_of(5) { 8 * small(3) as u64 } else { u64::from(u32::MAX) },
         ..Thresholds::default()
     }

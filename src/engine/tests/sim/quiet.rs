@@ -11,8 +11,13 @@ use std::collections::BTreeSet;
 use tidegate_types::event::*;
 use tidegate_types::*;
 
-/// Time for which an item that is due at once may wait for its confirm before it is written, ms.
+/// Time for which an item that is due at once may wait for its confirm before it is written, ms: with a small body, and
+/// with a large one.
 const DEFER_MS: u64 = 20;
+const DEFER_LARGE_MS: u64 = 500;
+
+/// Time for which the close of a window may wait for another commit, and a little more, ms.
+const CLOSE_MS: u64 = 20;
 
 /// Time for which a safe delivery waits for those before it, ms.
 const ACK_MS: u64 = 100;
@@ -31,7 +36,8 @@ impl Sim {
     pub(super) fn rest(&mut self) {
         self.come_to_rest();
         // Twice, as batches of the first pass may have made room.
-        let end = self.world.now.mono + ACK_MS + 50;
+        let large = if self.model.settings.thresholds.large == 1 { DEFER_LARGE_MS } else { 0 };
+        let end = self.world.now.mono + large + ACK_MS + 50;
         for _ in 0..3_000 {
             let left = end.saturating_sub(self.world.now.mono);
             match self.world.wait() {
@@ -199,11 +205,14 @@ impl Sim {
         self.check_intake();
     }
 
-    /// Whether it is safe, or was published just now and may be confirmed before it is written.
+    /// Whether it is safe, or was due just now, and may be confirmed before it is written.
     fn may_be_unwritten(&self, seq: u64) -> bool {
         let life = &self.model.lives[&seq];
-        let just_now = self.model.now.mono < life.seen + DEFER_MS;
-        self.model.is_safe(seq) || life.published.is_some() && life.put.is_none() && just_now
+        let large = self.model.settings.thresholds.is_large(&self.model.asks[life.ask].new.content);
+        let just_now = self.model.now.mono < life.seen + if large { DEFER_LARGE_MS } else { DEFER_MS };
+        // Only large ones may wait behind others.
+        let is_due = life.published.is_some() || large && life.due <= self.model.now.wall;
+        self.model.is_safe(seq) || is_due && life.put.is_none() && just_now
     }
 
     /// Where the policy closes windows to make room, none may stay open while a request waits for room.
@@ -407,7 +416,7 @@ impl Sim {
             };
             let expected = win.closed.as_ref().map_or(win.end, |close| close.due);
             // Its close is written with the next commit, a moment later.
-            if due == win.end && model.now.wall < expected + DEFER_MS {
+            if due == win.end && model.now.wall < expected + CLOSE_MS {
                 continue;
             }
             assert_eq!(due, expected, "a restart would have {} due at another moment", life.ask);
