@@ -59,14 +59,23 @@ impl QueueItems<'_> {
     /// at or above the queue's bound, as older ones have still to be loaded, and none behind a due item that
     /// is still in the schedule. A window whose rest is beyond the bound waits for it.
     pub(crate) fn take_batch(&mut self, most: usize, now: Now) -> Vec<ItemId> {
-        let near = if mutated(Mutant::FarOvertaken) { LAST } else { self.queue.near_until() };
         let scheduled = match self.shared.behind {
             Behind::Items(first) if !mutated(Mutant::ScheduledOvertaken) => first,
             Behind::Items(_) | Behind::Windows | Behind::Nothing => LAST,
         };
-        let bound = near.min(scheduled);
         let held = loop {
             let Some(entry) = self.queue.ready_mut().take() else { return Vec::new() };
+            if let Entry::Customer(customer) = entry {
+                let is_held = self.of(customer).is_held();
+                let over = self.of(customer).over(now).filter(|_| !is_held);
+                if over.is_some() && matches!(self.shared.behind, Behind::Items(_)) {
+                    break entry;
+                }
+                over.into_iter().for_each(|cause| self.of(customer).close_window(cause, now));
+            }
+            // Members of the window may have left memory as it closed.
+            let near = if mutated(Mutant::FarOvertaken) { LAST } else { self.queue.near_until() };
+            let bound = near.min(scheduled);
             let taken = match entry {
                 Entry::Single(id) => {
                     let item = self.shared.items.get(id);
@@ -82,23 +91,15 @@ impl QueueItems<'_> {
                     self.of(customer).leave();
                     continue;
                 }
-                Entry::Customer(customer) => {
-                    if let Some(cause) = self.of(customer).over(now) {
-                        if matches!(self.shared.behind, Behind::Items(_)) {
-                            break entry;
-                        }
-                        self.of(customer).close_window(cause, now);
+                Entry::Customer(customer) => match self.of(customer).take_batch(bound, most, now) {
+                    None | Some(Formed::Aside) => continue,
+                    Some(Formed::Batch(taken)) => taken,
+                    Some(Formed::TooLarge(items)) => {
+                        self.queue.active_mut().pace_mut().want(items);
+                        self.queue.ready_mut().put_back(entry);
+                        return Vec::new();
                     }
-                    match self.of(customer).take_batch(bound, most, now) {
-                        None | Some(Formed::Aside) => continue,
-                        Some(Formed::Batch(taken)) => taken,
-                        Some(Formed::TooLarge(items)) => {
-                            self.queue.active_mut().pace_mut().want(items);
-                            self.queue.ready_mut().put_back(entry);
-                            return Vec::new();
-                        }
-                    }
-                }
+                },
             };
             if !taken.is_empty() {
                 let customer = self.shared.items[taken[0]].customer();

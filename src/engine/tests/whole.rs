@@ -49,6 +49,25 @@ fn a_window_closes_before_its_numbers_are_too_far_apart() {
     assert_eq!(left(&w), [1, 3, 4, 2, 5, 6]);
 }
 
+/// Two windows end together, and a turn closes one of them: its members fill the place for due items. Those of the other
+/// one leave memory as it closes, just before its customer's later item would leave.
+/// Excluded: the later item leaves first.
+/// Judges promise 5.
+#[test]
+fn a_window_that_leaves_memory_as_it_closes_is_not_overtaken() {
+    let thresholds = Thresholds { windows: 1, ready: 1, ..Thresholds::default() };
+    let budget = Budget { rows: 8, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { thresholds, budget, ..with(|app| app.window = 10_000) });
+    let of = |customer| item("a", customer, "x");
+    w.send(vec![of("ann"), of("ann"), of("ann"), of("bob"), of("bob"), at(T0 + 10_500, of("bob"))]);
+    w.drain_jobs();
+    w.advance(12_000);
+    w.run(2_000);
+    let bobs = w.delivered.iter().filter(|(_, batch)| batch.customer.as_deref() == Some("bob"));
+    let bobs: Vec<u64> = bobs.flat_map(|(_, batch)| batch.items.iter().map(|item| item.seq)).collect();
+    assert_eq!(bobs, [4, 5, 6]);
+}
+
 /// A window closed by count, and the next one of its customer has the same planned end: a restart keeps them apart.
 /// Judges promise 10.
 #[test]
