@@ -258,7 +258,13 @@ impl Life<'_> {
                 LoopEvent::Requests { requests, .. } if turn.requests.is_empty() => turn.requests = requests,
                 LoopEvent::Requests { requests, .. } => turn.requests.extend(requests),
                 LoopEvent::Settled(chunk) => turn.settled.extend(chunk),
-                LoopEvent::Command(request, sender) => turn.commands.extend(self.admit(request, sender)),
+                LoopEvent::Command(request, sender) => {
+                    if !turn.requests.is_empty() {
+                        // They have waited for others, and came before the command.
+                        self.dispatch(&mut turn);
+                    }
+                    turn.commands.extend(self.admit(request, sender));
+                }
                 LoopEvent::Control(event) => {
                     self.dispatch(&mut turn);
                     self.handle(event);

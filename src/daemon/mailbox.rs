@@ -10,7 +10,7 @@
 //!
 //! With little traffic, each event would wake the loop once, which costs more than to handle it. So events
 //! that may wait for others ([`LoopEvent::may_wait`]) do not end the sleep while the loop is patient. They
-//! are taken at the next wake-up, and at the latest [`LINGER`] after the first of them.
+//! are taken at the next wake-up, before what came after them, and at the latest [`LINGER`] after the first.
 
 use crate::admin::{CommandRequest, CommandResponse, ExportFeed, ExportRefusal, ShardState};
 use std::collections::VecDeque;
@@ -29,6 +29,9 @@ const TURN_ITEMS: usize = 4_096;
 /// Longest wait of events that may wait for others. From some hundred items a second on, the loop wakes more
 /// often for what is due. A tenth of [`tidegate_amqp::FAR_MS`].
 const LINGER: Duration = Duration::from_millis(5);
+
+/// More items than these do not wait: they would make late what is due just then.
+const LINGERING_ITEMS: usize = 64;
 
 /// Whether a sleep of the loop ends with each event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +102,14 @@ impl LoopEvent {
         }
     }
 
+    /// Units of work to judge its requests.
+    fn item_count(&self) -> usize {
+        match self {
+            LoopEvent::Requests { requests, .. } => requests.iter().map(Request::item_count).sum(),
+            LoopEvent::Settled(_) | LoopEvent::Command(..) | LoopEvent::Control(_) => 0,
+        }
+    }
+
     /// Whether the event keeps its place among the requests.
     fn is_of_ingest(&self) -> bool {
         let ingest =
@@ -131,11 +142,15 @@ impl From<tidegate_amqp::Event> for LoopEvent {
 
 #[derive(Debug, Default)]
 struct MailboxQueues {
+    /// Events that may wait and came before all others, in order.
+    lingering: VecDeque<LoopEvent>,
+    /// Items of their requests.
+    lingering_items: usize,
     control: VecDeque<LoopEvent>,
     ingest: VecDeque<LoopEvent>,
-    /// One of the events may not wait.
+    /// The events may not wait.
     is_pressing: bool,
-    /// How long the first of the events that may wait does so.
+    /// How long the first of the lingering events waits.
     lingers_until: Option<Instant>,
     /// The loop sleeps: until when, and how.
     sleep: Option<(Instant, Patience)>,
@@ -143,20 +158,20 @@ struct MailboxQueues {
 
 impl MailboxQueues {
     fn is_empty(&self) -> bool {
-        self.control.is_empty() && self.ingest.is_empty()
+        self.lingering.is_empty() && self.control.is_empty() && self.ingest.is_empty()
     }
 
     /// Adds an event. Whether the loop has to be woken for it.
     fn push(&mut self, event: LoopEvent) -> bool {
-        if !event.may_wait() {
-            self.is_pressing = true;
-        } else if self.lingers_until.is_none() {
-            self.lingers_until = Some(Instant::now() + LINGER);
-        }
-        if event.is_of_ingest() {
-            self.ingest.push_back(event);
+        if event.may_wait() && !self.is_pressing {
+            self.lingers_until.get_or_insert_with(|| Instant::now() + LINGER);
+            self.lingering_items += event.item_count();
+            self.is_pressing = self.lingering_items > LINGERING_ITEMS;
+            self.lingering.push_back(event);
         } else {
-            self.control.push_back(event);
+            self.is_pressing = true;
+            let queue = if event.is_of_ingest() { &mut self.ingest } else { &mut self.control };
+            queue.push_back(event);
         }
         self.sleep.is_some_and(|(until, patience)| self.due(patience).is_none_or(|due| due < until))
     }
@@ -197,13 +212,12 @@ impl Mailbox {
         if !timeout.is_zero() {
             queues = self.sleep(queues, Instant::now() + timeout, patience);
         }
+        out.extend(queues.lingering.drain(..));
         out.extend(queues.control.drain(..));
-        let mut items = 0;
+        let mut items = std::mem::take(&mut queues.lingering_items);
         while items < TURN_ITEMS {
             let Some(event) = queues.ingest.pop_front() else { break };
-            if let LoopEvent::Requests { requests, .. } = &event {
-                items += requests.iter().map(Request::item_count).sum::<usize>();
-            }
+            items += event.item_count();
             out.push_back(event);
         }
         (queues.is_pressing, queues.lingers_until) = (!queues.ingest.is_empty(), None);
@@ -301,6 +315,7 @@ impl Inlet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_types::RequestBody;
 
     #[test]
     fn control_comes_first_and_ingest_keeps_its_order() {
@@ -384,6 +399,45 @@ mod tests {
         mailbox.post(confirmed());
         mailbox.take(Duration::from_micros(1), Patience::Lingers, &mut out);
         assert_eq!(out.len(), 6, "something is due sooner");
+    }
+
+    /// Excluded: a command that overtakes a request whose publisher has its confirm; an ingest event that
+    /// overtakes another one; many items that wait together.
+    #[test]
+    fn what_has_waited_comes_before_what_came_after_it() {
+        let request = |_| Request {
+            delivery: tidegate_types::Delivery { generation: 1, tag: 1 },
+            redelivered: false,
+            received: 0,
+            body: RequestBody::Items(Vec::new()),
+        };
+        let of = |items: usize| {
+            let requests = (0..items).map(request).collect();
+            LoopEvent::Requests { requests, may_wait: true }
+        };
+        let mailbox = Mailbox::default();
+        let mut out = VecDeque::new();
+        mailbox.post(of(1));
+        mailbox.post(ControlEvent::Order(ShardOrder::Stop));
+        mailbox.post(requests(false));
+        mailbox.post(of(2));
+        mailbox.post(confirmed());
+        mailbox.take(Duration::ZERO, Patience::Lingers, &mut out);
+        let told: Vec<String> = out
+            .drain(..)
+            .map(|event| match event {
+                LoopEvent::Requests { requests, .. } => {
+                    format!("{} items", requests.iter().map(Request::item_count).sum::<usize>())
+                }
+                LoopEvent::Settled(_) => "settled".to_owned(),
+                LoopEvent::Control(_) | LoopEvent::Command(..) => "an order".to_owned(),
+            })
+            .collect();
+        assert_eq!(told, ["1 items", "an order", "settled", "0 items", "2 items"]);
+        mailbox.post(of(LINGERING_ITEMS));
+        assert!(!mailbox.lock().is_pressing);
+        mailbox.post(of(1));
+        assert!(mailbox.lock().is_pressing, "they would take too long");
     }
 
     #[test]

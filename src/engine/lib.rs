@@ -214,7 +214,9 @@ impl Engine {
             || more
             || live.queues.ready_rows() > 0
             || live.queues.is_anything_running()
+            || self.core.dispatch.flights.count() > self.core.dispatch.egress.slots()
             || self.loader.is_blocked()
+            || live.shared.free_rows() == 0
             || !self.arrivals.is_clear()
             || self.arrivals.awaits_any()
             || self.scans.awaits_any()

@@ -89,7 +89,6 @@ impl<K, V, S> Lookup<K, V, S> {
     }
 
     /// Number of entries.
-    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.entries
     }

@@ -343,13 +343,15 @@ impl Request {
         }
     }
 
-    /// Whether all that it contains has an own time, more than `ms` after its receipt: nothing is late if it
-    /// is judged somewhat later.
+    /// Whether all that it contains has an own time, more than `ms` after its receipt, and takes the place of
+    /// no item, which may be due sooner: nothing is late if it is judged somewhat later.
     pub fn is_far(&self, ms: u64) -> bool {
+        let first = self.received.saturating_add(ms);
         match &self.body {
-            RequestBody::Items(items) => {
-                items.iter().all(|item| item.at.is_some_and(|at| at > self.received.saturating_add(ms)))
-            }
+            RequestBody::Items(items) => items.iter().all(|item| {
+                let is_new = item.identity.is_none() || item.on_duplicate == DuplicateRule::Keep;
+                is_new && item.at.is_some_and(|at| at > first)
+            }),
             RequestBody::Rejected(_) | RequestBody::Command(..) => false,
         }
     }

@@ -97,6 +97,11 @@ impl Flights {
         self.table.insert(number, flight);
     }
 
+    /// Number of flights, those included that hold no slot and wait for their next try.
+    pub(crate) fn count(&self) -> usize {
+        self.table.len()
+    }
+
     pub(crate) fn get(&self, number: u64) -> Option<&Flight> {
         self.table.get(&number)
     }

@@ -54,3 +54,34 @@ fn where_half_of_the_prefetch_is_unacked_outcomes_are_awaited() {
     w.tell_prefetch(Some(1));
     assert!(w.engine.waits_for_events(), "each counts");
 }
+
+/// Each line: what waits for its next try, or for memory, because of what is at the broker.
+/// Excluded: patience while suspects are tried one after the other, each of them behind the outcome of another; or while
+/// memory is full of what is in flight.
+#[test]
+fn what_waits_for_another_outcome_is_impatient() {
+    let mut w = World::new(settings());
+    for count in [1, 2, 4] {
+        w.send((0..count).map(|_| item("a", "", "x")).collect());
+        w.run(100);
+    }
+    w.send((0..4).map(|_| item("a", "", "x")).collect());
+    w.drain_jobs();
+    assert_eq!((w.out.len(), w.engine.waits_for_events()), (4, false));
+    while let Some(nth) = w.out.iter().position(|(_, batch)| !batch.alone) {
+        w.settle(nth, Outcome::Refused("406 PRECONDITION_FAILED".into()));
+    }
+    w.drain_jobs();
+    assert_eq!((w.out.len(), w.engine.waits_for_events()), (1, true), "three wait for the first");
+    w.run(1_000);
+    assert!(!w.engine.waits_for_events());
+
+    let budget = Budget { rows: 2, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { budget, ..settings() });
+    for count in [1, 2, 2] {
+        w.send((0..count).map(|_| item("a", "", "x")).collect());
+        w.drain_jobs();
+        assert_eq!((w.out.len(), w.engine.waits_for_events()), (count, count == 2), "{count} of two rows");
+        w.run(100);
+    }
+}
