@@ -9,7 +9,7 @@ const ENGINE_COST: u64 = 512;
 /// Bytes of a request as read, with what the engine adds to it; at least `raw`, its size as delivered.
 pub(crate) fn of(request: &Request, raw: u64) -> u64 {
     let read = match &request.body {
-        RequestBody::Items(items) => items.iter().map(item).sum(),
+        RequestBody::Items(items) | RequestBody::Elsewhere(items) => items.iter().map(item).sum(),
         RequestBody::Rejected(rejected) => self::rejected(rejected),
         RequestBody::Command(..) => ENGINE_COST,
     };

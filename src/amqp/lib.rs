@@ -109,6 +109,8 @@ pub enum BrokerEvent {
     EgressBlocked(bool),
     /// The answers to these commands were sent or given up.
     Answered(Vec<Delivery>),
+    /// What these deliveries contained for other shards is in the queues of those.
+    Forwarded(Vec<Delivery>),
     /// The quarantine that follows quick deaths takes this many deliveries at a time from now on; `None`: it
     /// has ended.
     Quarantine {

@@ -377,6 +377,7 @@ impl Life<'_> {
             BrokerEvent::Link { side, link } => self.link(side, link),
             BrokerEvent::Quarantine { width } => self.starts.quarantine(width),
             BrokerEvent::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
+            BrokerEvent::Forwarded(deliveries) => self.shard.feed(Input::Forwarded(deliveries)),
         }
     }
 

@@ -112,8 +112,13 @@ impl LoopEvent {
 
     /// Whether the event keeps its place among the requests.
     fn is_of_ingest(&self) -> bool {
-        let ingest =
-            |event: &BrokerEvent| matches!(event, BrokerEvent::IngestReady { .. } | BrokerEvent::IngestLost);
+        let ingest = |event: &BrokerEvent| {
+            // A forward may be reported right after its delivery was handed over.
+            matches!(
+                event,
+                BrokerEvent::IngestReady { .. } | BrokerEvent::IngestLost | BrokerEvent::Forwarded(_)
+            )
+        };
         match self {
             LoopEvent::Requests { .. } => true,
             LoopEvent::Control(ControlEvent::Broker(event)) => ingest(event),

@@ -153,6 +153,9 @@ impl Engine {
             }
             Input::Left(numbers) => self.scans.leave(&numbers),
             Input::Answered(deliveries) => self.core.live.shared.journal.answered(deliveries),
+            Input::Forwarded(deliveries) => {
+                deliveries.into_iter().for_each(|delivery| self.core.live.shared.journal.safe(delivery));
+            }
             Input::IngestReady { generation } => self.restart_ingest(generation),
             Input::IngestLost => self.restart_ingest(0),
             Input::Prefetch(prefetch) => {
@@ -276,13 +279,16 @@ impl Engine {
         if !live.shared.journal.ledger().is_current(delivery) {
             return;
         }
-        live.shared.counters_mut().received += 1;
-        live.shared.counters_mut().redelivered += u64::from(redelivered);
+        // Its home counts what goes there as a whole.
+        let is_counted = !matches!(&body, RequestBody::Elsewhere(items) if items.is_empty());
+        live.shared.counters_mut().received += u64::from(is_counted);
+        live.shared.counters_mut().redelivered += u64::from(is_counted && redelivered);
         let journal = &mut live.shared.journal;
         let origin = Origin { delivery, received, redelivered };
+        let elsewhere = u32::from(matches!(body, RequestBody::Elsewhere(_)));
         match body {
-            RequestBody::Items(items) => {
-                journal.open_delivery(delivery, items.len() as u32);
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => {
+                journal.open_delivery(delivery, items.len() as u32 + elsewhere);
                 for item in items {
                     self.arrivals.push(Arrival::Item(Box::new(item), origin));
                 }

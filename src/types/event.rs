@@ -530,6 +530,8 @@ pub enum Input {
     Left(Vec<u64>),
     /// Answers to these deliveries have been sent, or are no longer wanted.
     Answered(Vec<Delivery>),
+    /// What these deliveries contained for other shards is in the queues of those.
+    Forwarded(Vec<Delivery>),
     /// A new ingest consumer runs; tags of older generations are invalid.
     IngestReady {
         /// Generation of the consumer.

@@ -319,6 +319,10 @@ pub enum RequestBody {
     Rejected(Box<Rejected>),
     /// A command, and where its answer goes.
     Command(Command, Option<ReplyTo>),
+    /// A message, or entries of a JSON array, that concern applications of other shards and are being
+    /// forwarded to them; [`event::Input::Forwarded`] reports that they are safe there. With the items that
+    /// stay here, if any.
+    Elsewhere(Vec<NewItem>),
 }
 
 /// One ingest message, as the engine receives it.
@@ -338,7 +342,7 @@ impl Request {
     /// Units of work to judge it: the number of its items, at least 1.
     pub fn item_count(&self) -> usize {
         match &self.body {
-            RequestBody::Items(items) => items.len().max(1),
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => items.len().max(1),
             RequestBody::Rejected(_) | RequestBody::Command(..) => 1,
         }
     }
@@ -348,7 +352,7 @@ impl Request {
     pub fn is_far(&self, ms: u64) -> bool {
         let first = self.received.saturating_add(ms);
         match &self.body {
-            RequestBody::Items(items) => items.iter().all(|item| {
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => items.iter().all(|item| {
                 let is_new = item.identity.is_none() || item.on_duplicate == DuplicateRule::Keep;
                 is_new && item.at.is_some_and(|at| at > first)
             }),

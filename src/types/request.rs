@@ -234,6 +234,31 @@ pub enum Command<I = Target> {
     DropParked(Box<str>),
 }
 
+impl Command {
+    /// Name of the application that it concerns; `None`: all of them.
+    pub fn application(&self) -> Option<&str> {
+        match self {
+            Command::Cancel(of) | Command::Lookup(of) | Command::Reschedule(of, _) => Some(&of.application),
+            Command::CancelAll(of)
+            | Command::Count(of)
+            | Command::Flush(of)
+            | Command::PauseCustomer(of, _)
+            | Command::ResumeCustomer(of) => Some(&of.application),
+            Command::CancelSelected(selection) | Command::CountSelected(selection) => {
+                Some(&selection.application)
+            }
+            Command::FlushAll(application)
+            | Command::Pause(application, _)
+            | Command::Resume(application)
+            | Command::Slow(application, ..)
+            | Command::Retry(application)
+            | Command::DropParked(application) => Some(application),
+            Command::List(filter) => filter.application.as_deref(),
+            Command::TimelineQuery(timeline) => timeline.application.as_deref(),
+        }
+    }
+}
+
 impl<I> Command<I> {
     /// The same command with another type of item name.
     pub fn naming<J>(self, name: impl FnOnce(I) -> J) -> Command<J> {

@@ -46,9 +46,11 @@ impl<'d> Republisher<'d> {
         let now = clock::wall_ms_up();
         let tag = delivery.delivery_tag;
         let mark = format!("{now:x}-{tag:x}");
-        let Some(properties) = raw(delivery).sent_back(&self.terms, now, &mark) else { return false };
+        let letter = raw(delivery);
+        let Some(properties) = letter.sent_back(&self.terms, now, &mark) else { return false };
         self.bytes += delivery.data.len();
-        let (key, body) = (delivery.routing_key.clone(), delivery.data.clone());
+        let key = ShortString::try_new(letter.routing_key()).unwrap_or_default();
+        let body = delivery.data.clone();
         self.chunk.push(ReturnedRequest { tag, key, properties, body });
         true
     }

@@ -2,6 +2,7 @@
 
 use super::copied::push_value;
 use super::fields::{self, DEATHS};
+use super::forward;
 use super::json::media_type;
 use super::message::ENVELOPE;
 use super::properties::{put_headers, set_number, set_text, Basic, RawValue};
@@ -13,6 +14,7 @@ use base64::prelude::{Engine as _, BASE64_STANDARD};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use serde_json::{json, Map, Value};
+use std::borrow::Cow;
 use tidegate_config::rfc3339::Rounding;
 use tidegate_config::terms::{batch_header, DEAD_PREFIX, NEVER_COPIED};
 use tidegate_types::size;
@@ -42,7 +44,7 @@ impl RawLetter<'_> {
         let stored = basic.write(|out| put_headers(out, self.properties, |_, _| true));
         let stored = stored.or_else(|_| basic.write(|_| Ok::<(), ()>(()))).unwrap_or_default();
         let text = |name: &str| self.text(name).filter(|text| !text.is_empty()).map(|text| shown(&text));
-        let application = text(fields::APPLICATION).unwrap_or_else(|| self.routing_key.into());
+        let application = text(fields::APPLICATION).unwrap_or_else(|| shown(&self.routing_key()));
         Letter {
             key: self.key(&stored),
             reason: text("x-tidegate-reason").unwrap_or_else(|| self.broker_reason()),
@@ -55,6 +57,14 @@ impl RawLetter<'_> {
             content_type: basic.content_type.map(Into::into),
             bytes: self.body.len(),
             whole: whole.then(|| self.whole(&basic, &stored)),
+        }
+    }
+
+    /// The routing key that its producer published it with: if it was forwarded, that of the original.
+    pub fn routing_key(&self) -> Cow<'_, str> {
+        match forward::origin(self.properties) {
+            Some((exchange, key)) => Cow::Owned(if exchange.is_empty() { String::new() } else { key }),
+            None => Cow::Borrowed(self.routing_key),
         }
     }
 

@@ -24,6 +24,8 @@ use tidegate_config::rfc3339::Rounding;
 use tidegate_config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use tidegate_types::{Dead, DuplicateRule, NewItem, Reason};
 
+/// An entry of a forwarded array that is elsewhere.
+const NOT_HERE: &str = "null";
 /// Content type of a payload that names none.
 const DEFAULT_CONTENT_TYPE: &str = "application/json";
 /// Longest content type, bytes: what a short string can carry.
@@ -121,7 +123,7 @@ pub(crate) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
             .map_err(|error| fields::invalid(format!("the envelope is not understood: {error}")))?;
         return Ok(vec![one(message, &base, &sent, &entry, None, &mut choices)?]);
     }
-    let entries = array(text, message.limits.max_envelope_items)?;
+    let entries = array(text, message.limits.max_envelope_items, message.restored.is_part)?;
     if entries.len().saturating_mul(shared.len()) > MAX_COPIES {
         return Err(fields::verdict(
             Reason::TooLarge,
@@ -133,11 +135,31 @@ pub(crate) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
         ));
     }
     let indexed = entries.iter().enumerate();
-    indexed
+    let present = indexed.filter_map(|(index, entry)| Some((index, entry.as_ref()?)));
+    present
         .map(|(index, entry)| {
             one(message, &base, &sent, entry, Some(index), &mut choices).map_err(|dead| at(index, dead))
         })
         .collect()
+}
+
+/// The array with those entries alone whose home is this shard. `homes`: of its items, in order; entries that
+/// were elsewhere before have none. The others become `null`, so that each keeps its index.
+pub(crate) fn part(body: &[u8], homes: &[Option<u16>], shard: u16) -> Vec<u8> {
+    // It has been read as an array before.
+    let entries: Vec<&RawValue> = serde_json::from_slice(body).unwrap_or_default();
+    let (mut out, mut homes) = (Vec::with_capacity(body.len()), homes.iter());
+    out.push(b'[');
+    for (index, entry) in entries.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        let is_meant = entry.get() != NOT_HERE && homes.next() == Some(&Some(shard));
+        out.extend_from_slice(if is_meant { entry.get() } else { NOT_HERE }.as_bytes());
+    }
+    out.push(b']');
+    out.shrink_to_fit();
+    out
 }
 
 /// Names that can be read from a rejected envelope.
@@ -174,10 +196,10 @@ fn at(index: usize, dead: Dead) -> Dead {
     fields::verdict(dead.reason, format!("entry {index}: {}", dead.error))
 }
 
-/// The entries of an array, at least one and at most `max`.
-fn array(text: &str, max: usize) -> Result<Vec<EnvelopeEntry<'_>>, Dead> {
+/// The entries of an array, at least one and at most `max`. `is_part`: some are elsewhere.
+fn array(text: &str, max: usize, is_part: bool) -> Result<Vec<Option<EnvelopeEntry<'_>>>, Dead> {
     let mut reader = serde_json::Deserializer::from_str(text);
-    let mut list = List { max, entries: Vec::new(), too_many: false };
+    let mut list = List { max, is_part, entries: Vec::new(), too_many: false };
     let read = reader.deserialize_seq(&mut list);
     let List { entries, too_many, .. } = list;
     match read {
@@ -195,7 +217,8 @@ fn array(text: &str, max: usize) -> Result<Vec<EnvelopeEntry<'_>>, Dead> {
 /// Collects entries until there are too many: what follows is not even read.
 struct List<'de> {
     max: usize,
-    entries: Vec<EnvelopeEntry<'de>>,
+    is_part: bool,
+    entries: Vec<Option<EnvelopeEntry<'de>>>,
     too_many: bool,
 }
 
@@ -207,7 +230,7 @@ impl<'de> Visitor<'de> for &mut List<'de> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<(), A::Error> {
-        while let Some(entry) = from.next_element_seed(Object)? {
+        while let Some(entry) = from.next_element_seed(Object { may_be_elsewhere: self.is_part })? {
             if self.entries.len() == self.max {
                 self.too_many = true;
                 return Err(serde::de::Error::custom("too many entries"));
@@ -219,25 +242,37 @@ impl<'de> Visitor<'de> for &mut List<'de> {
 }
 
 /// Reads one entry, from an object only: serde would take an array as the fields in order.
-struct Object;
+struct Object {
+    may_be_elsewhere: bool,
+}
 
 impl<'de> serde::de::DeserializeSeed<'de> for Object {
-    type Value = EnvelopeEntry<'de>;
+    type Value = Option<EnvelopeEntry<'de>>;
 
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<EnvelopeEntry<'de>, D::Error> {
-        from.deserialize_map(self)
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        match self.may_be_elsewhere {
+            true => from.deserialize_any(self),
+            false => from.deserialize_map(self),
+        }
     }
 }
 
 impl<'de> Visitor<'de> for Object {
-    type Value = EnvelopeEntry<'de>;
+    type Value = Option<EnvelopeEntry<'de>>;
 
     fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str("an object")
     }
 
-    fn visit_map<A: serde::de::MapAccess<'de>>(self, from: A) -> Result<EnvelopeEntry<'de>, A::Error> {
-        EnvelopeEntry::deserialize(serde::de::value::MapAccessDeserializer::new(from))
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Self::Value, E> {
+        match self.may_be_elsewhere {
+            true => Ok(None),
+            false => Err(E::invalid_type(serde::de::Unexpected::Unit, &self)),
+        }
+    }
+
+    fn visit_map<A: serde::de::MapAccess<'de>>(self, from: A) -> Result<Self::Value, A::Error> {
+        EnvelopeEntry::deserialize(serde::de::value::MapAccessDeserializer::new(from)).map(Some)
     }
 }
 

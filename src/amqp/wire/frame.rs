@@ -39,7 +39,7 @@ const KEPT: [&str; 8] = [
 const KEPT_BYTES: usize = 1_024;
 
 /// Most bytes of properties in a frame of that size.
-fn room(frame_max: u32) -> usize {
+pub(crate) fn room(frame_max: u32) -> usize {
     (frame_max as usize).saturating_sub(AROUND)
 }
 
@@ -77,7 +77,7 @@ fn roughly(batch: &Batch) -> usize {
 }
 
 /// Bytes of the properties in their frame.
-fn size(properties: &BasicProperties) -> usize {
+pub(crate) fn size(properties: &BasicProperties) -> usize {
     let written = Basic::of(properties).write(|out| put_headers(out, properties, |_, _| true));
     // The delivery mode is not written here. Headers nested too deep do not fit.
     written.map_or(usize::MAX, |bytes| bytes.len() + 1)

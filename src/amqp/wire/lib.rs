@@ -15,6 +15,7 @@ mod envelope;
 mod event;
 mod fields;
 mod fingerprint;
+mod forward;
 mod frame;
 mod header_value;
 mod home;
@@ -31,12 +32,13 @@ pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};
 pub use dead_letter::RawLetter;
 pub use envelope::text_of as envelope_text;
 pub use fields::near_misses;
+pub use forward::{forward_id_of, Delivered, Forward, ForwardKey, ForwardMessage, Sharing};
 pub use frame::fit;
 pub use home::home;
 pub use identity::{identity, target};
 pub use json::is_embeddable;
 pub use message::RequestLimits;
-pub use request::{request, Incoming};
+pub use request::{request, shared_request, Incoming, SharedRequest};
 pub use trace::{SpanName, MOST_LINKS};
 
 #[cfg(test)]

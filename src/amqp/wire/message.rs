@@ -3,6 +3,7 @@
 use super::batch::batch_id;
 use super::copied::Choices;
 use super::fields::{self, Fields, Made, OwnTime};
+use super::forward::{Restored, Sharing};
 use super::header_value::{header_value, HeaderValue};
 use super::identity::{identity, read_assigned};
 use super::json::{coding, is_embeddable, media_type};
@@ -64,6 +65,9 @@ pub(crate) struct Message<'a> {
     pub readings: &'a Readings,
     /// Part of the ids that this store assigns.
     pub store_identity: u64,
+    /// Absent in a daemon with one shard.
+    pub sharing: Option<&'a Sharing>,
+    pub restored: Restored,
 }
 
 impl<'a> Message<'a> {
@@ -177,17 +181,20 @@ impl<'a> Message<'a> {
                 format!("the message has {count} headers, more than {MAX_HEADERS}"),
             ));
         }
-        let most = self.limits.max_properties();
-        if bytes > most {
-            return Err(fields::verdict(
-                Reason::TooLarge,
-                format!(
-                    "the properties have {bytes} bytes, more than {most} (half of the largest frame agreed \
-                     upon with the broker, at most amqp.frame_max)"
-                ),
-            ));
+        if bytes > self.limits.max_properties() {
+            return Err(self.too_large(bytes));
         }
         Ok(())
+    }
+
+    /// Reason and sentence for properties of so many bytes.
+    pub(crate) fn too_large(&self, bytes: usize) -> Dead {
+        let most = self.limits.max_properties();
+        let text = format!(
+            "the properties have {bytes} bytes, more than {most} (half of the largest frame agreed upon with \
+             the broker, at most amqp.frame_max)"
+        );
+        fields::verdict(Reason::TooLarge, text)
     }
 
     /// The properties as they came; if they do not fit so, only headers that are plain values, as many as

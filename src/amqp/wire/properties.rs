@@ -145,8 +145,12 @@ impl<'a> Basic<'a> {
 
     /// For the publisher: persistent, with these headers.
     pub(crate) fn to_amqp(self, headers: FieldTable) -> BasicProperties {
-        let mut properties =
-            BasicProperties::default().with_delivery_mode(DELIVERY_MODE_PERSISTENT).with_headers(headers);
+        self.to_transient(headers).with_delivery_mode(DELIVERY_MODE_PERSISTENT)
+    }
+
+    /// The same without a delivery mode.
+    pub(crate) fn to_transient(self, headers: FieldTable) -> BasicProperties {
+        let mut properties = BasicProperties::default().with_headers(headers);
         type Setter = fn(BasicProperties, ShortString) -> BasicProperties;
         let texts: [(Option<&str>, Setter); 8] = [
             (self.content_type, BasicProperties::with_content_type),
@@ -205,14 +209,22 @@ pub(crate) fn put_headers(
         let name = name.as_str();
         let replaced = user_id.is_some() && name == USER_ID_HEADER;
         if !replaced && !NEVER_COPIED.contains(&name) && keep(name, value) {
-            put_name(out, name);
-            put_value(out, value, 0)?;
+            put_named(out, name, value)?;
         }
     }
     if let Some(user_id) = user_id {
         put_header_text(out, USER_ID_HEADER, user_id.as_str());
     }
     Ok(())
+}
+
+/// Writes one entry.
+///
+/// # Errors
+/// [`TooDeep`], and `out` holds an unfinished table.
+pub(crate) fn put_named(out: &mut Vec<u8>, name: &str, value: &AMQPValue) -> Result<(), TooDeep> {
+    put_name(out, name);
+    put_value(out, value, 0)
 }
 
 /// Writes one entry, text.

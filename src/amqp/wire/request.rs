@@ -7,6 +7,7 @@ use super::envelope;
 use super::event;
 use super::fields::{self, Fields};
 use super::fingerprint::Fingerprint;
+use super::forward::{Delivered, Elsewhere, Forward, Restored, Sharing};
 use super::message::{item, too_deep, Message, RequestLimits, Terms};
 use super::properties::{Basic, TooDeep};
 use lapin::BasicProperties;
@@ -30,6 +31,17 @@ pub struct Incoming<'a> {
     pub received: u64,
 }
 
+/// An ingest message of a daemon with several shards, as it was read.
+#[derive(Clone, Debug)]
+pub struct SharedRequest {
+    /// What it means here.
+    pub body: RequestBody,
+    /// The mark of the original, if it was forwarded.
+    pub redelivered: bool,
+    /// What of it goes to other shards; empty unless the body is [`RequestBody::Elsewhere`].
+    pub forwards: Vec<Forward>,
+}
+
 /// Reads one ingest message. Whatever it contains, it becomes items, a command, or a rejection that carries
 /// the whole message. `readings` determine what of it goes into its entries of batches, and from when a delay
 /// counts; `store_identity`, which ids this store assigns.
@@ -49,16 +61,73 @@ pub fn request(
         limits,
         readings,
         store_identity,
+        sharing: None,
+        restored: Restored::default(),
     };
-    match message.read(&mut body) {
-        Ok(meaning) => meaning,
-        Err(dead) => RequestBody::Rejected(Box::new(message.rejected(dead, body))),
+    match message.meaning(&mut body) {
+        Meaning::Here(body) => body,
+        Meaning::Elsewhere(Elsewhere { here, .. }) => RequestBody::Elsewhere(here),
     }
 }
 
+/// Reads one ingest message of a daemon with several shards: as [`request`], and what has its home in another
+/// shard becomes forwards. The original of a forward is restored first.
+pub fn shared_request(
+    mut delivered: Delivered,
+    limits: &RequestLimits,
+    readings: &Readings,
+    store_identity: u64,
+    sharing: &Sharing,
+) -> SharedRequest {
+    let restored = delivered.restore(&sharing.key);
+    let mut body = std::mem::take(&mut delivered.body);
+    let message = Message {
+        basic: Basic::of(&delivered.properties),
+        fields: Fields::gather(delivered.properties.headers().as_ref()),
+        properties: &delivered.properties,
+        routing_key: if delivered.exchange.as_str().is_empty() { "" } else { delivered.routing_key.as_str() },
+        received: delivered.received,
+        limits,
+        readings,
+        store_identity,
+        sharing: Some(sharing),
+        restored,
+    };
+    let (meaning, redelivered) = (message.meaning(&mut body), delivered.redelivered);
+    match meaning {
+        Meaning::Here(body) => SharedRequest { body, redelivered, forwards: Vec::new() },
+        Meaning::Elsewhere(Elsewhere { here, parts }) => SharedRequest {
+            body: RequestBody::Elsewhere(here),
+            redelivered,
+            forwards: delivered.forwards(restored, body, parts),
+        },
+    }
+}
+
+/// What a message means.
+enum Meaning {
+    Here(RequestBody),
+    Elsewhere(Elsewhere),
+}
+
 impl Message<'_> {
+    /// Takes the body, unless it goes elsewhere as a whole or in parts.
+    fn meaning(&self, body: &mut Vec<u8>) -> Meaning {
+        match self.read(body) {
+            Ok(meaning) => meaning,
+            Err(dead) => match self.elsewhere_unread() {
+                Some(elsewhere) => Meaning::Elsewhere(elsewhere),
+                None => {
+                    let rejected = self.rejected(dead, std::mem::take(body));
+                    Meaning::Here(RequestBody::Rejected(Box::new(rejected)))
+                }
+            },
+        }
+    }
+
     /// Takes the body only once no check can fail any more.
-    fn read(&self, body: &mut Vec<u8>) -> Result<RequestBody, Dead> {
+    fn read(&self, body: &mut Vec<u8>) -> Result<Meaning, Dead> {
+        self.restored.check(self)?;
         let batch = self.returned_batch();
         let most = if batch.is_some() { self.most_of_a_batch() } else { self.limits.max_body };
         if body.len() as u64 > most {
@@ -70,17 +139,30 @@ impl Message<'_> {
             };
             return Err(fields::verdict(Reason::TooLarge, text));
         }
+        let here = |body| Ok(Meaning::Here(body));
         if let Some(batch) = batch {
-            return Ok(RequestBody::Items(vec![self.whole_batch(batch, body)?]));
+            if let Some(elsewhere) = self.elsewhere(&self.required_application()?) {
+                return Ok(Meaning::Elsewhere(elsewhere));
+            }
+            return here(RequestBody::Items(vec![self.whole_batch(batch, body)?]));
         }
         if let Some(verb) = command::verb(self.basic.kind)? {
             let command = command::read(verb, self, body)?;
-            return Ok(RequestBody::Command(command, command::reply_to(self)));
+            if let Some(elsewhere) = command.application().and_then(|name| self.elsewhere(name)) {
+                return Ok(Meaning::Elsewhere(elsewhere));
+            }
+            return here(RequestBody::Command(command, command::reply_to(self)));
         }
         if self.is_envelope() {
-            return envelope::items(self, body).map(RequestBody::Items);
+            return match self.divided(envelope::items(self, body)?, body) {
+                Ok(elsewhere) => Ok(Meaning::Elsewhere(elsewhere)),
+                Err(items) => here(RequestBody::Items(items)),
+            };
         }
         let application: Box<str> = self.required_application()?.into();
+        if let Some(elsewhere) = self.elsewhere(&application) {
+            return Ok(Meaning::Elsewhere(elsewhere));
+        }
         let customer = self.customer()?.map(Into::into);
         let comeback = self.comeback(&application);
         let wished = match &comeback {
@@ -105,7 +187,7 @@ impl Message<'_> {
         let event = if self.fields.event { event::cost(table_of(&properties)) } else { 0 };
         let at = Comeback::due(comeback.as_ref(), wished);
         let (tried, over) = Comeback::apply(comeback.as_ref(), self.tried(self.basic.message_id));
-        Ok(RequestBody::Items(vec![item(
+        here(RequestBody::Items(vec![item(
             &self.basic,
             Terms { application, customer, at, expiry, on_duplicate, fingerprint, tried, over, event },
             properties,

@@ -11,7 +11,7 @@ fn kind(kind: &str) -> BasicProperties {
 fn command(body: RequestBody) -> (Command, Option<ReplyTo>) {
     match body {
         RequestBody::Command(command, reply_to) => (command, reply_to),
-        RequestBody::Items(items) => panic!("accepted: {items:?}"),
+        RequestBody::Items(items) | RequestBody::Elsewhere(items) => panic!("accepted: {items:?}"),
         RequestBody::Rejected(rejected) => panic!("rejected: {:?}", rejected.dead),
     }
 }

@@ -7,6 +7,7 @@ mod copied;
 mod envelope;
 mod event;
 mod fingerprint;
+mod forward;
 mod frame;
 mod properties;
 mod random;
@@ -75,6 +76,7 @@ fn given(application: &str, id: &str) -> Option<Identity> {
 fn items(body: RequestBody) -> Vec<NewItem> {
     match body {
         RequestBody::Items(items) => items,
+        RequestBody::Elsewhere(items) => panic!("elsewhere: {items:?}"),
         RequestBody::Rejected(rejected) => panic!("rejected: {:?}", rejected.dead),
         RequestBody::Command(command, _) => panic!("a command: {command:?}"),
     }
@@ -88,7 +90,7 @@ fn item(body: RequestBody) -> NewItem {
 
 fn rejected(body: RequestBody) -> Rejected {
     match body {
-        RequestBody::Items(items) => panic!("accepted: {items:?}"),
+        RequestBody::Items(items) | RequestBody::Elsewhere(items) => panic!("accepted: {items:?}"),
         RequestBody::Command(command, _) => panic!("a command: {command:?}"),
         RequestBody::Rejected(rejected) => *rejected,
     }

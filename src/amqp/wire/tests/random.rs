@@ -116,7 +116,7 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-fn bodies() -> impl Strategy<Value = Vec<u8>> {
+pub(super) fn bodies() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         vec(any::<u8>(), 0..60),
         json_value().prop_map(|value| serde_json::to_vec_pretty(&value).unwrap()),
@@ -187,7 +187,7 @@ fn accepted() -> impl Strategy<Value = NewItem> {
             }
             match take(properties, &body) {
                 RequestBody::Items(mut items) => items.pop(),
-                RequestBody::Rejected(_) | RequestBody::Command(..) => None,
+                RequestBody::Rejected(_) | RequestBody::Command(..) | RequestBody::Elsewhere(_) => None,
             }
         })
 }
@@ -270,6 +270,7 @@ proptest! {
                 }
             }
             RequestBody::Command(command, _) => prop_assert!(false, "no type is a command's: {command:?}"),
+            RequestBody::Elsewhere(items) => prop_assert!(false, "elsewhere: {items:?}"),
             RequestBody::Rejected(rejected) => {
                 prop_assert_eq!(&rejected.content.body, &came);
                 prop_assert!(!rejected.dead.error.is_empty() && rejected.dead.error.len() < 510);
@@ -295,7 +296,9 @@ proptest! {
         let asker = properties.reply_to().as_ref().map(|queue| queue.to_string());
         let asker = asker.filter(|queue| !queue.is_empty());
         let reply_to = match from(&exchange, &key, properties, &body) {
-            RequestBody::Items(items) => return Err(TestCaseError::fail(format!("items: {items:?}"))),
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => {
+                return Err(TestCaseError::fail(format!("items: {items:?}")));
+            }
             RequestBody::Rejected(rejected) => {
                 prop_assert_eq!(rejected.dead.reason, Reason::Invalid);
                 prop_assert!(!rejected.dead.error.is_empty() && rejected.dead.error.len() < 510);
@@ -336,7 +339,7 @@ proptest! {
     #[test]
     fn stored_properties_are_the_librarys(properties in properties()) {
         let stored = match take(properties, b"x") {
-            RequestBody::Items(items) => items[0].content.properties.clone(),
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => items[0].content.properties.clone(),
             RequestBody::Rejected(rejected) => rejected.content.properties.clone(),
             RequestBody::Command(command, _) => panic!("no type is a command's: {command:?}"),
         };

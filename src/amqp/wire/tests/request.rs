@@ -380,7 +380,7 @@ fn a_delay_counts_from_the_timestamp_where_that_is_configured() {
         let incoming =
             Incoming { exchange, routing_key: application, properties, body: vec![], received: NOW };
         match read_with(incoming, &LIMITS, &readings, STORE) {
-            RequestBody::Items(items) => items[0].at.ok_or_else(String::new),
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => items[0].at.ok_or_else(String::new),
             RequestBody::Rejected(rejected) => Err(rejected.dead.error.to_string()),
             RequestBody::Command(..) => panic!("no command"),
         }
