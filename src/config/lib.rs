@@ -13,6 +13,7 @@ mod application;
 mod copies;
 mod database;
 mod finding;
+mod limits;
 mod listen;
 mod login;
 mod read;

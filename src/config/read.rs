@@ -1,19 +1,19 @@
 //! The sections and their keys: the values that each may have, and the rules between them.
 //!
-//! `login` reads addresses and their logins, `application` the settings of an application.
+//! `login` reads addresses and their logins, `limits` what the daemon accepts and uses, `application` the
+//! settings of an application.
 
 use super::application::{application, BROKER_USUAL};
 use super::database::database;
+use super::limits::limits;
 use super::login::{amqp, egress as egress_ends, secret_of, Password};
 use super::reading::{Reading, Readings};
 use super::section::{Findings, Section};
 use super::surroundings::Surroundings;
-use super::terms::{BROKER_MAX, MAX_NAME};
+use super::terms::MAX_NAME;
 use super::tree::Table;
-use super::units::{size, Size, Span, Text, Whole, Words, LONGEST};
-use super::{
-    Admin, Config, DeadQueue, DeadQueueKind, LimitsConfig, Listen, StoreConfig, StoreKind, Timeouts,
-};
+use super::units::{size, Size, Span, Text, Whole, Words};
+use super::{Admin, Config, DeadQueue, DeadQueueKind, Listen, StoreConfig, StoreKind, Timeouts};
 use secrecy::{ExposeSecret, SecretString};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,8 +23,6 @@ use tidegate_types::{AppSettings, Format};
 
 /// RabbitMQ's default: it closes the channel of a delivery that stays unacked for longer.
 const CONSUMER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
-/// The store's log consists of files of 64 MiB, and two of them may exist before the first is removed.
-const LEAST_DISK: u64 = 256 << 20;
 /// The part of the unit's `TimeoutStopSec` that remains for the drain, without closing.
 const USUAL_STOP: Duration = Duration::from_secs(50);
 /// A longer wait for the broker is no effective bound.
@@ -173,51 +171,6 @@ fn store(mut s: Section<'_, '_>, d: StoreConfig, around: &Surroundings) -> Store
     }
     s.end();
     StoreConfig { kind, path, hold_max, database }
-}
-
-fn limits(mut s: Section<'_, '_>, d: LimitsConfig, kind: StoreKind) -> LimitsConfig {
-    let limits = LimitsConfig {
-        memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
-        disk: disk_limit(&mut s, d.disk),
-        customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),
-        applications: s.get("applications", d.applications, Whole(1..=100_000_000)),
-        max_body: s.get("max_body", d.max_body, Size(1..=BROKER_MAX)),
-        max_envelope_items: s.get("max_envelope_items", d.max_envelope_items as u64, Whole(1..=1_000_000))
-            as usize,
-        max_delay: s.get("max_delay", d.max_delay, Span(Duration::from_millis(1)..=LONGEST)),
-    };
-    if limits.disk > 0 && kind != StoreKind::Disk {
-        s.warn("disk", "has no effect: store.kind is not \"disk\"");
-    }
-    if !s.failed(&["memory", "max_body"]) {
-        let key = if s.is_set("max_body") { "max_body" } else { "memory" };
-        if limits.max_body > limits.memory {
-            let (body, memory) = (size(limits.max_body), size(limits.memory));
-            s.fault(
-                key,
-                format!("one body of limits.max_body ({body}) would not fit into limits.memory ({memory})"),
-            );
-        } else if limits.max_body > limits.memory / 4 {
-            s.warn(
-                key,
-                "limits.max_body is more than a quarter of limits.memory: large bodies will slow the intake",
-            );
-        }
-    }
-    s.end();
-    limits
-}
-
-/// `limits.disk`: 0, or enough for the store's log, which consists of files of 64 MiB.
-fn disk_limit(s: &mut Section<'_, '_>, default: u64) -> u64 {
-    let disk = s.get("disk", default, Size(0..=1 << 60));
-    if (1..LEAST_DISK).contains(&disk) {
-        s.fault(
-            "disk",
-            format!("{} is too small: 0B for none, or at least {}", size(disk), size(LEAST_DISK)),
-        );
-    }
-    disk
 }
 
 /// Warns of requests that would be accepted here and then refused by the broker.
