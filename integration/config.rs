@@ -94,7 +94,8 @@ fn nothing_at_all_is_the_defaults() {
     let none = Config::load(None, std::iter::empty()).unwrap();
     assert_eq!(none.warnings, []);
     assert_eq!(whole(&none.config), whole(&Config::default()));
-    let empty = "[amqp]\n[ingest]\n[egress]\n[dead]\n[store]\n[limits]\n[admin]\n[timeouts]\n[defaults]\n\
+    let empty =
+        "[amqp]\n[ingest]\n[egress]\n[dead]\n[store]\n[shards]\n[limits]\n[admin]\n[timeouts]\n[defaults]\n\
                  retry = {}\nredeliver = {}\n[applications]\n";
     assert_eq!(whole(&good(empty)), whole(&Config::default()));
     let c = none.config;
@@ -188,6 +189,8 @@ fn every_key_is_read() {
     assert_eq!((c.dead.exchange.as_str(), c.store.hold_max), ("d", Duration::from_secs(29 * 60)));
     let c = good(
         r#"
+        [shards]
+        count = 1
         [limits]
         memory = "16MiB"
         disk = "800MB"
@@ -338,7 +341,7 @@ config.toml:17: defaults.retry.mx: unknown key, did you mean `max`?
 config.toml:19: applications.shop.windwo: unknown key, did you mean `window`?
 config.toml:20: applications.shop.format: is a list; expected a single value
 config.toml:21: egres: unknown section, did you mean `egress`?
-config.toml:22: colour: unknown section, known here: amqp, ingest, egress, dead, store, limits, admin, timeouts, telemetry, defaults, applications"#
+config.toml:22: colour: unknown section, known here: amqp, ingest, egress, dead, store, shards, limits, admin, timeouts, telemetry, defaults, applications"#
     );
 }
 
@@ -369,6 +372,8 @@ fn each_bound_is_kept() {
         ("dead.exchange = \"tidegate.ingest\"", "dead.exchange: is both ingest.queue and dead.exchange"),
         ("ingest.queue = \"tidegate.dead\"", "ingest.queue: is both ingest.queue and dead.exchange"),
         ("store.hold_max = \"0s\"", "0s is too short: at least 1ms"),
+        ("shards.count = 0", "0 is not a whole number from 1 to 256"),
+        ("shards.count = 257", "257 is not a whole number from 1 to 256"),
         ("limits.memory = \"15MiB\"", "15MiB is too small: at least 16MiB"),
         (
             "limits.memory = \"16MiB\"\nlimits.max_body = \"17MiB\"",
@@ -425,6 +430,57 @@ fn each_bound_is_kept() {
         faults(&format!("applications.{}.align = true", &long[..201])).contains("has a name of 201 bytes")
     );
     assert!(good(&format!("applications.{}.align = true", &long[..200])).applications.len() == 1);
+}
+
+#[test]
+fn a_number_of_shards_that_cannot_work_is_refused_with_what_it_needs() {
+    let with = |count: u16, rest: &str| format!("shards.count = {count}\n{rest}\n");
+    for (count, rest, fault) in [
+        (2, "store.kind = \"memory\"", "2 shards need store.kind = \"disk\": with \"memory\", set count to 1"),
+        (
+            2,
+            "store = { kind = \"postgres\", uri = \"postgres://u@localhost/t\" }",
+            "with \"postgres\", set count to 1",
+        ),
+        (
+            17,
+            "",
+            "17 shards need limits.memory of at least 272MiB (16MiB each): raise it, or set count to at most 16",
+        ),
+        (
+            4,
+            "limits.disk = \"800MiB\"",
+            "4 shards need limits.disk of at least 1GiB (256MiB each): raise it, or set count to at most 3",
+        ),
+        (4, "egress.max_in_flight = 3", "4 shards need egress.max_in_flight of at least 4 (1 each): raise it, or"),
+        (4, "limits.customers = 3", "need limits.customers of at least 4 (1 each): raise it, or set count to at most 3"),
+        (4, "limits.applications = 2", "need limits.applications of at least 4 (1 each): raise it, or set count to"),
+        (2, "dead.exchange = \"tidegate.ingest.1\"", "the name 'tidegate.ingest.1', which is dead.exchange"),
+        (2, "dead.queue.name = \"tidegate.ingest.0\"", "the name 'tidegate.ingest.0', which is dead.queue.name"),
+    ] {
+        let found = faults(&with(count, rest));
+        assert!(found.starts_with("config.toml:1: shards.count: ") && found.contains(fault), "{rest}: {found}");
+        assert_eq!(found.lines().count(), 1, "{rest}: {found}");
+    }
+    let queue = |bytes: usize| format!("ingest.queue = \"{}\"\nlimits.memory = \"1GiB\"", "q".repeat(bytes));
+    let found = faults(&with(11, &queue(253)));
+    assert!(
+        found.contains("has a name of 256 bytes, and 255 are possible: shorten ingest.queue to 252 bytes"),
+        "{found}"
+    );
+    assert_eq!(good(&with(11, &queue(252))).shard_queue(10).len(), 255);
+    // A body has to fit into the memory of one shard.
+    let found = faults(&with(4, "limits.memory = \"64MiB\"\nlimits.max_body = \"17MiB\""));
+    assert!(found.ends_with("would not fit into a shard's part of limits.memory (16MiB)"), "{found}");
+    // The default of another key proves nothing.
+    assert_eq!(faults(&with(17, "limits.memory = 3")).lines().count(), 1);
+    let most = good(&with(256, "limits = { memory = \"8GiB\", disk = \"64GiB\" }"));
+    assert_eq!((most.shards.count, most.limits.memory), (256, 8 << 30));
+    let shard = most.of_shard(255);
+    assert_eq!(
+        (shard.limits.memory, shard.limits.disk, shard.egress.max_in_flight),
+        (32 << 20, 256 << 20, 3)
+    );
 }
 
 #[test]

@@ -23,6 +23,7 @@ pub mod rfc3339;
 mod schema;
 mod secret;
 mod section;
+mod shards;
 mod show;
 mod surroundings;
 pub mod terms;
@@ -38,6 +39,7 @@ pub use listen::{Listen, UNIX_SCHEME};
 pub use reading::{DelayFrom, Reading, Readings, Redeliver};
 pub use reload::needs_restart;
 pub use schema::schema;
+pub use shards::ShardsConfig;
 pub use tls::{Login, OwnCertificate, Tls};
 
 use secrecy::SecretString;
@@ -257,7 +259,9 @@ pub struct Config {
     pub dead: DeadLetters,
     /// Kind and place of the store.
     pub store: StoreConfig,
-    /// Limits of the whole daemon.
+    /// Number of engines.
+    pub shards: ShardsConfig,
+    /// Limits of the whole daemon; in the configuration of one shard, its part of them.
     pub limits: LimitsConfig,
     /// Listener and tokens of the admin port.
     pub admin: Admin,
@@ -327,7 +331,8 @@ pub struct AmqpConfig {
 pub struct IngestConfig {
     /// The queue that is consumed.
     pub queue: String,
-    /// Fanout exchange bound to it.
+    /// Fanout exchange bound to it. Empty in the configuration of one shard of several, and never otherwise: no
+    /// exchange leads to a shard's queue.
     pub exchange: String,
     /// Most unacked deliveries.
     pub prefetch: u16,
@@ -532,6 +537,7 @@ impl Default for Config {
                 hold_max: Duration::from_secs(25 * 60),
                 database: None,
             },
+            shards: ShardsConfig { count: 1 },
             limits: LimitsConfig {
                 memory: 256 << 20,
                 disk: 0,

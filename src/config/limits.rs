@@ -3,17 +3,24 @@
 use super::section::Section;
 use super::terms::BROKER_MAX;
 use super::units::{size, Size, Span, Whole, LONGEST};
-use super::{LimitsConfig, StoreKind};
+use super::{LimitsConfig, ShardsConfig, StoreKind};
 use std::time::Duration;
 
+/// Least memory of one engine with its store, bytes.
+pub(crate) const LEAST_MEMORY: u64 = 16 << 20;
 /// The store's log consists of files of 64 MiB, and two of them may exist before the first is removed.
-const LEAST_DISK: u64 = 256 << 20;
+pub(crate) const LEAST_DISK: u64 = 256 << 20;
 
-/// Reads `[limits]`.
-pub(crate) fn limits(mut s: Section<'_, '_>, d: LimitsConfig, kind: StoreKind) -> LimitsConfig {
+/// Reads `[limits]`. All limits are those of the whole daemon, also with several shards.
+pub(crate) fn limits(
+    s: &mut Section<'_, '_>,
+    d: LimitsConfig,
+    kind: StoreKind,
+    shards: ShardsConfig,
+) -> LimitsConfig {
     let limits = LimitsConfig {
-        memory: s.get("memory", d.memory, Size(16 << 20..=1 << 50)),
-        disk: disk_limit(&mut s, d.disk),
+        memory: s.get("memory", d.memory, Size(LEAST_MEMORY..=1 << 50)),
+        disk: disk_limit(s, d.disk),
         customers: s.get("customers", d.customers, Whole(1..=1_000_000_000)),
         applications: s.get("applications", d.applications, Whole(1..=100_000_000)),
         max_body: s.get("max_body", d.max_body, Size(1..=BROKER_MAX)),
@@ -25,22 +32,29 @@ pub(crate) fn limits(mut s: Section<'_, '_>, d: LimitsConfig, kind: StoreKind) -
         s.warn("disk", "has no effect: store.kind is not \"disk\"");
     }
     if !s.failed(&["memory", "max_body"]) {
-        let key = if s.is_set("max_body") { "max_body" } else { "memory" };
-        if limits.max_body > limits.memory {
-            let (body, memory) = (size(limits.max_body), size(limits.memory));
-            s.fault(
-                key,
-                format!("one body of limits.max_body ({body}) would not fit into limits.memory ({memory})"),
-            );
-        } else if limits.max_body > limits.memory / 4 {
-            s.warn(
-                key,
-                "limits.max_body is more than a quarter of limits.memory: large bodies will slow the intake",
-            );
-        }
+        bodies_fit_memory(s, &limits, shards);
     }
-    s.end();
     limits
+}
+
+/// Checks the largest body against the memory of the engine that takes it.
+fn bodies_fit_memory(s: &mut Section<'_, '_>, limits: &LimitsConfig, shards: ShardsConfig) {
+    let whose = if shards.count > 1 { "a shard's part of limits.memory" } else { "limits.memory" };
+    let memory = limits.memory / u64::from(shards.count);
+    if memory < LEAST_MEMORY {
+        // The number of shards is the fault, and is reported as one.
+        return;
+    }
+    let key = if s.is_set("max_body") { "max_body" } else { "memory" };
+    if limits.max_body > memory {
+        let (body, memory) = (size(limits.max_body), size(memory));
+        s.fault(key, format!("one body of limits.max_body ({body}) would not fit into {whose} ({memory})"));
+    } else if limits.max_body > memory / 4 {
+        s.warn(
+            key,
+            format!("limits.max_body is more than a quarter of {whose}: large bodies will slow the intake"),
+        );
+    }
 }
 
 /// `limits.disk`: 0, or enough for the store's log, which consists of files of 64 MiB.

@@ -1,7 +1,7 @@
 //! The sections and their keys: the values that each may have, and the rules between them.
 //!
-//! `login` reads addresses and their logins, `limits` what the daemon accepts and uses, `application` the
-//! settings of an application.
+//! `login` reads addresses and their logins, `limits` what the daemon accepts and uses, `shards` how many
+//! engines it has, `application` the settings of an application.
 
 use super::application::{application, BROKER_USUAL};
 use super::database::database;
@@ -9,6 +9,7 @@ use super::limits::limits;
 use super::login::{amqp, egress as egress_ends, secret_of, Password};
 use super::reading::{Reading, Readings};
 use super::section::{Findings, Section};
+use super::shards::{shards, shards_can_work};
 use super::surroundings::Surroundings;
 use super::terms::MAX_NAME;
 use super::tree::Table;
@@ -60,7 +61,11 @@ pub(crate) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     }
 
     config.store = store(root.section("store"), d.store, around);
-    config.limits = limits(root.section("limits"), d.limits, config.store.kind);
+    let mut shards_section = root.section("shards");
+    config.shards = shards(&mut shards_section, d.shards);
+    let mut limits_section = root.section("limits");
+    config.limits = limits(&mut limits_section, d.limits, config.store.kind, config.shards);
+    shards_can_work(&config, &mut shards_section, &ingest, &limits_section);
     config.admin = admin(root.section("admin"), d.admin, around);
     config.timeouts = timeouts(root.section("timeouts"), d.timeouts);
     config.otlp_endpoint = telemetry(root.section("telemetry"));
@@ -68,7 +73,7 @@ pub(crate) fn config(tree: &Table<'_>, findings: &Findings, around: &Surrounding
     (config.defaults, config.applications, config.readings) = (defaults, all, Arc::new(readings));
     bodies_fit_the_broker(&config, &root, findings);
 
-    for section in [amqp_section, ingest, egress, dead, root] {
+    for section in [amqp_section, ingest, egress, dead, shards_section, limits_section, root] {
         section.end();
     }
     config

@@ -76,6 +76,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("store.schema", same(old, new, |db| db.schema.clone())),
         ("store.lease", same(old, new, |db| db.lease)),
         ("store.allow_async", same(old, new, |db| db.allow_async)),
+        ("shards.count", old.shards == new.shards),
         ("limits.memory", old.limits.memory == new.limits.memory),
         ("limits.disk", old.limits.disk == new.limits.disk),
         ("admin.listen", old.admin.listen == new.admin.listen),
@@ -147,6 +148,7 @@ mod tests {
         assert_eq!(needs_restart(&old, &new), ["amqp.uri"]);
         new.egress.endpoints[0].user = "out".into();
         new.store.path = "/elsewhere".into();
+        new.shards.count = 2;
         new.limits.memory = 1;
         new.admin.listen = crate::Listen::Off;
         new.admin.token = Some("t".to_owned().into());
@@ -157,6 +159,7 @@ mod tests {
             "amqp.uri",
             "egress.uri",
             "store.path",
+            "shards.count",
             "limits.memory",
             "admin.listen",
             "admin.token_file",
