@@ -142,6 +142,7 @@ pub fn options(port: u16) -> Options {
             exchange: "tidegate.in".into(),
             prefetch: 1_000,
         },
+        shard_queues: Vec::new(),
         egress: tidegate_config::EgressConfig {
             exchange: "tidegate.out".into(),
             endpoints,

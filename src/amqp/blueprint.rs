@@ -29,7 +29,9 @@ pub enum Argument {
 pub struct Names {
     /// The ingest queue.
     pub queue: String,
-    /// The exchange of requests.
+    /// The queues of the shards; empty with a single one.
+    pub shards: Vec<String>,
+    /// The exchange of requests; empty where none leads to the ingest queue, as with that of one shard.
     pub ingest: String,
     /// The exchange of batches.
     pub egress: String,
@@ -38,14 +40,28 @@ pub struct Names {
 }
 
 impl Names {
-    /// The names of a configuration.
-    pub fn of(ingest: &IngestConfig, egress: &EgressConfig, dead: &DeadLetters) -> Names {
+    /// The names of a configuration: of a node with its shards, or of one shard.
+    pub fn of(config: &Config) -> Names {
+        Names {
+            shards: config.shard_queues(),
+            ..Names::without_shards(&config.ingest, &config.egress, &config.dead)
+        }
+    }
+
+    /// The names without the queues of shards.
+    pub(crate) fn without_shards(ingest: &IngestConfig, egress: &EgressConfig, dead: &DeadLetters) -> Names {
         Names {
             queue: ingest.queue.clone(),
+            shards: Vec::new(),
             ingest: ingest.exchange.clone(),
             egress: egress.exchange.clone(),
             dead: dead.clone(),
         }
+    }
+
+    /// All queues with requests.
+    pub(crate) fn request_queues(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.queue).chain(&self.shards).map(String::as_str)
     }
 }
 
@@ -106,8 +122,9 @@ pub struct Rights {
 }
 
 /// Requests: where they are published, and where they are consumed from. In the order of creation, as are all
-/// lists here.
-pub fn ingest(names: &Names) -> [Declared; 3] {
+/// lists here. Only the ingest queue is bound; tidegate itself publishes to the queues of the shards, through
+/// the default exchange.
+pub fn ingest(names: &Names) -> Vec<Declared> {
     let text = |value: &str| Argument::Text(value.to_owned());
     let arguments = vec![
         ("x-queue-type", text("quorum")),
@@ -116,12 +133,15 @@ pub fn ingest(names: &Names) -> [Declared; 3] {
         ("x-overflow", text("reject-publish")),
         ("x-delivery-limit", Argument::Number(DELIVERY_LIMIT)),
     ];
-    let (queue, exchange) = (names.queue.clone(), names.ingest.clone());
-    [
-        Declared::Queue { name: queue.clone(), arguments },
-        Declared::Exchange { name: exchange.clone(), kind: Routing::Fanout },
-        Declared::Binding { exchange, queue },
-    ]
+    let declared = |name: &String| Declared::Queue { name: name.clone(), arguments: arguments.clone() };
+    let mut all = vec![declared(&names.queue)];
+    if !names.ingest.is_empty() {
+        let (queue, exchange) = (names.queue.clone(), names.ingest.clone());
+        all.push(Declared::Exchange { name: exchange.clone(), kind: Routing::Fanout });
+        all.push(Declared::Binding { exchange, queue });
+    }
+    all.extend(names.shards.iter().map(declared));
+    all
 }
 
 /// Where batches are published.
@@ -174,23 +194,27 @@ fn dead_names(dead: &DeadLetters) -> Vec<&str> {
     names
 }
 
-/// The least permissions of the login that consumes requests, answers commands and sends dead letters back.
-/// Declaring needs more than using what exists.
+/// The least permissions of the login that consumes requests, forwards them to the queues of shards, answers
+/// commands and sends dead letters back. Declaring needs more than using what exists. The configuration is that
+/// of the node, whose login the shards use as well.
 pub fn ingest_rights(config: &Config) -> Rights {
-    let (queue, exchange, dead) = (&*config.ingest.queue, &*config.ingest.exchange, dead_names(&config.dead));
-    let lock = lock_name(queue);
+    let names = Names::of(config);
+    let (exchange, dead) = (&*names.ingest, dead_names(&config.dead));
+    let queues: Vec<&str> = names.request_queues().collect();
+    let locks: Vec<String> = queues.iter().map(|queue| lock_name(queue)).collect();
+    let locks: Vec<&str> = locks.iter().map(String::as_str).collect();
     match config.amqp.topology {
         Topology::Declare => Rights {
-            configure: any_of(&[&[&*lock, queue, exchange], &*dead].concat()),
+            configure: any_of(&[&*locks, &*queues, &[exchange], &*dead].concat()),
             // A binding needs the permission to write to the queue and to read from the exchange; naming a
-            // dead-letter exchange needs that to write to it.
-            write: any_of(&[&["amq.default", queue, exchange], &*dead].concat()),
-            read: any_of(&[&[queue, exchange], &*dead].concat()),
+            // dead-letter exchange needs that to read from the queue and to write to the exchange.
+            write: any_of(&[&["amq.default", &*names.queue, exchange], &*dead].concat()),
+            read: any_of(&[&*queues, &[exchange], &*dead].concat()),
         },
         Topology::Passive | Topology::Off => Rights {
-            configure: any_of(&[&lock]),
+            configure: any_of(&locks),
             write: any_of(&["amq.default", exchange]),
-            read: any_of(&[queue]),
+            read: any_of(&queues),
         },
     }
 }
@@ -262,6 +286,7 @@ pub fn lock_name(queue: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_config::ShardsConfig;
 
     #[test]
     fn the_lock_has_a_name_that_fits() {
@@ -304,6 +329,52 @@ mod tests {
         assert_eq!(egress_rights(&config).configure, r"^(tidegate\.out|tidegate\.dead)$");
         config.dead.queue.kind = DeadQueueKind::Quorum;
         assert_eq!(egress_rights(&config).configure, r"^(tidegate\.out|tidegate\.dead|ours)$");
+    }
+
+    #[test]
+    fn a_node_declares_the_queue_of_each_shard_like_its_own_and_a_shard_its_queue_alone() {
+        let config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        let names = |all: &[Declared]| -> Vec<String> {
+            let name = |declared: &Declared| match declared {
+                Declared::Queue { name, .. } => format!("queue {name}"),
+                Declared::Exchange { name, .. } => format!("exchange {name}"),
+                Declared::Binding { exchange, queue } => format!("{exchange} to {queue}"),
+            };
+            all.iter().map(name).collect()
+        };
+        let node = ingest(&Names::of(&config));
+        let of_one = ["queue tidegate.ingest", "exchange tidegate.in", "tidegate.in to tidegate.ingest"];
+        let of_shards = ["queue tidegate.ingest.0", "queue tidegate.ingest.1"];
+        assert_eq!(names(&node), [&of_one[..], &of_shards[..]].concat());
+        assert_eq!(names(&ingest(&Names::of(&Config::default()))), of_one);
+        let shard = ingest(&Names::of(&config.of_shard(1)));
+        assert_eq!(names(&shard), of_shards[1..]);
+        assert_eq!(shard[0], node[4], "both sides declare the same queue");
+        let [Declared::Queue { arguments: own, .. }, .., Declared::Queue { arguments, .. }] = &*node else {
+            panic!("{node:?}")
+        };
+        assert_eq!(own, arguments);
+    }
+
+    #[test]
+    fn the_rights_of_a_node_reach_the_queues_and_locks_of_its_shards() {
+        let mut config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        let queues = r"tidegate\.ingest|tidegate\.ingest\.0|tidegate\.ingest\.1";
+        let locks = queues.replace("tidegate", r"tidegate\.lock\.tidegate");
+        let (exchanges, dead) = (r"amq\.default|tidegate\.ingest|tidegate\.in", r"tidegate\.dead");
+        let declare = Rights {
+            configure: format!(r"^({locks}|{queues}|tidegate\.in|{dead})$"),
+            write: format!("^({exchanges}|{dead})$"),
+            read: format!(r"^({queues}|tidegate\.in|{dead})$"),
+        };
+        assert_eq!(ingest_rights(&config), declare);
+        config.amqp.topology = Topology::Passive;
+        let passive = Rights {
+            configure: format!("^({locks})$"),
+            write: r"^(amq\.default|tidegate\.in)$".to_owned(),
+            read: format!("^({queues})$"),
+        };
+        assert_eq!(ingest_rights(&config), passive);
     }
 
     #[test]

@@ -215,6 +215,8 @@ pub struct Options {
     pub amqp: tidegate_config::AmqpConfig,
     /// Section `[ingest]` of the configuration.
     pub ingest: tidegate_config::IngestConfig,
+    /// The queues of the shards, which a node with several declares beside the ingest queue; empty for a shard.
+    pub shard_queues: Vec<String>,
     /// Section `[egress]` of the configuration.
     pub egress: tidegate_config::EgressConfig,
     /// Section `[dead]` of the configuration.
@@ -257,6 +259,7 @@ impl Options {
         Options {
             amqp: config.amqp.clone(),
             ingest: config.ingest.clone(),
+            shard_queues: config.shard_queues(),
             egress: config.egress.clone(),
             dead: config.dead.clone(),
             limits: request_limits(config),
@@ -274,7 +277,11 @@ impl Options {
     }
 
     fn names(&self) -> blueprint::Names {
-        blueprint::Names::of(&self.ingest, &self.egress, &self.dead)
+        let shards = self.shard_queues.clone();
+        blueprint::Names {
+            shards,
+            ..blueprint::Names::without_shards(&self.ingest, &self.egress, &self.dead)
+        }
     }
 }
 

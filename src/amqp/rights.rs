@@ -60,9 +60,9 @@ pub(crate) async fn inspect_rights(
     names: &Names,
     limit: Duration,
 ) -> Vec<CheckLine> {
-    let lock = lock_name(&names.queue);
+    let locks: Vec<String> = names.request_queues().map(lock_name).collect();
     let needed = match side {
-        Side::Ingest => ingest_needs(names, &lock),
+        Side::Ingest => ingest_needs(names, &locks),
         Side::Egress => egress_needs(names),
     };
     let (mut granted, mut found) = (Vec::new(), Vec::new());
@@ -90,19 +90,21 @@ pub(crate) async fn inspect_rights(
     found
 }
 
-fn ingest_needs<'n>(names: &'n Names, lock: &'n str) -> Vec<Needed<'n>> {
+/// `locks`: the lock of each queue with requests, in their order.
+fn ingest_needs<'n>(names: &'n Names, locks: &'n [String]) -> Vec<Needed<'n>> {
     let need =
         |permission, name, severity, without: &'static str| Needed { permission, name, severity, without };
-    let mut all = vec![
-        need(Permission::Read, &*names.queue, Severity::Fault, "no request can be consumed"),
-        need(
-            Permission::Configure,
-            lock,
-            Severity::Warning,
-            "a second daemon on the same queue is detected late, only by counting consumers",
-        ),
-        need(Permission::Write, "", Severity::Warning, "commands by AMQP get no answer"),
-    ];
+    let mut all = Vec::new();
+    for (queue, lock) in names.request_queues().zip(locks) {
+        all.push(need(Permission::Read, queue, Severity::Fault, "no request can be consumed"));
+        let without = "a second daemon on the same queue is detected late, only by counting consumers";
+        all.push(need(Permission::Configure, lock, Severity::Warning, without));
+    }
+    all.push(if names.shards.is_empty() {
+        need(Permission::Write, "", Severity::Warning, "commands by AMQP get no answer")
+    } else {
+        need(Permission::Write, "", Severity::Fault, "no request can be forwarded to its shard")
+    });
     if !names.ingest.is_empty() {
         let without = "dead letters cannot be sent back, and `tidegate push` with this login cannot publish";
         all.push(need(Permission::Write, &names.ingest, Severity::Warning, without));
@@ -216,28 +218,49 @@ fn unacceptable(argument: &'static str) -> FieldTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_config::Config;
+    use tidegate_config::{Config, ShardsConfig};
 
     #[test]
     fn what_is_needed_is_what_the_least_rights_grant() {
-        let mut config = Config::default();
-        config.amqp.topology = tidegate_config::Topology::Passive;
-        let names = Names::of(&config.ingest, &config.egress, &config.dead);
-        let lock = lock_name(&names.queue);
-        for (needs, rights) in [
-            (ingest_needs(&names, &lock), super::super::blueprint::ingest_rights(&config)),
-            (egress_needs(&names), super::super::blueprint::egress_rights(&config)),
-        ] {
-            assert!(!needs.is_empty());
-            for need in needs {
-                let granted = match need.permission {
-                    Permission::Configure => &rights.configure,
-                    Permission::Write => &rights.write,
-                    Permission::Read => &rights.read,
-                };
-                let name = shown(need.name).replace('.', r"\.");
-                assert!(granted.contains(&name), "{:?} {name}: {granted}", need.permission);
+        for count in [1, 3] {
+            let mut config = Config { shards: ShardsConfig { count }, ..Config::default() };
+            config.amqp.topology = tidegate_config::Topology::Passive;
+            let names = Names::of(&config);
+            let locks: Vec<String> = names.request_queues().map(lock_name).collect();
+            for (needs, rights) in [
+                (ingest_needs(&names, &locks), super::super::blueprint::ingest_rights(&config)),
+                (egress_needs(&names), super::super::blueprint::egress_rights(&config)),
+            ] {
+                assert!(!needs.is_empty());
+                for need in needs {
+                    let granted = match need.permission {
+                        Permission::Configure => &rights.configure,
+                        Permission::Write => &rights.write,
+                        Permission::Read => &rights.read,
+                    };
+                    let name = shown(need.name).replace('.', r"\.");
+                    assert!(granted.contains(&name), "{:?} {name}: {granted}", need.permission);
+                }
             }
         }
+    }
+
+    #[test]
+    fn several_shards_need_each_queue_each_lock_and_the_default_exchange() {
+        let config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        let names = Names::of(&config);
+        let locks: Vec<String> = names.request_queues().map(lock_name).collect();
+        let needed: Vec<_> = ingest_needs(&names, &locks)
+            .iter()
+            .map(|need| (need.permission.as_str(), shown(need.name).to_owned(), need.severity))
+            .collect();
+        let mut wanted = Vec::new();
+        for queue in ["tidegate.ingest", "tidegate.ingest.0", "tidegate.ingest.1"] {
+            wanted.push(("read", queue.to_owned(), Severity::Fault));
+            wanted.push(("configure", format!("tidegate.lock.{queue}"), Severity::Warning));
+        }
+        wanted.push(("write", "amq.default".to_owned(), Severity::Fault));
+        wanted.push(("write", "tidegate.in".to_owned(), Severity::Warning));
+        assert_eq!(needed, wanted);
     }
 }

@@ -22,8 +22,8 @@ pub(crate) struct Note {
     pub(crate) text: String,
 }
 
-/// Prepares what the consumer needs: ingest queue, exchange and binding, and the dead exchange that the queue
-/// names.
+/// Prepares what the consumer needs: ingest queue, exchange and binding, the queues of the shards if there are
+/// several, and the dead exchange that the queues name.
 pub(crate) async fn prepare_ingest(
     session: &Session,
     mode: Topology,
@@ -36,7 +36,9 @@ pub(crate) async fn prepare_ingest(
         Topology::Passive => {
             let dead = setup.check_exchange(&names.dead.exchange).await;
             setup.tolerate_dead(&names.dead.exchange, dead)?;
-            setup.check_queue(&names.queue).await?;
+            for queue in names.request_queues() {
+                setup.check_queue(queue).await?;
+            }
             setup.check_exchange(&names.ingest).await?;
         }
         Topology::Declare => {

@@ -32,7 +32,7 @@ struct BrokerEnd<'c> {
 }
 
 fn ends(config: &Config) -> Vec<BrokerEnd<'_>> {
-    let names = Names::of(&config.ingest, &config.egress, &config.dead);
+    let names = Names::of(config);
     let dead = blueprint::dead(&config.dead);
     // The ingest queue names the dead exchange, which therefore comes first.
     let ingest = dead.iter().cloned().chain(blueprint::ingest(&names)).collect();

@@ -107,7 +107,7 @@ impl<'d> Republisher<'d> {
         let session = self.service.connect(&amqp.endpoints).await?;
         // A request that only another queue of the exchange takes is confirmed as well. So the binding of the
         // ingest queue is ensured first, as at each connect.
-        let names = Names::of(ingest, egress, dead);
+        let names = Names::without_shards(ingest, egress, dead);
         let prepared = prepare_ingest(&session, amqp.topology, &names, STEP_WITHIN).await;
         let channel = match prepared {
             Ok(_) => confirm_channel(&session, STEP_WITHIN).await,
