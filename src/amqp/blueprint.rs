@@ -59,8 +59,8 @@ impl Names {
         }
     }
 
-    /// All queues with requests.
-    pub(crate) fn request_queues(&self) -> impl Iterator<Item = &str> {
+    /// All queues with requests: the ingest queue, then those of the shards.
+    pub fn request_queues(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.queue).chain(&self.shards).map(String::as_str)
     }
 }

@@ -12,6 +12,7 @@ use rustix::fs::{access, Access};
 use serde_json::{json, Value};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use tidegate_amqp::blueprint::Names;
 use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_config::{Config, Listen, LoadedConfig, StoreKind};
 
@@ -39,6 +40,7 @@ pub(super) fn run(
     let mut findings = vec![config_source(path)];
     findings
         .extend(loaded.warnings.iter().map(|w| CheckLine::new(Severity::Warning, "config", w.to_string())));
+    findings.extend(shards(&loaded.config));
     findings.push(store(&loaded.config, args.connect));
     findings.push(admin(&loaded.config));
     if args.connect {
@@ -81,6 +83,20 @@ fn config_source(path: Option<&Path>) -> CheckLine {
     }
 }
 
+/// The number of shards, if there are several, with their queues and directories.
+fn shards(config: &Config) -> Option<CheckLine> {
+    let last = config.shards.count.checked_sub(1).filter(|last| *last > 0)?;
+    let text = format!(
+        "{}, with the queues '{}' to '{}' and stores in {} to {}",
+        config.shards.count,
+        config.shard_queue(0),
+        config.shard_queue(last),
+        config.shard_path(0).display(),
+        config.shard_path(last).display()
+    );
+    Some(CheckLine::new(Severity::Good, "shards", text))
+}
+
 /// Checks as the user who runs the command, which should be the daemon's user. `is_connecting`: the check of
 /// the database follows.
 fn store(config: &Config, is_connecting: bool) -> CheckLine {
@@ -97,7 +113,11 @@ fn store(config: &Config, is_connecting: bool) -> CheckLine {
         }
         (StoreKind::Disk, _) | (StoreKind::Postgres, None) => String::new(),
     };
-    let suitable = directory(path).and_then(|text| match config.store.kind {
+    let of_shards = |text| {
+        let mut all = (0..config.shards.count).map(|number| directory(&config.shard_path(number)));
+        all.try_for_each(|one| one.map(drop)).map(|()| text)
+    };
+    let suitable = directory(path).and_then(of_shards).and_then(|text| match config.store.kind {
         StoreKind::Postgres => {
             tidegate_store::refuse_disk_store(path).map(|()| text).map_err(|e| e.to_string())
         }
@@ -216,14 +236,16 @@ fn managed(config: &Config, url: Option<&str>) -> Result<Vec<CheckLine>, Failure
         subject,
         format!("{}, RabbitMQ {}", api.place(), plain(version)),
     )];
-    let (vhost, name) = (&ingest.vhost, &config.ingest.queue);
-    found.extend(judged(&api, "ingest", vhost, name, |queue| {
-        Managed::new("ingest", name, queue, major(version)).judge_ingest(&config.dead.exchange)
-    }));
-    let lock = tidegate_amqp::lock_name(name);
-    found.extend(judged(&api, "ingest", vhost, &lock, |queue| {
-        Managed::new("ingest", &lock, queue, major(version)).judge_lock()
-    }));
+    let vhost = &ingest.vhost;
+    for name in Names::of(config).request_queues() {
+        found.extend(judged(&api, "ingest", vhost, name, |queue| {
+            Managed::new("ingest", name, queue, major(version)).judge_ingest(&config.dead.exchange)
+        }));
+        let lock = tidegate_amqp::lock_name(name);
+        found.extend(judged(&api, "ingest", vhost, &lock, |queue| {
+            Managed::new("ingest", &lock, queue, major(version)).judge_lock()
+        }));
+    }
     let egress = config.egress.endpoints.first().unwrap_or(ingest);
     if let Some(name) = config.dead.queue_name() {
         if (&egress.host, egress.port) == (&ingest.host, ingest.port) {
@@ -289,6 +311,28 @@ mod tests {
         assert!(!dir.path().join("a").exists(), "a check creates nothing");
         config.store.kind = StoreKind::Memory;
         assert_eq!(store(&config, false).severity, Severity::Good);
+    }
+
+    #[test]
+    fn several_shards_are_told_and_each_directory_must_be_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config();
+        assert_eq!(shards(&config), None);
+        (config.shards.count, config.store.path) = (3, dir.path().to_path_buf());
+        let (told, at) = (shards(&config).unwrap(), dir.path().display());
+        let text = format!(
+            "3, with the queues 'tidegate.ingest.0' to 'tidegate.ingest.2' and stores in {at}/shard-0 to \
+             {at}/shard-2"
+        );
+        assert_eq!(told, CheckLine::new(Severity::Good, "shards", text));
+        std::fs::create_dir(config.shard_path(0)).unwrap();
+        assert_eq!(store(&config, false).severity, Severity::Good);
+        std::fs::write(config.shard_path(2), "").unwrap();
+        let found = store(&config, false);
+        assert_eq!(
+            found,
+            CheckLine::new(Severity::Fault, "store", format!("{at}/shard-2 is not a directory"))
+        );
     }
 
     #[test]

@@ -238,6 +238,29 @@ mod tests {
     }
 
     #[test]
+    fn the_queues_of_shards_are_made_and_permitted_too() {
+        let config = configured("[shards]\ncount = 2\n");
+        let lines = script(&config);
+        let queues: Vec<_> =
+            lines.iter().filter_map(|line| line.split_once("declare queue --name ")).collect();
+        let (of_node, of_shard) = (queues[1].1, queues[3].1);
+        assert_eq!(queues.len(), 4, "{lines:#?}");
+        assert_eq!(of_shard, of_node.replace("tidegate.ingest", "tidegate.ingest.1"));
+        let rights = lines.iter().find(|line| line.contains("set_permissions -p / tidegate-in")).unwrap();
+        assert!(rights.contains(r"|tidegate\.lock\.tidegate\.ingest\.1|"), "{rights}");
+        let made = definitions(&config);
+        let names: Vec<_> =
+            made["queues"].as_array().unwrap().iter().map(|queue| queue["name"].as_str().unwrap()).collect();
+        assert_eq!(names, ["tidegate.dead", "tidegate.ingest", "tidegate.ingest.0", "tidegate.ingest.1"]);
+        assert_eq!(made["queues"][3]["arguments"], made["queues"][1]["arguments"]);
+        assert_eq!(
+            made["bindings"].as_array().unwrap().len(),
+            2,
+            "no exchange leads to the queue of a shard"
+        );
+    }
+
+    #[test]
     fn guest_gets_no_rights() {
         let text = script(&Config::default()).join("\n");
         assert!(!text.contains("guest"), "{text}");
