@@ -72,6 +72,39 @@ fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
 }
 
 #[test]
+fn the_queue_of_each_shard_is_looked_at_like_the_ingest_queue() {
+    let site = Site::new("shards-checked");
+    // The daemon declares what is not about shards.
+    drop(site.start(&site.config()));
+    let config = site.config().set("shards.count", "2");
+    let daemon = Daemon::stopped(&config, &site.dir);
+    let check = || daemon.cli(&["check", "--connect", "--output", "json"]);
+    let [first, second] = [0, 1].map(|number| format!("{}.{number}", site.ingest_queue()));
+    let told = check();
+    assert_eq!((told.code, of_level(&told, "fail")), (0, vec![]), "{told:?}");
+    let good = of_level(&told, "ok");
+    for queue in [&first, &second] {
+        let text = format!("checking queue '{queue}': ");
+        let is_told = |found: &String| found.starts_with(&text) && found.ends_with("created at the start");
+        assert!(good.iter().any(is_told), "{queue}: {told:?}");
+    }
+    let told_first = format!("2, with the queues '{first}' to '{second}' and stores in ");
+    assert!(good.iter().any(|text| text.starts_with(&told_first)), "{told:?}");
+    for right in [format!("read '{second}'"), format!("configure 'tidegate.lock.{second}'")] {
+        assert!(good.iter().any(|text| text.contains(&right)), "{right}: {told:?}");
+    }
+
+    site.client.queue(&first, FieldTable::default());
+    daemon.rewrite(&config.text("amqp.topology", "passive"));
+    let told = check();
+    let faults = of_level(&told, "fail");
+    assert_eq!((told.code, faults.len()), (1, 1), "{told:?}");
+    assert!(faults[0].contains(&format!("checking queue '{second}': ")), "{told:?}");
+    let other = format!("queue '{first}' has other arguments");
+    assert!(about_the_broker(&told).iter().any(|text| text.starts_with(&other)), "{told:?}");
+}
+
+#[test]
 fn what_policies_do_to_the_queue_is_told_with_what_to_do() {
     let test = "what_policies_do_to_the_queue_is_told_with_what_to_do";
     let Some((node, port)) = Node::with_management(test) else { return };
