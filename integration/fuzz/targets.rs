@@ -56,6 +56,7 @@ fn judge(meaning: RequestBody, body: &[u8]) {
             }
             publish(&items);
         }
+        RequestBody::Elsewhere(items) => panic!("there are no other shards: {items:?}"),
         RequestBody::Rejected(rejected) => {
             assert_eq!(rejected.content.body, body, "a dead letter carries its body");
             let sentence = &rejected.dead.error;

@@ -33,7 +33,7 @@ pub(crate) enum BrokerAnswer {
 /// A message that came back, as carried by some answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Returned {
-    /// Its header `x-batch`.
+    /// The id that it carries.
     pub(crate) id: Option<BatchId>,
     /// Reply code and text.
     pub(crate) text: String,

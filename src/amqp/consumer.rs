@@ -23,7 +23,7 @@ use super::supervise::{
     RateLimitedLog,
 };
 use super::topology::{count_queue, prepare_ingest};
-use super::{BrokerEvent, Event, IngestOrder, LinkStatus, Options, ShutdownSignal, Side, FAR_MS};
+use super::{BrokerEvent, Event, Forwarding, IngestOrder, LinkStatus, Options, ShutdownSignal, Side, FAR_MS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
 use lapin::message::Delivery;
@@ -35,7 +35,7 @@ use tidegate_common::clock;
 use tidegate_config::Readings;
 use tidegate_types::event::Intake;
 use tidegate_types::{Delivery as Handle, Request};
-use tidegate_wire::{self, Incoming, RequestLimits};
+use tidegate_wire::{self, Delivered, Forward, Incoming, RequestLimits, SharedRequest};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -212,6 +212,7 @@ impl Ingest {
             counting: lock,
         };
         self.shared.set_prefetch(prefetch);
+        self.shared.set_generation(self.generation);
         self.shared.post(BrokerEvent::IngestReady { generation: self.generation });
         self.show(&generation);
         tracing::info!(address = generation.address, generation = self.generation, prefetch, "consuming");
@@ -219,6 +220,7 @@ impl Ingest {
             Ok(next) => Ok(next),
             Err(fault) => Err(generation.consumer.cause(fault).await),
         };
+        self.shared.set_generation(0);
         self.shared.post(BrokerEvent::IngestLost);
         let Generation { consumer, held, .. } = generation;
         let returned = consumer.unacked();
@@ -366,11 +368,12 @@ impl Ingest {
         let received = clock::wall_ms_up();
         while !generation.held.is_empty() {
             let (mut requests, mut items, mut bytes) = (Vec::new(), 0, 0);
+            let mut forwards = Vec::new();
             while items < CHUNK_ITEMS && bytes < CHUNK_BYTES {
                 let Some(delivery) = generation.held.pop_front() else { break };
                 tidegate_common::failpoint!("poisoned-request", if delivery.data == b"poison");
                 let raw = delivery.data.len() as u64;
-                let request = self.read(delivery, generation.consumer.generation(), received);
+                let request = self.read(delivery, generation.consumer.generation(), received, &mut forwards);
                 let cost = cost::of(&request, raw);
                 self.prefetch.seen(cost);
                 items += request.item_count();
@@ -382,6 +385,12 @@ impl Ingest {
                 && !generation.consumer.is_exhausted()
                 && requests.iter().all(|request| request.is_far(FAR_MS));
             self.shared.post(Event::Requests { requests, may_wait });
+            // Their confirms come after the requests.
+            for (delivery, parts) in forwards {
+                if let Some(Forwarding { sender, .. }) = &self.options.forwarding {
+                    sender.send(delivery, parts, &self.shared);
+                }
+            }
             if !is_last {
                 tokio::task::yield_now().await;
             }
@@ -415,8 +424,15 @@ impl Ingest {
         consumer.change_prefetch(prefetch).await
     }
 
-    /// `received`: UTC ms, rounded up, so that no delay that counts from it ends too soon.
-    fn read(&mut self, delivery: Delivery, generation: u32, received: u64) -> Request {
+    /// Reads a delivery; adds what goes to other shards to `forwards`. `received`: UTC ms, rounded up, so that
+    /// no delay that counts from it ends too soon.
+    fn read(
+        &mut self,
+        delivery: Delivery,
+        generation: u32,
+        received: u64,
+        forwards: &mut Vec<(Handle, Vec<Forward>)>,
+    ) -> Request {
         if self.quarantine.is_on() {
             self.quarantine.delivered(delivery.redelivered);
             if self.quarantine.width() <= NAMED {
@@ -442,19 +458,22 @@ impl Ingest {
         }
         let frame_max = self.limits.frame_max.min(self.shared.frame_max());
         let limits = RequestLimits { frame_max, ..self.limits };
-        let incoming = Incoming {
-            exchange: delivery.exchange.as_str(),
-            routing_key: delivery.routing_key.as_str(),
-            properties: delivery.properties,
-            body: delivery.data,
-            received,
+        let handle = Handle { generation, tag: delivery.delivery_tag };
+        let Delivery { exchange, routing_key, properties, data: body, redelivered, .. } = delivery;
+        let store_identity = self.options.store_identity;
+        let Some(Forwarding { sharing, .. }) = &self.options.forwarding else {
+            let (exchange, routing_key) = (exchange.as_str(), routing_key.as_str());
+            let incoming = Incoming { exchange, routing_key, properties, body, received };
+            let body = tidegate_wire::request(incoming, &limits, &self.readings, store_identity);
+            return Request { delivery: handle, redelivered, received, body };
         };
-        Request {
-            delivery: Handle { generation, tag: delivery.delivery_tag },
-            redelivered: delivery.redelivered,
-            received,
-            body: tidegate_wire::request(incoming, &limits, &self.readings, self.options.store_identity),
+        let delivered = Delivered { exchange, routing_key, properties, body, redelivered, received };
+        let read = tidegate_wire::shared_request(delivered, &limits, &self.readings, store_identity, sharing);
+        let SharedRequest { body, redelivered, forwards: parts } = read;
+        if !parts.is_empty() {
+            forwards.push((handle, parts));
         }
+        Request { delivery: handle, redelivered, received, body }
     }
 
     fn show(&self, generation: &Generation) {

@@ -26,6 +26,7 @@ mod cost;
 mod dead_queue;
 mod fault;
 mod figures;
+mod forwarder;
 mod ingest_lock;
 mod inspect;
 mod liveness;
@@ -48,6 +49,7 @@ pub use blueprint::lock_name;
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use dead_queue::DeadLetterService;
 pub use figures::{Figures, Stats};
+pub use forwarder::{forward_queue, ForwardQueue, ForwardSender};
 pub use inspect::inspect;
 pub use replies::OutgoingReply;
 pub use spans::{OnSpan, PublishSpan};
@@ -239,12 +241,23 @@ pub struct Options {
     pub timeouts: tidegate_config::Timeouts,
     /// Part of the ids that this store assigns.
     pub store_identity: u64,
+    /// How requests come to their homes; `None`: there is one shard.
+    pub forwarding: Option<Forwarding>,
     /// Set after several quick deaths of the process, since a message may be the cause: the consumer takes
     /// one delivery at a time at first and this many at most, until the redelivered requests have passed.
     pub quarantine: Option<u16>,
     /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout
     /// (30 min unless configured otherwise).
     pub held_limit: Duration,
+}
+
+/// How a consumer passes requests on to other shards.
+#[derive(Clone, Debug)]
+pub struct Forwarding {
+    /// Which requests have their home where.
+    pub sharing: tidegate_wire::Sharing,
+    /// The way to the forwarder.
+    pub sender: ForwardSender,
 }
 
 /// How long a task may take to notice that it is aborted.
@@ -271,6 +284,7 @@ impl Options {
             memory: config.limits.memory,
             timeouts: config.timeouts,
             store_identity,
+            forwarding: None,
             quarantine,
             held_limit: HELD_LIMIT,
         }
@@ -345,10 +359,7 @@ impl Amqp {
                 );
             }
         }
-        let (progress, figures) = (Arc::clone(&options.progress), Arc::clone(&options.figures));
-        let shared = Arc::new(Shared::new(on_event, progress, figures));
-        [Side::Ingest, Side::Egress].into_iter().for_each(|side| shared.moved(side));
-        let options = Arc::new(options);
+        let (shared, options) = Shared::of(options, on_event);
         let (ingest, ingest_orders) = mpsc::unbounded_channel();
         let (egress, egress_orders) = mpsc::unbounded_channel();
         let (replies, reply_orders) = mpsc::unbounded_channel();
@@ -362,6 +373,26 @@ impl Amqp {
             outward.spawn(publisher.run()),
             inward.spawn(replies_out.run()),
         ];
+        Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
+    }
+
+    /// Starts the ends of a sharder: the consumer of the ingest queue, which keeps nothing, and the forwarder
+    /// of all consumers of this daemon, whose requests come from `queue`. The links are those of the consumer
+    /// and the forwarder; nothing else is published.
+    pub fn start_sharder(
+        runtime: &Handle,
+        options: Options,
+        (forwarding, queue): (Forwarding, ForwardQueue),
+        on_event: Arc<dyn Fn(Event) + Send + Sync>,
+    ) -> Amqp {
+        let key = forwarding.sharing.key.clone();
+        let (shared, options) = Shared::of(Options { forwarding: Some(forwarding), ..options }, on_event);
+        let (ingest, ingest_orders) = mpsc::unbounded_channel();
+        let ((egress, _), (replies, _)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let (shutdown, signal) = watch::channel(None);
+        let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
+        let forwarder = forwarder::Forwarder::new(shared.clone(), options, key, queue, signal);
+        let tasks = vec![runtime.spawn(consumer.run()), runtime.spawn(forwarder.run())];
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidegate_common::clock;
 use tidegate_types::{Batch, BatchId, Outcome, Settled};
-use tidegate_wire::{self, Body, Exchanges, Outgoing};
+use tidegate_wire::{self, Body, Exchanges, ForwardMessage, Outgoing};
 use tokio::time::{timeout, Instant};
 
 /// Results of one turn: settled batches and figures, recorded together so that the hot path takes the lock
@@ -168,6 +168,13 @@ impl Drop for OpenSpan {
 }
 
 impl PublishMessage {
+    /// A forward, to the queue of its home.
+    pub(crate) fn forward(number: u64, queue: ShortString, message: ForwardMessage) -> Self {
+        let ForwardMessage { properties, body, id } = message;
+        let (exchange, body) = (ShortString::default(), Body::Shared(body));
+        PublishMessage { number, id, exchange, routing_key: queue, properties, body, span: None }
+    }
+
     /// Publishes and waits for the confirm. The body is dropped once it is written: the wait takes longer.
     pub(crate) async fn publish(mut self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let (id, span) = (self.id, self.span.take());

@@ -5,7 +5,7 @@ use super::confirms::Confirms;
 use super::fault::{EndReason, Fault, FaultKind, CAUSE_LIMIT};
 use super::message::{us_since, PublishMessage, TurnOutput};
 use lapin::message::BasicReturnMessage;
-use lapin::{Channel, Confirmation};
+use lapin::{BasicProperties, Channel, Confirmation};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_types::{BatchId, Outcome};
@@ -18,17 +18,21 @@ pub(crate) struct PublishChannel {
     epoch: Instant,
     tracker: ConfirmTracker,
     confirms: Confirms,
+    /// Reads the id of a message that was returned.
+    id_of: fn(&BasicProperties) -> Option<BatchId>,
     /// When the channel was first seen closed without a reason.
     closed_since: Option<Instant>,
 }
 
 impl PublishChannel {
-    pub(crate) fn new(channel: Channel) -> Self {
+    /// `id_of` reads the id that its messages carry.
+    pub(crate) fn new(channel: Channel, id_of: fn(&BasicProperties) -> Option<BatchId>) -> Self {
         PublishChannel {
             channel: Arc::new(channel),
             epoch: Instant::now(),
             tracker: ConfirmTracker::default(),
             confirms: Confirms::default(),
+            id_of,
             closed_since: None,
         }
     }
@@ -62,7 +66,7 @@ impl PublishChannel {
     /// [`FaultKind::AfterEnd`]. [`FaultKind::Lost`] with the channel still open: its answers cannot be
     /// trusted.
     pub(crate) fn collect(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
-        let PublishChannel { confirms, tracker, epoch, .. } = self;
+        let PublishChannel { confirms, tracker, epoch, id_of, .. } = self;
         let mut reason = EndReason::default();
         let mut stray = false;
         confirms.drain(|slot, result| {
@@ -78,7 +82,7 @@ impl PublishChannel {
                     return;
                 }
             };
-            stray |= tracker.answer(slot, answer, back.map(|back| returned(&back))).is_err();
+            stray |= tracker.answer(slot, answer, back.map(|back| returned(&back, *id_of))).is_err();
         });
         // A return that matches no publish makes every ack of this round doubtful: all of them stay unknown.
         if stray {
@@ -127,9 +131,6 @@ impl PublishChannel {
     }
 }
 
-fn returned(back: &BasicReturnMessage) -> Returned {
-    Returned {
-        id: tidegate_wire::batch_id_of(&back.properties),
-        text: format!("{} {}", back.reply_code, back.reply_text),
-    }
+fn returned(back: &BasicReturnMessage, id_of: fn(&BasicProperties) -> Option<BatchId>) -> Returned {
+    Returned { id: id_of(&back.properties), text: format!("{} {}", back.reply_code, back.reply_text) }
 }

@@ -10,6 +10,7 @@ use lapin::Channel;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tidegate_types::{Batch, BatchId, Outcome};
+use tidegate_wire::batch_id_of;
 use tokio::time::Instant;
 
 /// A channel, and notes on the exchange that it publishes to.
@@ -37,7 +38,7 @@ impl ReopeningChannel {
 
     pub(crate) fn of(channel: Channel) -> Self {
         ReopeningChannel {
-            state: ReopeningState::Open(Box::new(PublishChannel::new(channel))),
+            state: ReopeningState::Open(Box::new(PublishChannel::new(channel, batch_id_of))),
             ..ReopeningChannel::closed()
         }
     }
@@ -128,7 +129,7 @@ impl ReopeningChannel {
     pub(crate) fn take_opened(&mut self) -> Result<Option<Vec<Note>>, Fault> {
         let Some(opened) = self.opened.take() else { return Ok(None) };
         let (channel, notes) = opened?;
-        self.state = ReopeningState::Open(Box::new(PublishChannel::new(channel)));
+        self.state = ReopeningState::Open(Box::new(PublishChannel::new(channel, batch_id_of)));
         Ok(Some(notes))
     }
 

@@ -1,7 +1,7 @@
 //! State that both ends share: the way to the daemon's loop, and the marks of their progress.
 
 use super::figures::{index, Figures};
-use super::{BrokerEvent, Event, LinkStatus, Side};
+use super::{BrokerEvent, Event, LinkStatus, Options, Side};
 use std::future::Future;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +22,8 @@ pub(crate) struct Shared {
     handed: AtomicU64,
     settled: AtomicU64,
     prefetch: AtomicU32,
+    /// Of the present consumer; 0: there is none.
+    generation: AtomicU32,
 }
 
 impl Shared {
@@ -39,7 +41,19 @@ impl Shared {
             handed: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             prefetch: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
         }
+    }
+
+    /// The state of the ends that begin with these options.
+    pub(crate) fn of(
+        options: Options,
+        on_event: Arc<dyn Fn(Event) + Send + Sync>,
+    ) -> (Arc<Shared>, Arc<Options>) {
+        let (progress, figures) = (Arc::clone(&options.progress), Arc::clone(&options.figures));
+        let shared = Arc::new(Shared::new(on_event, progress, figures));
+        [Side::Ingest, Side::Egress].into_iter().for_each(|side| shared.moved(side));
+        (shared, Arc::new(options))
     }
 
     pub(crate) fn post(&self, event: impl Into<Event>) {
@@ -119,6 +133,15 @@ impl Shared {
     pub(crate) fn set_prefetch(&self, prefetch: u16) {
         self.prefetch.store(prefetch.into(), Relaxed);
         self.post(BrokerEvent::Prefetch(prefetch));
+    }
+
+    /// Deliveries of this generation can be acked from now on; 0: of none.
+    pub(crate) fn set_generation(&self, generation: u32) {
+        self.generation.store(generation, Relaxed);
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Relaxed)
     }
 
     pub(crate) fn prefetch(&self) -> u32 {

@@ -177,7 +177,7 @@ fn entry(
     };
     match tidegate_wire::request(incoming, limits, &Readings::default(), 0) {
         RequestBody::Rejected(rejected) => Err(plain(&rejected.dead.error).into_owned()),
-        RequestBody::Items(_) | RequestBody::Command(..) => {
+        RequestBody::Items(_) | RequestBody::Command(..) | RequestBody::Elsewhere(_) => {
             Ok((PushLine { line: 0, application, properties, body }, made_up))
         }
     }

@@ -7,6 +7,7 @@ use super::RunError;
 use crate::admin::{NodeFacts, NodeHealth, ShardHealth, ShardLine, ShardState};
 use crate::telemetry::SpanExporter;
 use std::sync::Arc;
+use tidegate_amqp::Forwarding;
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
 use tidegate_common::threads::thread_name;
@@ -18,6 +19,8 @@ use tokio::runtime::Runtime;
 pub(super) struct Lasting {
     /// Number of the shard, from 0.
     pub(super) number: u16,
+    /// How it passes requests on to other shards; `None`: there are none.
+    pub(super) forwarding: Option<Forwarding>,
     /// Runtime for ingest, answers and exports.
     pub(super) runtime: Runtime,
     /// Runtime for egress only: a large request never delays due items.
@@ -55,8 +58,9 @@ pub(super) fn facts_at_present(started: Now) -> NodeFacts {
 }
 
 impl Lasting {
+    /// `config`: that of the shard.
     pub(super) fn new(
-        number: u16,
+        (number, forwarding): (u16, Option<Forwarding>),
         config: Arc<Config>,
         reports: Reports,
         spans: Option<Arc<SpanExporter>>,
@@ -65,6 +69,7 @@ impl Lasting {
         let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
         Ok(Lasting {
             number,
+            forwarding,
             runtime: one_worker(&thread_name("tidegate-in", number))?,
             outward: one_worker(&thread_name("tidegate-out", number))?,
             waits: own_waits()?,

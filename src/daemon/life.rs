@@ -18,7 +18,7 @@ use super::mailbox::{ControlEvent, LoopEvent, Mailbox, Patience, ShardOrder};
 use super::reports::{Ending, FoundItems, ShardReport};
 use super::shard::Shard;
 use super::starts::Starts;
-use super::status::{self, describe};
+use super::status::{self, note_link};
 use super::{recovery, OnAmqp, RunError};
 use crate::admin::{CommandRequest, CommandResponse, Latch, Status};
 use crate::telemetry::SpanExporter;
@@ -178,7 +178,8 @@ impl OpenLife {
             |exporter: Arc<SpanExporter>| -> OnSpan { OnSpan(Arc::new(move |span| exporter.export(span))) };
         let (spans, progress) = (lasting.spans.clone().map(export), Arc::clone(&lasting.health.progress));
         let (lease, figures) = (self.lease.clone(), Arc::clone(&lasting.tally.figures));
-        let options = tidegate_amqp::Options { spans, progress, figures, lease, ..options };
+        let forwarding = lasting.forwarding.clone();
+        let options = tidegate_amqp::Options { spans, progress, figures, lease, forwarding, ..options };
         lasting.health.progress.begin();
         lasting.health.progress.moved(DaemonPart::Loop);
         let amqp = Amqp::start((lasting.runtime.handle(), lasting.outward.handle()), options, on_amqp);
@@ -381,28 +382,8 @@ impl Life<'_> {
         }
     }
 
-    /// Records a connection's new state.
     fn link(&mut self, side: Side, link: LinkStatus) {
-        let (state, detail) = describe(&link);
-        match &link {
-            LinkStatus::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
-            // The connection's own supervisor logs these, at a limited rate.
-            LinkStatus::Down { .. }
-            | LinkStatus::Up { .. }
-            | LinkStatus::Connecting { .. }
-            | LinkStatus::Paused { .. }
-            | LinkStatus::Standby { .. }
-            | LinkStatus::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
-        }
-        let (latch, index) = match side {
-            Side::Ingest => (Latch::Ingest, 0),
-            Side::Egress => (Latch::Egress, 1),
-        };
-        self.lasting.health.readiness.set(latch, link.is_up());
-        self.shard.links[index] = Some(link);
-        // A link is up once its topology stands.
-        let both = self.shard.links.iter().all(|link| link.as_ref().is_some_and(LinkStatus::is_up));
-        self.lasting.health.readiness.set(Latch::Topology, both);
+        note_link(&mut self.shard.links, side, link, &self.lasting.health.readiness);
         self.set_consumer();
     }
 

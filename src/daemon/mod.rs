@@ -26,6 +26,7 @@ mod reload;
 mod reports;
 mod shard;
 mod shard_thread;
+mod sharder;
 mod standby;
 mod starts;
 mod status;

@@ -14,8 +14,9 @@ use super::mailbox::{ControlEvent, Inlet, ShardOrder};
 use super::queries::QueryDesk;
 use super::reload::Reload;
 use super::reports::{FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
+use super::sharder::{Sharder, SharderLinks};
 use super::{shard_thread, RunError, RunOptions};
-use crate::admin::{self, NodeHealth};
+use crate::admin::{self, NodeHealth, ShardHealth};
 use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
 use crate::telemetry::SpanExporter;
@@ -23,10 +24,13 @@ use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_amqp::DeadLetterService;
+use tidegate_amqp::{forward_queue, DeadLetterService, ForwardQueue, Forwarding};
 use tidegate_common::clock;
-use tidegate_config::{Config, LoadedConfig};
+use tidegate_common::progress::ProgressMarks;
+use tidegate_config::{Config, LoadedConfig, StoreKind};
+use tidegate_store::layout::ShardLayout;
 use tidegate_types::Now;
+use tidegate_wire::{ForwardKey, Sharing};
 use tokio::runtime::Runtime;
 
 /// Longest time between two looks at a reload.
@@ -39,12 +43,15 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let spans = config.otlp_endpoint.as_deref().map(SpanExporter::start).transpose();
     let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
     let (sender, events) = channel();
-    let shards = [0].map(|number| {
+    let sharding = Sharding::of(&config)?;
+    let shards = (0..config.shards.count).map(|number| {
         let reports = Reports::new(number, sender.clone());
-        Lasting::new(number, Arc::clone(&config), reports, spans.clone(), started)
+        let forwarding = sharding.as_ref().map(|sharding| sharding.of_shard(number));
+        let own = Arc::new(config.of_shard(number));
+        Lasting::new((number, forwarding), own, reports, spans.clone(), started)
     });
-    let shards = shards.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let mut node = DaemonNode::new(config, (config_path, sender.clone()), &shards, started)?;
+    let shards = shards.collect::<Result<Vec<_>, _>>()?;
+    let mut node = DaemonNode::new(config, (config_path, sender.clone()), &shards, sharding, started)?;
     let (last_resort, limit) = (node.last_resort.clone(), node.config.timeouts.drain + GRACE);
     let on_signal = move |signal| {
         if signal == Signal::Terminate {
@@ -66,6 +73,45 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     ended
 }
 
+/// What several shards have in common before the sharder starts.
+struct Sharding {
+    forwarding: Forwarding,
+    /// Where the forwarder takes requests from; taken at its start.
+    queue: Option<ForwardQueue>,
+    health: ShardHealth,
+    links: SharderLinks,
+}
+
+impl Sharding {
+    /// `None`: there is one shard.
+    ///
+    /// # Errors
+    /// The directory of the store belongs to another number of shards, or cannot be used.
+    fn of(config: &Config) -> Result<Option<Self>, RunError> {
+        if config.store.kind == StoreKind::Memory {
+            return Ok(None);
+        }
+        let layout = ShardLayout::claim(&config.store.path, config.shards.count)?;
+        Ok(layout.map(|ShardLayout { count, key }| {
+            let (sender, queue) = forward_queue();
+            let sharing = Sharing { own: None, count, key: ForwardKey::new(key) };
+            let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
+            Sharding {
+                forwarding: Forwarding { sharing, sender },
+                queue: Some(queue),
+                health: ShardHealth { progress, ..ShardHealth::default() },
+                links: SharderLinks::default(),
+            }
+        }))
+    }
+
+    /// How this shard passes requests on.
+    fn of_shard(&self, number: u16) -> Forwarding {
+        let Forwarding { sharing, sender } = &self.forwarding;
+        Forwarding { sharing: Sharing { own: Some(number), ..sharing.clone() }, sender: sender.clone() }
+    }
+}
+
 /// See the module.
 struct DaemonNode {
     /// As last loaded.
@@ -84,11 +130,17 @@ struct DaemonNode {
     health: Arc<NodeHealth>,
     /// The shards, by their numbers.
     shards: Vec<ShardSeat>,
+    /// Present if there are several.
+    sharding: Option<Sharding>,
+    /// Runs from the end of the start.
+    sharder: Option<Sharder>,
     admin: Option<admin::Server>,
     /// Why the daemon cannot start, or cannot go on.
     failure: Option<RunError>,
     /// A reload was requested before the start was complete.
     reload_waits: bool,
+    /// A stop has been ordered.
+    stopping: bool,
     /// The shards take over a configuration; whether another reload follows.
     adopting: Option<bool>,
 }
@@ -100,6 +152,8 @@ struct ShardSeat {
     inlet: Arc<Inlet>,
     /// Its line for the service manager.
     status: String,
+    /// What it found at its last opening.
+    found: Option<FoundItems>,
     /// It has opened its store, or waited for it, at least once.
     has_come: bool,
     /// It has shown a sign of life since the watchdog was last notified.
@@ -115,14 +169,17 @@ impl DaemonNode {
         config: Arc<Config>,
         reread: (Option<PathBuf>, Sender<NodeEvent>),
         shards: &[Lasting],
+        sharding: Option<Sharding>,
         started: Now,
     ) -> Result<Self, RunError> {
-        let health = shards.iter().map(|shard| shard.health.clone()).collect();
-        let health = Arc::new(NodeHealth::of(health));
+        let health = shards.iter().map(|shard| shard.health.clone());
+        let health = health.chain(sharding.iter().map(|sharding| sharding.health.clone()));
+        let health = Arc::new(NodeHealth::of(health.collect()));
         let seat = |shard: &Lasting| ShardSeat {
             number: shard.number,
             inlet: Arc::clone(&shard.inlet),
             status: String::new(),
+            found: None,
             has_come: false,
             is_turning: false,
             has_ended: false,
@@ -140,9 +197,12 @@ impl DaemonNode {
             waits: own_waits()?,
             health,
             shards: shards.iter().map(seat).collect(),
+            sharding,
+            sharder: None,
             admin: None,
             failure: None,
             reload_waits: false,
+            stopping: false,
             adopting: None,
         })
     }
@@ -158,6 +218,9 @@ impl DaemonNode {
             }
             self.reload.check(&self.notify, clock::now().mono);
         }
+        if let Some(sharder) = self.sharder.take() {
+            sharder.end(&self.waits);
+        }
         if let Some(admin) = self.admin.take() {
             self.waits.block_on(admin.stop());
         }
@@ -166,7 +229,7 @@ impl DaemonNode {
 
     fn handle(&mut self, event: NodeEvent) {
         match event {
-            NodeEvent::Signal(Signal::Terminate) => self.order(&ShardOrder::Stop),
+            NodeEvent::Signal(Signal::Terminate) => self.stop(&ShardOrder::Stop),
             // The service manager would take the end of a reload for the end of the start.
             NodeEvent::Signal(Signal::Reload) if !self.has_started() => self.reload_waits = true,
             NodeEvent::Signal(Signal::Reload) => self.reload.request(&self.notify, clock::now().mono),
@@ -179,9 +242,11 @@ impl DaemonNode {
         }
     }
 
-    /// Gives an order to all shards.
-    fn order(&self, order: &ShardOrder) {
+    /// Gives an order to all shards, and ends the sharder.
+    fn stop(&mut self, order: &ShardOrder) {
         self.shards.iter().for_each(|shard| shard.inlet.post(ControlEvent::Order(order.clone())));
+        self.stopping = true;
+        self.sharder.iter().for_each(Sharder::stop);
     }
 
     /// Handles a report of the shard at this place of the list.
@@ -195,8 +260,9 @@ impl DaemonNode {
             }
             ShardReport::Opened(found) => {
                 let inlet = Arc::clone(&shard.inlet);
+                shard.found = Some(found);
                 if self.is_answering() {
-                    self.tell_start(found);
+                    self.tell_start();
                     self.come(place, true);
                     inlet.post(ControlEvent::Order(ShardOrder::Serve));
                 }
@@ -243,7 +309,7 @@ impl DaemonNode {
     fn fail(&mut self, error: RunError) {
         self.failure.get_or_insert(error);
         self.last_resort.arm(self.config.timeouts.drain + GRACE);
-        self.order(&ShardOrder::Withdraw);
+        self.stop(&ShardOrder::Withdraw);
     }
 
     /// Whether the admin port answers, which it does from the first time that a shard has opened its store or
@@ -263,6 +329,7 @@ impl DaemonNode {
             runtime: self.runtime.handle().clone(),
             dead_letters: Arc::new(DeadLetterService::new(&self.config)),
             shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
+            sharder: self.sharding.as_ref().map(|sharding| Arc::clone(&sharding.links)),
             started: self.started,
         };
         let ask = move |query| desk.ask(query);
@@ -270,10 +337,14 @@ impl DaemonNode {
         self.runtime.block_on(admin::serve(options, Arc::clone(&self.health), Arc::new(ask)))
     }
 
-    fn tell_start(&self, found: FoundItems) {
+    /// Tells what was found once every shard has opened its store, and at each further opening.
+    fn tell_start(&self) {
         let Some(admin) = &self.admin else { return };
         let (admin, store) = (admin.listens_at(), self.config.store.kind.as_str());
-        let FoundItems { queues, waiting } = found;
+        let found: Option<Vec<FoundItems>> = self.shards.iter().map(|shard| shard.found).collect();
+        let Some(found) = found else { return };
+        let queues: usize = found.iter().map(|found| found.queues).sum();
+        let waiting: u64 = found.iter().map(|found| found.waiting).sum();
         let version = env!("CARGO_PKG_VERSION");
         tracing::info!(version, store, %admin, queues, waiting, "started");
     }
@@ -286,8 +357,22 @@ impl DaemonNode {
         if self.has_started() && (is_open || !had_started) {
             self.notify.ready();
         }
+        if self.has_started() {
+            self.start_sharder();
+        }
         if self.has_started() && std::mem::take(&mut self.reload_waits) {
             self.reload.request(&self.notify, clock::now().mono);
+        }
+    }
+
+    /// Starts the sharder, once.
+    fn start_sharder(&mut self) {
+        let Some(sharding) = self.sharding.as_mut().filter(|_| !self.stopping) else { return };
+        let Some(queue) = sharding.queue.take() else { return };
+        let forwarding = (sharding.forwarding.clone(), queue);
+        match Sharder::start(&self.config, forwarding, &sharding.health, Arc::clone(&sharding.links)) {
+            Ok(sharder) => self.sharder = Some(sharder),
+            Err(error) => self.fail(error),
         }
     }
 
@@ -322,7 +407,7 @@ impl DaemonNode {
             Ok(loaded) => {
                 self.adopt(loaded);
                 self.shards.iter_mut().for_each(|shard| shard.owes_configuration = !shard.has_ended);
-                self.order(&ShardOrder::Configure(Arc::clone(&self.config)));
+                self.configure();
                 self.adopting = Some(again);
                 self.end_reload();
             }
@@ -333,6 +418,18 @@ impl DaemonNode {
                 tracing::error!("configuration not reloaded: the old one stays in force");
                 self.reloaded(again);
             }
+        }
+    }
+
+    /// Orders each shard to take over its part of the configuration.
+    fn configure(&self) {
+        for shard in &self.shards {
+            let own = Arc::new(self.config.of_shard(shard.number));
+            shard.inlet.post(ControlEvent::Order(ShardOrder::Configure(own)));
+        }
+        self.sharder.iter().for_each(|sharder| sharder.configure(&self.config));
+        if let Some(Sharding { health, .. }) = &self.sharding {
+            health.progress.configure(self.config.timeouts.stuck_after);
         }
     }
 
@@ -378,10 +475,10 @@ mod tests {
         let (config, started) = (Arc::new(config), clock::now());
         let lasting = |number| {
             let reports = Reports::new(number, sender.clone());
-            Lasting::new(number, Arc::clone(&config), reports, None, started).unwrap()
+            Lasting::new((number, None), Arc::clone(&config), reports, None, started).unwrap()
         };
         let shards: Vec<Lasting> = (0..shards).map(lasting).collect();
-        let node = DaemonNode::new(config, (None, sender.clone()), &shards, started).unwrap();
+        let node = DaemonNode::new(config, (None, sender.clone()), &shards, None, started).unwrap();
         (node, shards, events)
     }
 

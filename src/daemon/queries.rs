@@ -3,6 +3,7 @@
 use super::dead_letters;
 use super::lasting::facts_at_present;
 use super::mailbox::{ControlEvent, Inlet, LoopEvent};
+use super::sharder::{link_states, SharderLinks};
 use crate::admin::{sum, Query, ShardState, StateInput};
 use std::sync::Arc;
 use tidegate_amqp::DeadLetterService;
@@ -17,6 +18,8 @@ pub(super) struct QueryDesk {
     pub(super) dead_letters: Arc<DeadLetterService>,
     /// Of each shard, by its number.
     pub(super) shards: Vec<Arc<Inlet>>,
+    /// The links of the sharder, if there is one.
+    pub(super) sharder: Option<SharderLinks>,
     /// Start of the process.
     pub(super) started: Now,
 }
@@ -35,7 +38,8 @@ impl QueryDesk {
                     shard.post(ControlEvent::State(sender));
                     answer
                 });
-                self.runtime.spawn(answer_state(asked.collect(), self.started, reply));
+                let sharder = self.sharder.clone();
+                self.runtime.spawn(answer_state(asked.collect(), sharder, self.started, reply));
             }
             Query::Export(reply) => self.to_its_shard(ControlEvent::Export(reply)),
             Query::Command(request, reply) => self.to_its_shard(LoopEvent::Command(request, reply)),
@@ -51,7 +55,12 @@ impl QueryDesk {
 }
 
 /// Answers with the sum, unless a shard has ended or the client has disconnected.
-async fn answer_state(asked: Vec<Receiver<ShardState>>, started: Now, mut reply: Sender<StateInput>) {
+async fn answer_state(
+    asked: Vec<Receiver<ShardState>>,
+    sharder: Option<SharderLinks>,
+    started: Now,
+    mut reply: Sender<StateInput>,
+) {
     let answers = async {
         let mut states = Vec::with_capacity(asked.len());
         for answer in asked {
@@ -64,6 +73,8 @@ async fn answer_state(asked: Vec<Receiver<ShardState>>, started: Now, mut reply:
         () = reply.closed() => None,
     };
     let Some(states) = states else { return };
+    let mut state = sum(&facts_at_present(started), states);
+    state.links.extend(sharder.iter().flat_map(link_states));
     // The client may have disconnected.
-    let _ = reply.send(sum(&facts_at_present(started), states));
+    let _ = reply.send(state);
 }

@@ -5,6 +5,7 @@
 
 use super::commands::PendingQueries;
 use super::mailbox::Patience;
+use super::status::LINKS;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_amqp::Amqp;
@@ -32,7 +33,7 @@ pub(super) struct Shard {
     /// Unanswered commands of the admin port.
     pub(super) queries: PendingQueries,
     /// Last state of the ingest and the egress connection.
-    pub(super) links: [Option<tidegate_amqp::LinkStatus>; 2],
+    pub(super) links: [Option<tidegate_amqp::LinkStatus>; LINKS],
     /// A consumer is running.
     pub(super) consumes: bool,
     /// The engine had an input in this turn, and with it the time.

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 use tidegate_common::threads::thread_name;
-use tidegate_config::StoreKind;
 use tidegate_store::{OpenError, Opener};
 
 /// Starts the thread. Its last report says how it ended.
@@ -59,7 +58,7 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
         }
         // Only now, because a start that ends before its first message says nothing about messages.
         let starts = starts.get_or_insert_with(|| {
-            let (starts, most) = note_start(lasting);
+            let (starts, most) = Starts::noted(&lasting.config.store);
             quarantine = most;
             starts
         });
@@ -83,20 +82,6 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
         starts.settle();
     }
     ended
-}
-
-/// Records this start. After several quick deaths, returns how many deliveries may be taken at a time.
-fn note_start(lasting: &Lasting) -> (Starts, Option<u16>) {
-    let store = &lasting.config.store;
-    let (starts, quarantine) = Starts::note((store.kind != StoreKind::Memory).then_some(&store.path));
-    if let Some(most) = quarantine {
-        tracing::warn!(
-            most,
-            "several quick deaths in a row: redelivered requests are taken one at a time at first, then \
-             more with each that passes"
-        );
-    }
-    (starts, quarantine)
 }
 
 /// Opens the store, and waits while it belongs to another daemon or is out of reach. `None`: a stop was
@@ -148,7 +133,7 @@ mod tests {
         config.timeouts.drain = Duration::from_secs(6);
         let (sender, events) = channel();
         let reports = Reports::new(0, sender);
-        (Lasting::new(0, Arc::new(config), reports, None, clock::now()).unwrap(), events)
+        (Lasting::new((0, None), Arc::new(config), reports, None, clock::now()).unwrap(), events)
     }
 
     /// The next report other than a line of status.

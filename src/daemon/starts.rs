@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tidegate_amqp::quarantine::most_after;
 use tidegate_common::clock;
+use tidegate_config::{StoreConfig, StoreKind};
 
 /// Minimum uptime after which the first messages do not count as the cause of an end, ms.
 const LONG_LIFE_MS: u64 = 60_000;
@@ -40,6 +41,19 @@ impl Starts {
         let starts = Starts { path: Some(path), count: before.saturating_add(1), settled: false, noted_ms };
         starts.write(most.map(|_| 1));
         (starts, most)
+    }
+
+    /// Records a start over this store: see [`Starts::note`].
+    pub(super) fn noted(store: &StoreConfig) -> (Starts, Option<u16>) {
+        let (starts, quarantine) = Starts::note((store.kind != StoreKind::Memory).then_some(&store.path));
+        if let Some(most) = quarantine {
+            tracing::warn!(
+                most,
+                "several quick deaths in a row: redelivered requests are taken one at a time at first, then \
+                 more with each that passes"
+            );
+        }
+        (starts, quarantine)
     }
 
     /// Records how many deliveries at a time the process takes now. `None`: all requests handed out earlier

@@ -2,8 +2,8 @@
 
 use super::lasting::Lasting;
 use super::shard::Shard;
-use crate::admin::{LinkState, ShardLine, ShardState, StoreState, Traffic};
-use tidegate_amqp::LinkStatus;
+use crate::admin::{Latch, LinkState, Readiness, ShardLine, ShardState, StoreState, Traffic};
+use tidegate_amqp::{LinkStatus, Side};
 use tidegate_common::clock;
 use tidegate_types::snapshot::Snapshot;
 
@@ -17,18 +17,11 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardSt
     // With the memory store another daemon may hold the waiting items, and is not known by name.
     let is_spare = matches!(shard.links[0], Some(LinkStatus::Standby { .. }));
     let owner = Some(base.node.clone()).filter(|name| !name.is_empty() && !is_spare);
-    let links = [("ingest", &shard.links[0]), ("egress", &shard.links[1])];
+    let links = [Side::Ingest, Side::Egress].map(Side::as_str).into_iter().zip(&shard.links);
     lasting.judged(ShardState {
         line: ShardLine { owner, epoch: shard.epoch, lease_ms, waiting: snapshot.items.waiting, ..base.line },
         snapshot,
-        links: links
-            .into_iter()
-            .map(|(side, link)| {
-                let (state, detail) =
-                    link.as_ref().map_or(("connecting", String::new()), |link| describe(link));
-                LinkState { side: side.to_owned(), state: state.to_owned(), detail }
-            })
-            .collect(),
+        links: links.map(|(side, link)| link_state(side, link.as_ref())).collect(),
         store: StoreState {
             bytes: store.usage.map_or(0, |usage| usage.used),
             free_bytes: store.usage.map(|usage| usage.free).filter(|free| *free < u64::MAX),
@@ -40,6 +33,44 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardSt
         draining,
         node: base.node,
     })
+}
+
+/// Number of links: one for each [`Side`].
+pub(super) const LINKS: usize = 2;
+
+/// A link in the state.
+pub(super) fn link_state(side: &str, link: Option<&LinkStatus>) -> LinkState {
+    let (state, detail) = link.map_or(("connecting", String::new()), describe);
+    LinkState { side: side.to_owned(), state: state.to_owned(), detail }
+}
+
+/// Records a connection's new state.
+pub(super) fn note_link(
+    links: &mut [Option<LinkStatus>; LINKS],
+    side: Side,
+    link: LinkStatus,
+    readiness: &Readiness,
+) {
+    let (state, detail) = describe(&link);
+    match &link {
+        LinkStatus::Blocked { .. } => tracing::warn!(side = side.as_str(), state, "{detail}"),
+        // The connection's own supervisor logs these, at a limited rate.
+        LinkStatus::Down { .. }
+        | LinkStatus::Up { .. }
+        | LinkStatus::Connecting { .. }
+        | LinkStatus::Paused { .. }
+        | LinkStatus::Standby { .. }
+        | LinkStatus::Closed => tracing::debug!(side = side.as_str(), state, "{detail}"),
+    }
+    let (latch, index) = match side {
+        Side::Ingest => (Latch::Ingest, 0),
+        Side::Egress => (Latch::Egress, 1),
+    };
+    readiness.set(latch, link.is_up());
+    links[index] = Some(link);
+    // A link is up once its topology stands.
+    let both = links.iter().all(|link| link.as_ref().is_some_and(LinkStatus::is_up));
+    readiness.set(Latch::Topology, both);
 }
 
 /// One line for `systemctl status`.

@@ -28,8 +28,9 @@ enum DeliveryState {
     Acked,
 }
 
+/// See the module.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     generation: u32,
     /// Tag of the first entry of `open`.
     first: u64,
@@ -48,8 +49,8 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// `single`: nothing is stored, so that deliveries become safe in any order.
-    pub(crate) fn new(single: bool) -> Self {
+    /// Of no delivery. `single`: nothing is stored, so that deliveries become safe in any order.
+    pub fn new(single: bool) -> Self {
         Ledger {
             generation: 0,
             first: 1,
@@ -63,7 +64,7 @@ impl Ledger {
     }
 
     /// A new connection: all earlier deliveries are void.
-    pub(crate) fn restart(&mut self, generation: u32) {
+    pub fn restart(&mut self, generation: u32) {
         *self = Ledger { generation, ..Ledger::new(self.single) };
     }
 
@@ -77,7 +78,7 @@ impl Ledger {
     }
 
     /// A delivery has come in, with `parts` parts (0: it is safe at once).
-    pub(crate) fn open(&mut self, delivery: Delivery, parts: u32) {
+    pub fn open(&mut self, delivery: Delivery, parts: u32) {
         if !self.is_current(delivery) {
             return;
         }
@@ -92,7 +93,7 @@ impl Ledger {
     }
 
     /// One part of a delivery is safe.
-    pub(crate) fn safe(&mut self, delivery: Delivery) {
+    pub fn safe(&mut self, delivery: Delivery) {
         if !self.is_current(delivery) || delivery.tag < self.first {
             return;
         }
@@ -134,12 +135,12 @@ impl Ledger {
     }
 
     /// Number of deliveries from the first unsafe one on.
-    pub(crate) fn unacked(&self) -> usize {
+    pub fn unacked(&self) -> usize {
         self.open.len()
     }
 
     /// The acks that follow from what became safe since the last call.
-    pub(crate) fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
+    pub fn acks(&mut self, now: Now, out: &mut Vec<Ack>) {
         let generation = self.generation;
         let ack = |tag, multiple| Ack { delivery: Delivery { generation, tag }, multiple };
         out.extend(self.prefix.take().map(|tag| ack(tag, true)));

@@ -82,6 +82,7 @@ use commands::Executed;
 use dispatch::Dispatch;
 use journal::Journal;
 use judge::{Decider, Decision, Hurry};
+pub use ledger::Ledger;
 use live::{LiveItems, Origin};
 use loader::Loader;
 use mutant::{mutated, Mutant};

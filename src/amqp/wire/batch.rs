@@ -68,6 +68,8 @@ pub enum Body {
     Built(Vec<u8>),
     /// The body of this content, as it came.
     Of(Arc<Content>),
+    /// These bytes, which others may hold as well.
+    Shared(Arc<Vec<u8>>),
 }
 
 impl Deref for Body {
@@ -77,6 +79,7 @@ impl Deref for Body {
         match self {
             Body::Built(bytes) => bytes,
             Body::Of(content) => &content.body,
+            Body::Shared(bytes) => bytes,
         }
     }
 }
