@@ -195,8 +195,8 @@ fn dead_names(dead: &DeadLetters) -> Vec<&str> {
 }
 
 /// The least permissions of the login that consumes requests, forwards them to the queues of shards, answers
-/// commands and sends dead letters back. Declaring needs more than using what exists. The configuration is that
-/// of the node, whose login the shards use as well.
+/// commands and sends dead letters back. Declaring needs more than using what exists. The configuration is
+/// that of the node, whose login the shards use as well.
 pub fn ingest_rights(config: &Config) -> Rights {
     let names = Names::of(config);
     let (exchange, dead) = (&*names.ingest, dead_names(&config.dead));

@@ -217,7 +217,8 @@ pub struct Options {
     pub amqp: tidegate_config::AmqpConfig,
     /// Section `[ingest]` of the configuration.
     pub ingest: tidegate_config::IngestConfig,
-    /// The queues of the shards, which a node with several declares beside the ingest queue; empty for a shard.
+    /// The queues of the shards, which a node with several declares beside the ingest queue; empty for one
+    /// shard.
     pub shard_queues: Vec<String>,
     /// Section `[egress]` of the configuration.
     pub egress: tidegate_config::EgressConfig,

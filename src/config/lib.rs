@@ -331,8 +331,8 @@ pub struct AmqpConfig {
 pub struct IngestConfig {
     /// The queue that is consumed.
     pub queue: String,
-    /// Fanout exchange bound to it. Empty in the configuration of one shard of several, and never otherwise: no
-    /// exchange leads to a shard's queue.
+    /// Fanout exchange bound to it. Empty in the configuration of one shard of several, and never otherwise:
+    /// no exchange leads to a shard's queue.
     pub exchange: String,
     /// Most unacked deliveries.
     pub prefetch: u16,

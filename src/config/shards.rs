@@ -24,8 +24,8 @@ pub struct ShardsConfig {
 
 /// The methods are those of a node's configuration, except where they say otherwise.
 impl Config {
-    /// The configuration of one shard, `number` below `shards.count`: its queue and directory, and its part of
-    /// the limits of the whole daemon, at least 1 of each. Without other shards, it is the node's own.
+    /// The configuration of one shard, `number` below `shards.count`: its queue and directory, and its part
+    /// of the limits of the whole daemon, at least 1 of each. Without other shards, it is the node's own.
     ///
     /// What a reload changes is applied to the node's configuration first ([`Config::reloaded`]).
     pub fn of_shard(&self, number: u16) -> Config {
@@ -72,13 +72,13 @@ impl Config {
     }
 }
 
-/// Reads `shards.count`.
+/// Reads the number of shards.
 pub(crate) fn shards(s: &mut Section<'_, '_>, d: ShardsConfig) -> ShardsConfig {
     ShardsConfig { count: s.get(KEY, d.count.into(), Whole(1..=MOST_SHARDS)) as u16 }
 }
 
-/// Checks that each shard can work with its part of everything else. `ingest` and `limits` are those sections,
-/// with the faults of their own keys.
+/// Checks that each shard can work with its part of everything else. `ingest` and `limits` are those
+/// sections, with the faults of their own keys.
 pub(crate) fn shards_can_work(
     config: &Config,
     s: &mut Section<'_, '_>,
@@ -126,8 +126,8 @@ pub(crate) fn shards_can_work(
             s.fault(
                 KEY,
                 format!(
-                    "{count} shards need {key} of at least {count} (1 each): raise it, or set count to at most \
-                     {whole}"
+                    "{count} shards need {key} of at least {count} (1 each): raise it, or set count to at \
+                     most {whole}"
                 ),
             );
         }
@@ -145,8 +145,8 @@ fn queues_are_possible(config: &Config, s: &mut Section<'_, '_>) {
         s.fault(
             KEY,
             format!(
-                "the queue of the last shard, ingest.queue and .{}, has a name of {} bytes, and {LONGEST_QUEUE} \
-                 are possible: shorten ingest.queue to {most} bytes",
+                "the queue of the last shard, ingest.queue and .{}, has a name of {} bytes, and \
+                 {LONGEST_QUEUE} are possible: shorten ingest.queue to {most} bytes",
                 queues.len() - 1,
                 queue.len()
             ),
