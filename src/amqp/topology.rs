@@ -22,8 +22,8 @@ pub(crate) struct Note {
     pub(crate) text: String,
 }
 
-/// Prepares what the consumer needs: ingest queue, exchange and binding, the queues of several shards, and the
-/// dead exchange that the queues name.
+/// Prepares what the consumer needs: ingest queue, exchange and binding, the queues of shards, and the dead
+/// exchange that the queues name.
 pub(crate) async fn prepare_ingest(
     session: &Session,
     mode: Topology,
