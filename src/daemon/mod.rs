@@ -105,9 +105,14 @@ impl RunError {
     fn exit_code(&self) -> ExitCode {
         match self {
             RunError::Open(OpenError::Locked { .. }) => ExitCode::from(EXIT_LOCKED),
-            RunError::Open(OpenError::ForeignSchema { .. } | OpenError::HoldsDisk { .. }) => {
-                ExitCode::from(EXIT_CONFIG)
-            }
+            RunError::Open(
+                OpenError::ForeignSchema { .. }
+                | OpenError::HoldsDisk { .. }
+                | OpenError::OtherCount { .. }
+                | OpenError::Undivided { .. }
+                | OpenError::BadLayout { .. }
+                | OpenError::Sharded { .. },
+            ) => ExitCode::from(EXIT_CONFIG),
             RunError::Open(_)
             | RunError::Store(_)
             | RunError::Spawn(_)

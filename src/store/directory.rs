@@ -8,6 +8,9 @@
 //! <store.path>/db/         the storage engine's files
 //! <store.path>/db.new/     the same while a new store is made
 //! ```
+//!
+//! A directory with a file `SHARDS` contains no store, but one such directory for each shard: see
+//! [`super::layout`].
 
 use super::OpenError;
 use rustix::fs::OFlags;
@@ -29,16 +32,11 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Locked`], [`OpenError::Io`].
+    /// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Sharded`], [`OpenError::Locked`],
+    /// [`OpenError::Io`].
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
-        let path = plain_path(path);
-        if inspect(&path)?.is_none() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&path)
-                .map_err(OpenError::io("create directory", &path))?;
-        }
+        let path = make(path)?;
+        refuse_shards(&path)?;
         Self::enter(path)
     }
 
@@ -55,6 +53,7 @@ impl Directory {
         if found.uid() != user {
             return Err(OpenError::Foreign { path, owner: found.uid(), user });
         }
+        refuse_shards(&path)?;
         // The lock is a separate file; it is not made where there is no store.
         if holds_store(&path.join(DATA))? {
             return Self::enter(path);
@@ -95,29 +94,53 @@ impl Directory {
         self.path.join(ACCEPTED)
     }
 
-    /// Whether a store can be restored into this directory: it contains no store, and nothing that belonged
-    /// to a former one.
-    ///
-    /// # Errors
-    ///
-    /// As [`Directory::holds_store`].
-    pub(crate) fn is_free(&self) -> Result<bool, OpenError> {
-        let has = |name: &str| file_exists(&self.path.join(name));
-        Ok(!self.holds_store()? && !has(COMMITTED)? && !has(ACCEPTED)?)
-    }
-
     /// Syncs the directory's entries, and its own entry in its parent.
     ///
     /// # Errors
     ///
     /// [`OpenError::Io`].
     pub(crate) fn sync(&self) -> Result<(), OpenError> {
-        let absolute = std::path::absolute(&self.path).map_err(OpenError::io("find", &self.path))?;
-        for path in [Some(absolute.as_path()), absolute.parent()].into_iter().flatten() {
-            File::open(path).and_then(|dir| dir.sync_all()).map_err(OpenError::io("sync directory", path))?;
-        }
-        Ok(())
+        sync_entries(&self.path)
     }
+}
+
+/// Makes a directory if it is missing (mode 0700), and returns its path without a slash at the end.
+///
+/// # Errors
+///
+/// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Io`].
+pub(crate) fn make(path: &Path) -> Result<PathBuf, OpenError> {
+    let path = plain_path(path);
+    if inspect(&path)?.is_none() {
+        let mut builder = DirBuilder::new();
+        let made = builder.recursive(true).mode(0o700).create(&path);
+        made.map_err(OpenError::io("create directory", &path))?;
+    }
+    Ok(path)
+}
+
+/// Whether a store can be made in this directory, which may be missing: it contains no store, and nothing
+/// that belonged to a former one.
+///
+/// # Errors
+///
+/// As [`Directory::holds_store`].
+pub(crate) fn is_free(path: &Path) -> Result<bool, OpenError> {
+    let has = |name: &str| file_exists(&path.join(name));
+    Ok(!holds_store(&path.join(DATA))? && !has(COMMITTED)? && !has(ACCEPTED)?)
+}
+
+/// Syncs the entries of a directory, and its own entry in its parent.
+///
+/// # Errors
+///
+/// [`OpenError::Io`].
+pub(crate) fn sync_entries(path: &Path) -> Result<(), OpenError> {
+    let absolute = std::path::absolute(path).map_err(OpenError::io("find", path))?;
+    for path in [Some(absolute.as_path()), absolute.parent()].into_iter().flatten() {
+        File::open(path).and_then(|dir| dir.sync_all()).map_err(OpenError::io("sync directory", path))?;
+    }
+    Ok(())
 }
 
 /// Checks that a directory, which may be missing, contains no store on the disk. A daemon with its store in a
@@ -127,7 +150,8 @@ impl Directory {
 ///
 /// The error of that daemon: [`OpenError::HoldsDisk`], [`OpenError::Damaged`], [`OpenError::Io`].
 pub fn refuse_disk_store(path: &Path) -> Result<(), OpenError> {
-    match holds_store(&plain_path(path).join(DATA))? {
+    let plain = plain_path(path);
+    match holds_store(&plain.join(DATA))? || file_exists(&plain.join(SHARDS))? {
         true => Err(OpenError::HoldsDisk { path: path.to_owned() }),
         false => Ok(()),
     }
@@ -143,7 +167,23 @@ const COMMITTED: &str = "COMMITTED";
 /// The file of accepted losses.
 const ACCEPTED: &str = "ACCEPTED";
 
-fn file_exists(path: &Path) -> Result<bool, OpenError> {
+/// The file of a directory that contains one store for each shard, and none itself.
+pub(crate) const SHARDS: &str = "SHARDS";
+
+/// Refuses a directory of several shards, where one store is meant.
+fn refuse_shards(path: &Path) -> Result<(), OpenError> {
+    match file_exists(&path.join(SHARDS))? {
+        true => Err(OpenError::Sharded { path: path.to_owned() }),
+        false => Ok(()),
+    }
+}
+
+/// Whether there is a file or directory; a link counts as what it leads to.
+///
+/// # Errors
+///
+/// [`OpenError::Io`].
+pub(crate) fn file_exists(path: &Path) -> Result<bool, OpenError> {
     path.try_exists().map_err(OpenError::io("inspect", path))
 }
 
@@ -166,12 +206,16 @@ fn holds_store(data: &Path) -> Result<bool, OpenError> {
 }
 
 /// Removes a slash at the end, which would make lstat follow a link.
-fn plain_path(path: &Path) -> PathBuf {
+pub(crate) fn plain_path(path: &Path) -> PathBuf {
     path.components().collect()
 }
 
 /// Metadata of the directory, also behind systemd's link; `None`: the path does not exist.
-fn inspect(path: &Path) -> Result<Option<fs::Metadata>, OpenError> {
+///
+/// # Errors
+///
+/// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Io`].
+pub(crate) fn inspect(path: &Path) -> Result<Option<fs::Metadata>, OpenError> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -202,16 +246,19 @@ fn is_private_link(path: &Path) -> bool {
 }
 
 /// Opens a file of the store: private, never through a link, never truncated.
+///
+/// # Errors
+///
+/// [`OpenError::Io`].
 pub(crate) fn own_file(path: &Path) -> Result<File, OpenError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-        .open(path)
-        .map_err(OpenError::io("open", path))
+    own_options().read(true).write(true).create(true).open(path).map_err(OpenError::io("open", path))
+}
+
+/// Options for a file of the store: private, never through a link, never truncated.
+pub(crate) fn own_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.truncate(false).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    options
 }
 
 fn lock(path: &Path) -> Result<File, OpenError> {

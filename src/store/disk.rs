@@ -16,7 +16,7 @@ use super::opening::{
 use super::reading::view;
 use super::row_reads::Rows;
 use super::rows::{self, META_IMPORTING, META_MARKS};
-use super::{load, logs, reclaim};
+use super::{find, load, logs, reclaim};
 use super::{
     CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows, Scan};
-use tidegate_types::Key;
+use tidegate_types::{Ended, Identity, Key};
 
 /// Memory that a row costs in a memtable in addition to key and value, in bytes, approximate.
 const ROW_OVERHEAD: u64 = 128;
@@ -177,6 +177,17 @@ impl DiskStore {
         let row = rows::item_key(queue, key)?;
         let Some(bytes) = self.keyspaces.get(KeyspaceId::Items, &row)? else { return Ok(false) };
         view(&row, &bytes).map(|_| true)
+    }
+
+    /// How the item with this identity ended, if this bucket contains it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::load`].
+    pub(crate) fn end_of(&self, identity: Identity, bucket: u8) -> Result<Option<Ended>, ReadError> {
+        let Some(id) = KeyspaceId::ended(bucket) else { return Ok(None) };
+        let bytes = self.keyspaces.get(id, &identity.to_bytes())?;
+        find::read_ended(identity, &self.epochs, bucket, bytes)
     }
 
     /// As [`Store::commit`]. `ends_import`: with these groups the imported store is complete.

@@ -275,6 +275,50 @@ pub enum OpenError {
         /// The configured path.
         path: PathBuf,
     },
+    /// The directory contains another number of shards than configured.
+    #[error(
+        "{} holds the items of {found} shards, and shards.count is {wanted}: set shards.count = {found}; {}",
+        path.display(), way_to_count(*wanted)
+    )]
+    OtherCount {
+        /// The configured path.
+        path: PathBuf,
+        /// Number of shards in the directory.
+        found: u16,
+        /// The configured number.
+        wanted: u16,
+    },
+    /// The directory contains a single store, and several shards are configured.
+    #[error(
+        "{} holds a store that is not divided into shards, and shards.count is {wanted}: set \
+         shards.count = 1; {}", path.display(), way_to_count(*wanted)
+    )]
+    Undivided {
+        /// The configured path.
+        path: PathBuf,
+        /// The configured number of shards.
+        wanted: u16,
+    },
+    /// The file about the shards does not read as it was written, or is missing.
+    #[error(
+        "{}: {error}; restore the file from a copy of the directory, since the shards' stores belong to it",
+        path.display()
+    )]
+    BadLayout {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: String,
+    },
+    /// The directory contains one store for each shard, and a single store is meant.
+    #[error(
+        "{} holds the stores of several shards, and is no store itself: name one of them, such as {}",
+        path.display(), path.join("shard-0").display()
+    )]
+    Sharded {
+        /// The path that was named.
+        path: PathBuf,
+    },
     /// The directory is a symbolic link: its owner could redirect it.
     #[error("{} is a symbolic link; name the directory itself", path.display())]
     Symlink {
@@ -371,6 +415,10 @@ impl OpenError {
             OpenError::Locked { .. }
             | OpenError::ForeignSchema { .. }
             | OpenError::HoldsDisk { .. }
+            | OpenError::OtherCount { .. }
+            | OpenError::Undivided { .. }
+            | OpenError::BadLayout { .. }
+            | OpenError::Sharded { .. }
             | OpenError::Symlink { .. }
             | OpenError::NotADirectory { .. }
             | OpenError::Absent { .. }
@@ -416,4 +464,12 @@ fn way_over(found: u32) -> &'static str {
         "with the version that wrote it: `tidegate store export DIR > FILE`; move DIR away; with this one: \
          `tidegate store import DIR < FILE`"
     }
+}
+
+/// How to bring the items of a store to another number of shards.
+fn way_to_count(wanted: u16) -> String {
+    format!(
+        "to change the number, stop the daemon, `tidegate store export > FILE`, move the directory away, set \
+         shards.count = {wanted}, `tidegate store import < FILE`"
+    )
 }

@@ -19,7 +19,7 @@ use super::reading::damaged;
 use super::record::{self, View};
 use super::row_reads::Rows;
 use super::rows::{self, META_IDENTITY, META_MARKS};
-use super::{ended, OpenError, ReadError};
+use super::{ended, layout, OpenError, ReadError};
 use fjall::{Database, Slice};
 use std::path::Path;
 use std::sync::Arc;
@@ -55,6 +55,18 @@ impl Exporter {
         Ok(Exporter { keyspaces, db, _directory: Arc::new(directory) })
     }
 
+    /// Opens the stores of all shards in `path`, in their order, or the only one. `memory_limit`: of all
+    /// together, bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Exporter::open`] and [`ShardLayout::find`].
+    pub fn open_all(path: &Path, memory_limit: u64) -> Result<Vec<Self>, OpenError> {
+        let paths = layout::store_paths(path)?;
+        let memory_limit = memory_limit / paths.len() as u64;
+        paths.iter().map(|path| Exporter::open(path, memory_limit)).collect()
+    }
+
     /// Begins an export of the present durable state. The disk keeps that state until the export is dropped.
     ///
     /// # Errors
@@ -63,8 +75,6 @@ impl Exporter {
     /// name.
     pub fn begin(&self, id_of: IdOf) -> Result<Export, ReadError> {
         let frozen = Frozen::new(&self.db, &self.keyspaces);
-        let name = |part: Result<u64, getrandom::Error>| part.map_err(|e| ReadError::Engine(e.to_string()));
-        let export = (u128::from(name(getrandom::u64())?) << 64) | u128::from(name(getrandom::u64())?);
         let meta = |key: &[u8]| {
             let row = frozen.keyspaces.get(KeyspaceId::Meta, key)?;
             row.ok_or_else(|| damaged(KeyspaceId::Meta, key, &"missing"))
@@ -85,20 +95,41 @@ impl Exporter {
         let first = StoreLine {
             format: LINES_FORMAT.to_owned(),
             version: LINES_VERSION,
-            export: format!("{export:032x}"),
+            export: random_name()?,
             store: format!("{identity:016x}"),
             next_number: marks.next_seq,
             clock: marks.wall,
             items,
+            shards: None,
         };
         let (epochs, begun) = frozen.epochs()?;
         let mut parts = vec![KeyspaceId::Queues, KeyspaceId::Windows, KeyspaceId::Items];
         parts.extend(begun.into_iter().map(KeyspaceId::Ended));
         parts.reverse();
-        let told = EndLine::default();
-        let state = ExportState { identity, id_of, epochs, told };
-        Ok(Export { frozen, _exporter: self.clone(), state, first: Some(first), items, parts, behind: None })
+        let state = ExportState { identity, id_of, epochs, found: 0 };
+        Ok(Export {
+            frozen,
+            _exporter: self.clone(),
+            state,
+            clock: first.clock,
+            first: Some(first),
+            items,
+            told: EndLine::default(),
+            parts,
+            behind: None,
+        })
     }
+}
+
+/// The name of an export.
+///
+/// # Errors
+///
+/// The system provides no random number.
+pub(crate) fn random_name() -> Result<String, ReadError> {
+    let mut name = [0; 16];
+    getrandom::fill(&mut name).map_err(|e| ReadError::Engine(e.to_string()))?;
+    Ok(format!("{:032x}", u128::from_be_bytes(name)))
 }
 
 /// The state for making lines.
@@ -106,8 +137,8 @@ struct ExportState {
     identity: u64,
     id_of: IdOf,
     epochs: Epochs,
-    /// Numbers of lines and items so far.
-    told: EndLine,
+    /// Number of items so far.
+    found: u64,
 }
 
 /// An export in progress.
@@ -117,7 +148,10 @@ pub struct Export {
     state: ExportState,
     /// The first line, until it is written.
     first: Option<StoreLine>,
+    clock: u64,
     items: u64,
+    /// Numbers of lines and items written so far.
+    told: EndLine,
     /// The keyspaces not yet read to their end, the next one last.
     parts: Vec<KeyspaceId>,
     /// The last key read from the current keyspace.
@@ -130,9 +164,14 @@ impl Export {
         self.items
     }
 
+    /// The latest time of the daemon's clock, UTC ms.
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock
+    }
+
     /// Numbers of lines and items written so far.
     pub fn told(&self) -> EndLine {
-        self.state.told
+        self.told
     }
 
     /// Appends the next lines: some hundred KiB, or one row if it is larger. False: these include the last
@@ -143,48 +182,54 @@ impl Export {
     /// Errors of the storage engine; a row that does not read as it was written.
     pub fn next(&mut self, out: &mut Vec<u8>) -> Result<bool, ReadError> {
         if let Some(first) = self.first.take() {
-            self.state.put(&ExportLine::Store(first), out);
+            ExportLine::Store(first).put(&mut self.told, out);
         }
-        let Some(part) = self.parts.last().copied() else {
-            let told = self.state.told;
-            if told.items != self.items {
-                let error = format!("{} items, and {} were found", self.items, told.items);
-                return Err(damaged(KeyspaceId::Queues, b"", &error));
-            }
-            self.state.put(&ExportLine::End(told), out);
+        let Some(lines) = self.lines()? else {
+            let told = self.told;
+            ExportLine::End(told).put(&mut self.told, out);
             return Ok(false);
         };
+        lines.iter().for_each(|line| line.put(&mut self.told, out));
+        Ok(true)
+    }
+
+    /// The next lines between the first and the last one. `None`: there are no more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Export::next`].
+    pub(crate) fn lines(&mut self) -> Result<Option<Vec<ExportLine>>, ReadError> {
+        let Some(part) = self.parts.last().copied() else {
+            let found = self.state.found;
+            if found != self.items {
+                let error = format!("{} items, and {found} were found", self.items);
+                return Err(damaged(KeyspaceId::Queues, b"", &error));
+            }
+            return Ok(None);
+        };
         let FrozenPage { rows, next } = self.frozen.page(part, self.behind.as_ref())?;
+        let mut lines = Vec::with_capacity(rows.len());
         for (key, value) in &rows {
-            self.state.row(&self.frozen, part, key, value, out)?;
+            lines.extend(self.state.row(&self.frozen, part, key, value)?);
         }
         if next.is_none() {
             self.parts.pop();
         }
         self.behind = next;
-        Ok(true)
+        Ok(Some(lines))
     }
 }
 
 impl ExportState {
-    fn put(&mut self, line: &ExportLine, out: &mut Vec<u8>) {
-        // Lines contain only texts and numbers, so writing cannot fail.
-        if serde_json::to_writer(&mut *out, line).is_ok() {
-            out.push(b'\n');
-            self.told.lines += 1;
-        }
-    }
-
     fn row(
         &mut self,
         frozen: &Frozen,
         id: KeyspaceId,
         key: &[u8],
         value: &[u8],
-        out: &mut Vec<u8>,
-    ) -> Result<(), ReadError> {
+    ) -> Result<Option<ExportLine>, ReadError> {
         let broken = |error: &dyn std::fmt::Display| damaged(id, key, error);
-        let line = match id {
+        Ok(match id {
             KeyspaceId::Queues => match queue_rows::read_of_queue(key, value).map_err(|e| broken(&e))? {
                 OfQueue::Queue(row) => QueueLine::of(&row),
                 OfQueue::Held(row) => Some(QueueLine::of_customer(&row)),
@@ -197,7 +242,7 @@ impl ExportState {
             KeyspaceId::Items => {
                 let view = record::decode(key, value).map_err(|e| broken(&e))?;
                 let view = Closed::of(closings::closed(&frozen.keyspaces, &view)?, view);
-                self.told.items += 1;
+                self.found += 1;
                 Some(ExportLine::Item(Box::new(self.item(&view))))
             }
             KeyspaceId::Ended(bucket) if key != rows::BUCKET => {
@@ -213,11 +258,7 @@ impl ExportState {
             | KeyspaceId::Identities
             | KeyspaceId::Closings
             | KeyspaceId::Meta => None,
-        };
-        if let Some(line) = line {
-            self.put(&line, out);
-        }
-        Ok(())
+        })
     }
 
     fn item(&self, view: &View<'_>) -> ItemLine {

@@ -8,7 +8,7 @@ use super::reading::{damaged, head};
 use super::row_reads::{RowBytes, Rows, NO_BODIES};
 use super::{rows, ReadError};
 use tidegate_types::event::{Found, Stored, Wanted};
-use tidegate_types::{Ended, Key};
+use tidegate_types::{Ended, Identity, Key};
 
 /// Finds these items, in their order. For each group of [`Rows::TOGETHER`] items it first requests all rows
 /// by identity and then all items, so that a remote engine gets two requests.
@@ -118,7 +118,7 @@ fn first_that_knows(
     let mut ended = None;
     for (bucket, row) in wanted.buckets.iter().zip(rows) {
         if ended.is_none() {
-            ended = read_ended(wanted, epochs, *bucket, row()?)?;
+            ended = read_ended(wanted.identity, epochs, *bucket, row()?)?;
         }
     }
     Ok(ended)
@@ -134,14 +134,17 @@ fn bucket_rows(wanted: &Wanted) -> impl Iterator<Item = Result<(KeyspaceId, RowB
 }
 
 /// `None` if the bucket does not contain the item; rows of an earlier epoch do not count.
-fn read_ended(
-    wanted: &Wanted,
+///
+/// # Errors
+///
+/// The row does not read as it was written.
+pub(crate) fn read_ended(
+    identity: Identity,
     epochs: &Epochs,
     bucket: u8,
     bytes: Option<RowBytes>,
 ) -> Result<Option<Ended>, ReadError> {
     let Some(bytes) = bytes else { return Ok(None) };
-    let identity = wanted.identity;
     let broken = |e| damaged(KeyspaceId::Ended(bucket), &identity.to_bytes(), &e);
     let (epoch, ended) = ended::decode(identity, &bytes).map_err(broken)?;
     Ok((epochs.get(usize::from(bucket)) == Some(&epoch)).then_some(ended))

@@ -1,7 +1,8 @@
 //! Windows of an export of version 1, which does not name them. In that version, items of one customer that
 //! wait for the end of a window and are due at the same moment are members of one window.
 
-use super::lines::{ExportLine, ItemLine, WindowLine};
+use super::lines::{ExportLine, ItemLine};
+use super::open_windows::OpenWindows;
 use std::collections::HashMap;
 
 /// Assigns to each window the number of its first member. Items arrive by application, and after the windows.
@@ -10,8 +11,7 @@ pub(crate) struct FormerWindows {
     application: String,
     /// Number of the first item, by customer and due, for this application.
     first: HashMap<(String, u64), u64>,
-    /// Windows without a member so far, by application, customer and end.
-    open: HashMap<(String, String, u64), WindowLine>,
+    windows: OpenWindows,
 }
 
 impl FormerWindows {
@@ -19,8 +19,7 @@ impl FormerWindows {
     pub(crate) fn name(&mut self, line: ExportLine) -> Vec<ExportLine> {
         match line {
             ExportLine::Window(row) => {
-                let key = (row.application.clone(), row.customer.clone(), row.end);
-                self.open.insert(key, row);
+                self.windows.hold(row);
                 Vec::new()
             }
             ExportLine::Item(item) => self.item(*item),
@@ -37,16 +36,16 @@ impl FormerWindows {
             self.first.clear();
             self.application.clone_from(&item.application);
         }
-        let number = *self.first.entry((customer.clone(), item.due)).or_insert(item.number);
+        let number = *self.first.entry((customer, item.due)).or_insert(item.number);
         item.window = Some(number);
-        let window = self.open.remove(&(item.application.clone(), customer, item.due));
-        let window = window.map(|row| ExportLine::Window(WindowLine { window: Some(number), ..row }));
+        let window = self.windows.begun_by(&item, number);
         window.into_iter().chain([ExportLine::Item(Box::new(item))]).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::lines::WindowLine;
     use super::*;
 
     fn item(customer: &str, due: u64, number: u64) -> ItemLine {

@@ -5,16 +5,23 @@
 //!
 //! The first commit marks the store as incomplete, and the one with the last lines removes the mark. Nothing
 //! opens a store with the mark: an import that was interrupted is begun anew, in an empty directory.
+//!
+//! An import may also make a store for each of several shards. Each line goes to the home of its application.
+//! An end names no application, so each shard gets it; it is found in the home of its item alone, and goes
+//! when its time is over. These stores have identities of their own: they go on from the same arrival number.
+//! A mark beside them is made before the first of them, and removed when all are complete.
 //! Deliberately absent: imports into a store that exists. Two stores assign the same arrival numbers, and an
 //! item that is missing in one of them may have left it.
 
 use super::directory::Directory;
 use super::disk::{open_in, DiskStore, IfAbsent, OpenDisk};
 use super::former::FormerWindows;
+use super::layout::{self, ShardLayout};
 use super::lines::{EndLine, ExportLine, ItemLine, StoreLine, LONGEST_FIRST, LONGEST_LINE};
+use super::naming::{IdentityOf, Naming};
 use super::opening::open_present;
 use super::queue_line::QueueLine;
-use super::{CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
+use super::{directory, new_identity, CloseError, CommitError, CommitGroup, OpenError, ReadError, Store};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -23,10 +30,23 @@ use tidegate_config::terms::MAX_NAME;
 use tidegate_types::event::{BucketRow, IndexRows, Load, Loaded, Marks, Op, QueueRow, Stored, Wanted};
 use tidegate_types::{Identity, Key};
 
-/// Returns the identity of a producer's id within an application.
-pub type IdentityOf = fn(&str, &str) -> Identity;
+/// Returns the shard of an application among a number of them, below that number.
+pub type HomeOf = fn(&str, u16) -> u16;
 
-/// Maximum number of lines of one commit, and bytes after which a commit ends.
+/// Where the lines of an import go.
+#[derive(Clone, Copy, Debug)]
+pub struct ImportTarget<'p> {
+    /// Directory of the store, or of those of all shards. It is empty, or is made.
+    pub path: &'p Path,
+    /// Number of shards. `None`: that of the layout in the directory, or one.
+    pub shards: Option<u16>,
+    /// Finds the shard of an application.
+    pub home_of: HomeOf,
+    /// Memory for all stores together, bytes; see [`super::Opener::new`].
+    pub memory_limit: u64,
+}
+
+/// Maximum number of lines of one commit, and bytes of all lines after which a commit is made.
 const COMMIT_LINES: usize = 1_000;
 const COMMIT_BYTES: usize = 4 << 20;
 /// Latest moment, UTC ms: AMQP's numbers are signed.
@@ -101,17 +121,15 @@ pub struct ImportStep {
     pub total: u64,
 }
 
-/// Makes the exported store again in `path`, from all lines of `input`. The directory is empty, or is made.
-/// `now`: UTC ms.
+/// Makes the exported store again, from all lines of `input`, or one for each shard. `now`: UTC ms.
 ///
 /// # Errors
 ///
 /// See [`ImportError`].
 pub fn import(
-    path: &Path,
-    memory_limit: u64,
+    target: &ImportTarget<'_>,
     input: &mut dyn BufRead,
-    identity_of: IdentityOf,
+    naming: Naming,
     now: u64,
     tell: &mut dyn FnMut(ImportStep),
 ) -> Result<Imported, ImportError> {
@@ -121,15 +139,31 @@ pub fn import(
         return Err(lines.fault("it is missing, or not the first line of an export"));
     };
     let identity = first.identity().map_err(|error| lines.fault(error))?;
-    let directory = free_directory(path, memory_limit)?;
-    let OpenDisk { store, .. } =
-        open_in(directory, memory_limit, false, IfAbsent::Make(Some(identity)), now)?;
-    let mut import = Import::new(store, &first, identity_of, now);
+    let layout = match target.shards {
+        Some(count) => ShardLayout::claim(target.path, count)?,
+        None => ShardLayout::find(target.path)?,
+    };
+    let paths = layout.map_or_else(|| vec![target.path.to_owned()], |layout| layout.paths(target.path));
+    let memory_limit = target.memory_limit / paths.len() as u64;
+    let free = paths.iter().map(|path| free_directory(path, memory_limit));
+    let directories: Vec<Directory> = free.collect::<Result<_, _>>()?;
+    if layout.is_some() {
+        layout::begin_import(target.path)?;
+    }
+    let mut import = Import::new(&first, naming, target.home_of);
+    for directory in directories {
+        let identity = if layout.is_some() { new_identity()? } else { identity };
+        let OpenDisk { store, .. } =
+            open_in(directory, memory_limit, false, IfAbsent::Make(Some(identity)), now)?;
+        import.stores.push(StoreImport::new(store, &first, naming.identity_of, now));
+    }
     let done = import.run(&mut lines, first.items, tell);
-    let Import { store, told, .. } = import;
-    let closed = Box::new(store).close();
+    let (told, closed) = (import.told(), import.close());
     done?;
     closed?;
+    if layout.is_some() {
+        layout::end_import(target.path)?;
+    }
     Ok(told)
 }
 
@@ -142,7 +176,7 @@ fn free_directory(path: &Path, memory_limit: u64) -> Result<Directory, ImportErr
         present => return Err(present.map_or_else(ImportError::from, |_| taken())),
     }
     let directory = Directory::open(path)?;
-    if directory.is_free()? {
+    if directory::is_free(directory.path())? {
         Ok(directory)
     } else {
         Err(taken())
@@ -195,33 +229,22 @@ struct Chunk {
     bytes: usize,
 }
 
+/// An import into all stores.
 struct Import {
-    store: DiskStore,
-    identity_of: IdentityOf,
-    now: u64,
-    marks: Marks,
+    naming: Naming,
+    home_of: HomeOf,
     /// Set for an export of version 1, which does not name windows.
     former: Option<FormerWindows>,
-    queues: HashMap<Arc<str>, QueueRow>,
-    /// Whether [`BUCKET`] has begun.
-    has_bucket: bool,
-    told: Imported,
+    stores: Vec<StoreImport>,
+    /// Bytes of all lines that are not committed.
+    bytes: usize,
     items: u64,
 }
 
 impl Import {
-    fn new(store: DiskStore, first: &StoreLine, identity_of: IdentityOf, now: u64) -> Self {
-        Import {
-            store,
-            identity_of,
-            now,
-            marks: Marks { next_seq: first.next_number.max(1), wall: first.clock },
-            former: (first.version == 1).then(FormerWindows::default),
-            queues: HashMap::new(),
-            has_bucket: false,
-            told: Imported::default(),
-            items: 0,
-        }
+    fn new(first: &StoreLine, naming: Naming, home_of: HomeOf) -> Self {
+        let former = (first.version == 1).then(FormerWindows::default);
+        Import { naming, home_of, former, stores: Vec::new(), bytes: 0, items: 0 }
     }
 
     fn run(
@@ -230,7 +253,6 @@ impl Import {
         total: u64,
         tell: &mut dyn FnMut(ImportStep),
     ) -> Result<(), ImportError> {
-        let mut chunk = Chunk::default();
         loop {
             let Some((line, bytes)) = lines.next()? else {
                 return Err(ImportError::Cut { lines: lines.read });
@@ -245,32 +267,124 @@ impl Import {
                 if lines.text()?.is_some() {
                     return Err(lines.fault("it follows the last line of the export"));
                 }
-                return self.commit(chunk, true);
+                return self.stores.iter_mut().try_for_each(|store| store.commit(true).map(drop));
             }
             self.items += u64::from(matches!(line, ExportLine::Item(_)));
             let named = match &mut self.former {
                 Some(former) => former.name(line),
                 None => vec![line],
             };
-            chunk.bytes += bytes;
-            chunk.lines.extend(named.into_iter().map(|line| (lines.read, line)));
-            if chunk.lines.len() >= COMMIT_LINES || chunk.bytes >= COMMIT_BYTES {
-                self.commit(std::mem::take(&mut chunk), false)?;
+            for line in named {
+                self.take(lines.read, line, bytes).map_err(|error| lines.fault(error))?;
+            }
+            if self.commit_full()? {
                 tell(ImportStep { items: self.items, total });
             }
         }
     }
 
-    /// Makes one atomic commit. With the last one the store is complete.
-    fn commit(&mut self, chunk: Chunk, is_last: bool) -> Result<(), ImportError> {
+    /// Hands a line to the store of its home, or to all stores.
+    fn take(&mut self, number: u64, mut line: ExportLine, bytes: usize) -> Result<(), String> {
+        let count = self.stores.len();
+        if let (ExportLine::Item(item), true) = (&mut line, count > 1) {
+            self.naming.keep_id(item)?;
+        }
+        let home = match &line {
+            ExportLine::Item(item) => Some(item.application.as_str()),
+            ExportLine::Queue(queue) => Some(queue.application.as_str()),
+            ExportLine::Window(window) => Some(window.application.as_str()),
+            // What does not belong between the first line and the last one is refused by any store.
+            ExportLine::Ended(_) | ExportLine::Store(_) | ExportLine::End(_) => None,
+        };
+        let home = home.map(|name| (self.home_of)(name, u16::try_from(count).unwrap_or(u16::MAX)));
+        let at = home.map_or(0..count, |home| usize::from(home)..usize::from(home) + 1);
+        for store in self.stores.get_mut(at).unwrap_or_default() {
+            store.chunk.lines.push((number, line.clone()));
+            store.chunk.bytes += bytes;
+            self.bytes += bytes;
+        }
+        Ok(())
+    }
+
+    /// Makes the commits that are due. False: none was.
+    fn commit_full(&mut self) -> Result<bool, ImportError> {
+        let mut is_any = false;
+        for store in &mut self.stores {
+            if store.chunk.lines.len() >= COMMIT_LINES {
+                self.bytes -= store.commit(false)?;
+                is_any = true;
+            }
+        }
+        while self.bytes >= COMMIT_BYTES {
+            let Some(largest) = self.stores.iter_mut().max_by_key(|store| store.chunk.bytes) else { break };
+            self.bytes -= largest.commit(false)?;
+            is_any = true;
+        }
+        Ok(is_any)
+    }
+
+    /// What all stores have got; an end counts once.
+    fn told(&self) -> Imported {
+        let mut told = Imported::default();
+        for store in &self.stores {
+            told.items += store.told.items;
+            told.dead_letters += store.told.dead_letters;
+            told.windows += store.told.windows;
+            told.paused += store.told.paused;
+            told.ended_ids = told.ended_ids.max(store.told.ended_ids);
+        }
+        told
+    }
+
+    /// Closes all stores, and returns the first error.
+    fn close(self) -> Result<(), CloseError> {
+        let closed = self.stores.into_iter().map(|import| Box::new(import.store).close());
+        closed.collect::<Vec<_>>().into_iter().collect()
+    }
+}
+
+/// An import into one store.
+struct StoreImport {
+    store: DiskStore,
+    identity_of: IdentityOf,
+    now: u64,
+    marks: Marks,
+    /// Set if several shards were exported: an earlier line may contain a later end of an id.
+    has_later_ends: bool,
+    queues: HashMap<Arc<str>, QueueRow>,
+    /// Whether [`BUCKET`] has begun.
+    has_bucket: bool,
+    chunk: Chunk,
+    told: Imported,
+}
+
+impl StoreImport {
+    fn new(store: DiskStore, first: &StoreLine, identity_of: IdentityOf, now: u64) -> Self {
+        StoreImport {
+            store,
+            identity_of,
+            now,
+            marks: Marks { next_seq: first.next_number.max(1), wall: first.clock },
+            has_later_ends: first.shards.is_some(),
+            queues: HashMap::new(),
+            has_bucket: false,
+            chunk: Chunk::default(),
+            told: Imported::default(),
+        }
+    }
+
+    /// Makes one atomic commit, and returns the bytes of its lines. With the last one the store is complete.
+    fn commit(&mut self, is_last: bool) -> Result<usize, ImportError> {
+        let Chunk { lines, bytes } = std::mem::take(&mut self.chunk);
         let mut writes = ImportOps::default();
-        for (number, line) in chunk.lines {
+        for (number, line) in lines {
             self.add(number, line, &mut writes)?;
         }
         let ImportOps { mut ops, touched, .. } = writes;
         ops.extend(touched.iter().filter_map(|queue| self.queues.get(queue).cloned()).map(Op::PutQueue));
         let group = CommitGroup { ops, token: 0, marks: self.marks, hurried: false };
-        Ok(self.store.commit_groups(&[group], is_last)?)
+        self.store.commit_groups(&[group], is_last)?;
+        Ok(bytes)
     }
 
     /// Checks a line, and adds what it brings.
@@ -287,6 +401,14 @@ impl Import {
             ExportLine::Ended(line) => {
                 // The lines of the newest bucket come last: the newest end of an id stays.
                 let (identity, ended) = line.ended().map_err(fault)?;
+                if self.has_later_ends {
+                    let known = self.known_end(identity, writes)?;
+                    if known.is_some_and(|known| known > ended.at) {
+                        return Ok(());
+                    }
+                    writes.ends.insert(identity, ended.at);
+                    self.told.ended_ids -= u64::from(known.is_some());
+                }
                 if !std::mem::replace(&mut self.has_bucket, true) {
                     writes.ops.push(Op::BeginBucket(BucketRow { bucket: BUCKET, from: self.now }));
                 }
@@ -307,6 +429,14 @@ impl Import {
             }
         }
         Ok(())
+    }
+
+    /// When the item with this identity ended, by an earlier line, UTC ms.
+    fn known_end(&self, identity: Identity, writes: &ImportOps) -> Result<Option<u64>, ReadError> {
+        match writes.ends.get(&identity) {
+            Some(at) => Ok(Some(*at)),
+            None => Ok(self.store.end_of(identity, BUCKET)?.map(|ended| ended.at)),
+        }
     }
 
     fn item(&self, line: ItemLine) -> Result<Stored, String> {
@@ -391,6 +521,8 @@ struct ImportOps {
     /// Arrival numbers and producers' ids of the items in the commit.
     numbers: HashSet<u64>,
     identities: HashSet<Identity>,
+    /// When items ended, UTC ms.
+    ends: HashMap<Identity, u64>,
 }
 
 /// The row of a queue without items. Every imported item gets a customer row, so none is unindexed.

@@ -21,13 +21,17 @@ mod former;
 mod frozen;
 pub mod import;
 mod jobs;
+pub mod joined;
 mod keyspace;
+mod layout;
 pub mod lines;
 mod load;
 mod log_batch;
 mod logs;
 mod memory;
+pub mod naming;
 mod node;
+mod open_windows;
 mod opening;
 mod postgres;
 pub mod queue_line;
@@ -81,6 +85,7 @@ pub use errors::{
     BrokenContract, CloseError, CommitError, Loss, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
+pub use layout::{shard_path, store_paths, ShardLayout};
 pub use postgres::{inspect as inspect_database, schema as database_schema};
 
 use std::path::PathBuf;

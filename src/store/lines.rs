@@ -13,7 +13,7 @@ use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tidegate_config::terms::BROKER_MAX;
-use tidegate_types::event::{Stored, WindowRow};
+use tidegate_types::event::{Stored, WindowRow, DEAD_LETTERS};
 use tidegate_types::{BatchId, ClosedBy, Content, Dead, End, Ended, Identity, Key, Reason};
 
 /// The format's name in the first line.
@@ -63,6 +63,10 @@ pub struct StoreLine {
     pub clock: u64,
     /// Number of items that follow, approximate.
     pub items: u64,
+    /// Number of shards whose exports were joined; absent: the export is that of one store. Several may
+    /// contain an end of the same id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u16>,
 }
 
 /// An open window, as the store keeps it.
@@ -234,11 +238,27 @@ fn identity_of(text: &str) -> Result<Identity, String> {
     }
 }
 
+fn decoded(text: &str, key: &str) -> Result<Vec<u8>, String> {
+    STANDARD.decode(text).map_err(|error| format!("`{key}` is not base64: {error}"))
+}
+
 fn dead_of(reason: Option<&str>, error: Option<String>) -> Result<Dead, String> {
     let reason = reason.ok_or("`reason` is missing: it is dead")?;
     let known = Reason::ALL.into_iter().find(|known| known.as_str() == reason);
     let reason = known.ok_or_else(|| format!("`reason` is unknown: {reason:?}"))?;
     Ok(Dead { reason, error: error.ok_or("`error` is missing: it is dead")?.into() })
+}
+
+impl ExportLine {
+    /// Appends the line, and counts it.
+    pub(crate) fn put(&self, told: &mut EndLine, out: &mut Vec<u8>) {
+        // Lines contain only texts and numbers, so writing cannot fail.
+        if serde_json::to_writer(&mut *out, self).is_ok() {
+            out.push(b'\n');
+            told.lines += 1;
+            told.items += u64::from(matches!(self, ExportLine::Item(_)));
+        }
+    }
 }
 
 impl StoreLine {
@@ -301,6 +321,31 @@ impl WindowLine {
 }
 
 impl ItemLine {
+    /// Name of the queue that contains the item.
+    pub(crate) fn queue(&self) -> &str {
+        if self.state == "dead" {
+            DEAD_LETTERS
+        } else {
+            &self.application
+        }
+    }
+
+    /// The stored properties and headers.
+    ///
+    /// # Errors
+    ///
+    /// They are not base64.
+    pub(crate) fn stored_properties(&self) -> Result<Vec<u8>, String> {
+        decoded(&self.properties, "properties")
+    }
+
+    /// Makes the id one that the producer gave. No request equals the item then.
+    pub(crate) fn give(&mut self, identity: Identity, properties: &[u8]) {
+        self.identity = Some(hex(identity));
+        self.fingerprint = Some(format!("{:016x}", 0));
+        self.properties = STANDARD.encode(properties);
+    }
+
     /// Whether the item waits for the end of a window.
     pub fn is_windowed(&self) -> bool {
         self.state == "waiting" && self.customer.is_some() && !self.own_time
@@ -348,9 +393,6 @@ impl ItemLine {
     ///
     /// A text that names the missing or invalid key.
     pub fn stored(self) -> Result<Stored, String> {
-        let decoded = |text: &str, key: &str| {
-            STANDARD.decode(text).map_err(|error| format!("`{key}` is not base64: {error}"))
-        };
         let body = match (self.body, self.body_base64) {
             (Some(text), None) => text.into_bytes(),
             (None, Some(text)) => decoded(&text, "body_base64")?,
@@ -580,6 +622,7 @@ mod tests {
             next_number: 1,
             clock: 2,
             items: 3,
+            shards: None,
         };
         assert!(first.identity().unwrap_err().contains("`version` is 3"));
         for version in [1, 2] {

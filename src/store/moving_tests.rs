@@ -1,8 +1,9 @@
 //! Tests of export and import: complete, and not into a store that exists.
 
 use super::export::Exporter;
-use super::import::{import, ImportError, Imported};
+use super::import::{import, ImportError, ImportTarget, Imported};
 use super::keyspace::KeyspaceId;
+use super::naming::Naming;
 use super::rows;
 use super::tests::{disk_at, given, group, index, item, items, key, named, open_at, place, put_item, APP};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
@@ -88,8 +89,19 @@ fn exported(path: &Path) -> String {
     String::from_utf8(out).unwrap()
 }
 
+/// An item without an id keeps the assigned one in front of its properties.
+const NAMING: Naming = Naming {
+    identity_of,
+    with_id: |properties, id| (properties.len() <= 2).then(|| [id.as_bytes(), properties].concat()),
+};
+
+/// One store, whatever the application.
+fn target(path: &Path) -> ImportTarget<'_> {
+    ImportTarget { path, shards: None, home_of: |_, _| 0, memory_limit: MEMORY }
+}
+
 fn imported(path: &Path, text: &str) -> Result<Imported, ImportError> {
-    import(path, MEMORY, &mut text.as_bytes(), identity_of, NOW, &mut |_| {})
+    import(&target(path), &mut text.as_bytes(), NAMING, NOW, &mut |_| {})
 }
 
 struct Sound;
@@ -195,7 +207,7 @@ fn an_import_that_fails_after_commits_is_refused_as_well() {
     let long: String = lines.iter().flat_map(|line| [*line, "\n"]).collect();
     let dir = tempfile::tempdir().unwrap();
     let mut steps = 0;
-    let told = import(dir.path(), MEMORY, &mut long.as_bytes(), identity_of, NOW, &mut |_| steps += 1);
+    let told = import(&target(dir.path()), &mut long.as_bytes(), NAMING, NOW, &mut |_| steps += 1);
     assert!(matches!(told, Err(ImportError::Line { .. })) && steps == 2, "{told:?} after {steps} steps");
     is_refused_as_incomplete(dir.path(), &text);
     // As if the process had been killed when the store was just made.

@@ -8,13 +8,14 @@ use super::copied::Copied;
 use super::event::OwnEvent;
 use super::identity::assigned;
 use super::json::{coding, is_media_type, push_number, push_payload, push_segment, push_string};
-use super::properties::{has_choice, parse_table, set_number, set_text, short, signed, Basic};
+use super::properties::{has_choice, parse_table, put_choice, set_number, set_text, short, signed, Basic};
 use super::trace::{BatchTrace, Traces, TRACEPARENT, TRACESTATE};
 use super::{dead, fields};
 use jiff::Timestamp;
 use lapin::types::{FieldTable, ShortString};
 use lapin::BasicProperties;
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::io::Write as _;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -170,6 +171,23 @@ pub(crate) fn batch_id(text: &[u8]) -> Option<BatchId> {
 /// properties are read.
 pub fn item_id(content: &Content, store_identity: u64, id: AssignedId) -> String {
     id_of(&parts(content).0, store_identity, id).into_owned()
+}
+
+/// The stored properties of an item that came without an id, with this one: a later reader takes it for its
+/// producer's. `None`: they have an id, or are damaged.
+pub fn with_message_id(properties: &[u8], id: &str) -> Option<Vec<u8>> {
+    let (basic, table, choice) = Basic::parse_with_choice(properties)?;
+    if basic.message_id.is_some() {
+        return None;
+    }
+    // The length of the table is written again.
+    let entries = table.get(4..).unwrap_or_default();
+    let basic = Basic { message_id: Some(id), ..basic };
+    let mut named = basic.write(|out| Ok::<_, Infallible>(out.extend_from_slice(entries))).ok()?;
+    if has_choice(properties) {
+        put_choice(&mut named, choice);
+    }
+    Some(named)
 }
 
 /// One item as it came, with what tidegate adds; for the output or the dead exchange.

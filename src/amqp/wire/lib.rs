@@ -28,7 +28,7 @@ mod time;
 mod trace;
 
 pub use answer::answer;
-pub use batch::{batch_id_of, encode, item_id, Body, Exchanges, Outgoing};
+pub use batch::{batch_id_of, encode, item_id, with_message_id, Body, Exchanges, Outgoing};
 pub use dead_letter::RawLetter;
 pub use envelope::text_of as envelope_text;
 pub use fields::near_misses;
