@@ -1,4 +1,4 @@
-//! `store`: operations on a disk store that no daemon has open.
+//! `store`: operations on a disk store that no daemon has open, or on those of all shards.
 
 use super::args::{Output, StoreCommand, StoreDirArgs, StoreExportArgs};
 use super::client::{path, Client};
@@ -12,13 +12,18 @@ use tidegate_common::clock;
 use tidegate_config::{Config, StoreKind};
 use tidegate_store::compact::{self, CompactError, Compacted};
 use tidegate_store::export::Exporter;
-use tidegate_store::import::{self, ImportError, Imported};
+use tidegate_store::import::{self, ImportError, ImportTarget, Imported};
+use tidegate_store::joined::Joined;
+use tidegate_store::naming::Naming;
 use tidegate_store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
-use tidegate_store::OpenError;
-use tidegate_wire::{identity, item_id};
+use tidegate_store::{store_paths, OpenError};
+use tidegate_wire::{home, identity, item_id, with_message_id};
 
 /// Most faults that a JSON document names; all are counted.
 const MOST_FAULTS: usize = 100_000;
+
+/// What the form of messages says about ids.
+const NAMING: Naming = Naming { identity_of: identity, with_id: with_message_id };
 
 /// Runs one of the subcommands. `config` reads the configuration, and `daemon` returns a client of the
 /// running daemon; both are called only if needed.
@@ -41,16 +46,20 @@ pub(super) fn run(
     }
 }
 
-/// The directory of the store, and the memory that may be used while it is open, bytes.
+/// The directory of the store, or of the stores of all shards.
 struct Meant {
     path: PathBuf,
+    /// The memory that may be used while they are open, bytes.
     memory: u64,
+    /// Number of shards, if it is configured.
+    shards: Option<u16>,
 }
 
 impl Meant {
     fn of(args: &StoreDirArgs, config: impl FnOnce() -> Result<Config, Failure>) -> Result<Self, Failure> {
         if let Some(path) = &args.directory {
-            return Ok(Meant { path: path.clone(), memory: Config::default().limits.memory });
+            let memory = Config::default().limits.memory;
+            return Ok(Meant { path: path.clone(), memory, shards: None });
         }
         let config = config()?;
         let elsewhere = match config.store.kind {
@@ -61,32 +70,85 @@ impl Meant {
         if let Some(elsewhere) = elsewhere {
             return Err(Failure::Usage(format!("store.kind is {elsewhere}. Name a directory")));
         }
-        Ok(Meant { path: config.store.path, memory: config.limits.memory })
+        // The number of shards in the configuration.
+        let count = 1;
+        Ok(Meant { path: config.store.path, memory: config.limits.memory, shards: Some(count) })
+    }
+
+    /// The directories of the stores that are there: of all shards, or of the only store.
+    fn stores(&self) -> Result<Stores, Failure> {
+        let paths = store_paths(&self.path).map_err(|error| not_opened("", &error))?;
+        let is_divided = paths.len() > 1;
+        let memory = self.memory / paths.len() as u64;
+        let numbered = (0..).zip(paths);
+        let all =
+            numbered.map(|(number, path)| OneStore { shard: is_divided.then_some(number), path, memory });
+        Ok(Stores { is_divided, all: all.collect() })
     }
 }
 
-fn not_opened(error: OpenError) -> Failure {
+/// The stores that a command is about.
+struct Stores {
+    /// There is one for each shard.
+    is_divided: bool,
+    all: Vec<OneStore>,
+}
+
+/// One store.
+struct OneStore {
+    /// Number of its shard, if there are several.
+    shard: Option<u16>,
+    path: PathBuf,
+    /// The memory that may be used while it is open, bytes.
+    memory: u64,
+}
+
+impl OneStore {
+    /// Names its shard before an error, if there are several.
+    fn label(&self) -> String {
+        self.shard.map(|shard| format!("shard {shard}: ")).unwrap_or_default()
+    }
+
+    /// The document about this store, with the number of its shard in front.
+    fn numbered(&self, document: Value) -> Value {
+        match (self.shard, document) {
+            (Some(shard), Value::Object(mut members)) => {
+                members.insert("shard".to_owned(), shard.into());
+                Value::Object(members)
+            }
+            (_, document) => document,
+        }
+    }
+}
+
+/// The failure for an error of a store with this label.
+fn not_opened(label: &str, error: &OpenError) -> Failure {
+    let text = format!("store: {label}{error}");
     if matches!(error, OpenError::Locked { .. }) {
         return Failure::Locked(format!(
-            "store: {error}; stop the daemon that has it open first, or export from it: store export \
-             --running"
+            "{text}; stop the daemon that has it open first, or export from it: store export --running"
         ));
     }
-    Failure::Failed(format!("store: {error}"))
+    if matches!(error, OpenError::OtherCount { .. } | OpenError::Undivided { .. }) {
+        return Failure::Config(text);
+    }
+    Failure::Failed(text)
 }
 
 /// Shows the progress and the findings of a verification.
 struct Shown {
     progress: Progress,
     output: Output,
+    /// Number of the shard whose store is read, if there are several.
+    shard: Option<u16>,
     faults: Vec<RowFault>,
     /// The error of printing a fault, reported at the end.
     broken: Option<Failure>,
 }
 
 impl Shown {
-    fn new(output: Output) -> Self {
-        Shown { progress: Progress::new(), output, faults: Vec::new(), broken: None }
+    fn new(output: Output, shard: Option<u16>) -> Self {
+        Shown { progress: Progress::new(), output, shard, faults: Vec::new(), broken: None }
     }
 }
 
@@ -103,27 +165,69 @@ impl Watcher for Shown {
             return;
         }
         let RowFault { keyspace, key, error } = fault;
-        let line = format!("damaged: keyspace {keyspace}, {}: {}", plain(&key), plain(&error));
+        let shard = self.shard.map(|shard| format!("shard {shard}, ")).unwrap_or_default();
+        let line = format!("damaged: {shard}keyspace {keyspace}, {}: {}", plain(&key), plain(&error));
         let printed = self.progress.aside(|| Out::lock().line(line));
         self.broken = self.broken.take().or(printed.err());
     }
 }
 
 fn verify(meant: &Meant, output: Output) -> Result<(), Failure> {
-    let mut shown = Shown::new(output);
-    let summary = verify::verify(&meant.path, meant.memory, &mut shown).map_err(not_opened)?;
-    let Shown { progress, faults, broken, .. } = shown;
-    drop(progress);
-    broken.map_or(Ok(()), Err)?;
+    let stores = meant.stores()?;
+    let (mut documents, mut faults) = (Vec::new(), 0);
+    for one in &stores.all {
+        let (document, found) = verify_one(one, output)?;
+        documents.extend(document.map(|document| one.numbered(document)));
+        faults += found;
+    }
     let mut out = Out::lock();
     match output {
-        Output::Json => out.json(&document(&meant.path, &summary, &faults))?,
-        Output::Table => out.table(&table(&meant.path, &summary))?,
+        Output::Json if stores.is_divided => out.json(&json!({
+            "result": verdict(faults),
+            "path": meant.path.display().to_string(),
+            "count": stores.all.len(),
+            "shards": documents,
+            "faults": faults,
+        }))?,
+        Output::Json => documents.iter().try_for_each(|document| out.json(document))?,
+        Output::Table if stores.is_divided => {
+            let rows = [("shards", stores.all.len() as u64), ("damaged rows of all", faults)];
+            out.table(&rows.map(|(name, count)| vec![name.to_owned(), count.to_string()]))?;
+        }
+        Output::Table => {}
     }
-    match summary.faults {
+    match faults {
         0 => Ok(()),
         1 => Err(Failure::failed("1 row is damaged")),
         n => Err(Failure::Failed(format!("{n} rows are damaged"))),
+    }
+}
+
+/// Verifies one store. Prints its table, or returns its document, and the number of damaged rows.
+fn verify_one(one: &OneStore, output: Output) -> Result<(Option<Value>, u64), Failure> {
+    let mut shown = Shown::new(output, one.shard);
+    let summary = verify::verify(&one.path, one.memory, &mut shown);
+    let summary = summary.map_err(|error| not_opened(&one.label(), &error))?;
+    let Shown { progress, faults, broken, .. } = shown;
+    drop(progress);
+    broken.map_or(Ok(()), Err)?;
+    let document = match output {
+        Output::Json => Some(document(&one.path, &summary, &faults)),
+        Output::Table => {
+            let mut out = Out::lock();
+            out.table(&table(&one.path, &summary))?;
+            one.shard.map_or(Ok(()), |_| out.line(""))?;
+            None
+        }
+    };
+    Ok((document, summary.faults))
+}
+
+fn verdict(faults: u64) -> &'static str {
+    if faults == 0 {
+        "sound"
+    } else {
+        "damaged"
     }
 }
 
@@ -133,7 +237,7 @@ fn document(path: &Path, summary: &StoreSummary, faults: &[RowFault]) -> Value {
         .map(|RowFault { keyspace, key, error }| json!({ "keyspace": keyspace, "key": key, "error": error }))
         .collect();
     json!({
-        "result": if summary.faults == 0 { "sound" } else { "damaged" },
+        "result": verdict(summary.faults),
         "path": path.display().to_string(),
         "store": format!("{:016x}", summary.identity),
         "commit": summary.commit,
@@ -181,19 +285,34 @@ fn table(path: &Path, summary: &StoreSummary) -> Vec<Vec<String>> {
 }
 
 fn compact(meant: &Meant, output: Output) -> Result<(), Failure> {
-    let mut shown = Shown::new(output);
-    let done = compact::compact(&meant.path, meant.memory, &mut shown);
-    drop(shown);
-    let Compacted { before, after } = done.map_err(|error| {
-        if let CompactError::Open(error) = error {
-            return not_opened(error);
-        }
-        Failure::Failed(format!("store: {error}"))
-    })?;
+    let stores = meant.stores()?;
+    let (mut documents, mut all) = (Vec::new(), Compacted::default());
+    for one in &stores.all {
+        let mut shown = Shown::new(output, one.shard);
+        let done = compact::compact(&one.path, one.memory, &mut shown);
+        drop(shown);
+        let Compacted { before, after } = done.map_err(|error| {
+            if let CompactError::Open(error) = error {
+                return not_opened(&one.label(), &error);
+            }
+            Failure::Failed(format!("store: {}{error}", one.label()))
+        })?;
+        (all.before, all.after) = (all.before + before, all.after + after);
+        documents.push(one.numbered(json!({
+            "result": "done", "path": one.path.display().to_string(), "before": before, "after": after,
+        })));
+    }
     let mut out = Out::lock();
-    if output == Output::Json {
+    let Compacted { before, after } = all;
+    if output == Output::Json && stores.is_divided {
         let path = meant.path.display().to_string();
-        return out.json(&json!({ "result": "done", "path": path, "before": before, "after": after }));
+        return out.json(&json!({
+            "result": "done", "path": path, "count": documents.len(), "shards": documents,
+            "before": before, "after": after,
+        }));
+    }
+    if output == Output::Json {
+        return documents.iter().try_for_each(|document| out.json(document));
     }
     let rows = [("bytes before", before), ("bytes after", after)];
     out.table(&rows.map(|(name, bytes)| vec![name.to_owned(), bytes.to_string()]))
@@ -206,8 +325,15 @@ const WRITE_BYTES: usize = 256 << 10;
 fn export(meant: &Meant) -> Result<(), Failure> {
     let progress = Progress::new();
     let damaged = |error: tidegate_store::ReadError| Failure::Failed(format!("store: {error}"));
-    let exporter = Exporter::open(&meant.path, meant.memory).map_err(not_opened)?;
-    let mut export = exporter.begin(item_id).map_err(damaged)?;
+    // All stores are locked before the first one is read.
+    let stores = meant.stores()?.all;
+    let opened = stores
+        .iter()
+        .map(|one| Exporter::open(&one.path, one.memory).map_err(|error| not_opened(&one.label(), &error)));
+    let exporters: Vec<Exporter> = opened.collect::<Result<_, _>>()?;
+    let begun = exporters.iter().map(|exporter| exporter.begin(item_id));
+    let mut export =
+        Joined::of(begun.collect::<Result<_, _>>().map_err(damaged)?, NAMING).map_err(damaged)?;
     let mut out = BufWriter::with_capacity(WRITE_BYTES, std::io::stdout().lock());
     let mut lines = Vec::new();
     loop {
@@ -258,10 +384,12 @@ fn import(meant: &Meant, output: Output) -> Result<(), Failure> {
     let progress = Progress::new();
     let mut input = BufReader::with_capacity(WRITE_BYTES, std::io::stdin().lock());
     let mut tell = |step: import::ImportStep| progress.at("items", step.items, Some(step.total));
-    let done = import::import(&meant.path, meant.memory, &mut input, identity, clock::wall_ms(), &mut tell);
+    let target =
+        ImportTarget { path: &meant.path, shards: meant.shards, home_of: home, memory_limit: meant.memory };
+    let done = import::import(&target, &mut input, NAMING, clock::wall_ms(), &mut tell);
     drop(progress);
     let told = done.map_err(|error| match error {
-        ImportError::Open(error) => not_opened(error),
+        ImportError::Open(error) => not_opened("", &error),
         ImportError::Commit(_) | ImportError::Read(_) | ImportError::Close(_) => {
             Failure::Failed(format!("store: {error}"))
         }

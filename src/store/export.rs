@@ -19,7 +19,7 @@ use super::reading::damaged;
 use super::record::{self, View};
 use super::row_reads::Rows;
 use super::rows::{self, META_IDENTITY, META_MARKS};
-use super::{ended, layout, OpenError, ReadError};
+use super::{ended, OpenError, ReadError};
 use fjall::{Database, Slice};
 use std::path::Path;
 use std::sync::Arc;
@@ -53,18 +53,6 @@ impl Exporter {
         let PresentStore { keyspaces, db, directory } = open_present(path, memory_limit)?;
         refuse_loss(&directory, read_meta(&keyspaces)?.number, Committed::noted(&directory)?)?;
         Ok(Exporter { keyspaces, db, _directory: Arc::new(directory) })
-    }
-
-    /// Opens the stores of all shards in `path`, in their order, or the only one. `memory_limit`: of all
-    /// together, bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`Exporter::open`] and [`ShardLayout::find`].
-    pub fn open_all(path: &Path, memory_limit: u64) -> Result<Vec<Self>, OpenError> {
-        let paths = layout::store_paths(path)?;
-        let memory_limit = memory_limit / paths.len() as u64;
-        paths.iter().map(|path| Exporter::open(path, memory_limit)).collect()
     }
 
     /// Begins an export of the present durable state. The disk keeps that state until the export is dropped.

@@ -183,7 +183,11 @@ pub fn with_message_id(properties: &[u8], id: &str) -> Option<Vec<u8>> {
     // The length of the table is written again.
     let entries = table.get(4..).unwrap_or_default();
     let basic = Basic { message_id: Some(id), ..basic };
-    let mut named = basic.write(|out| Ok::<_, Infallible>(out.extend_from_slice(entries))).ok()?;
+    let put = |out: &mut Vec<u8>| {
+        out.extend_from_slice(entries);
+        Ok::<_, Infallible>(())
+    };
+    let mut named = basic.write(put).ok()?;
     if has_choice(properties) {
         put_choice(&mut named, choice);
     }
