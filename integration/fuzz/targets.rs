@@ -302,7 +302,7 @@ pub fn http(data: &[u8]) {
     }
     if let Ok(filter) = parse::filter(query) {
         assert!((1..=parse::MAX_PAGE).contains(&filter.limit));
-        assert_eq!(parse::cursor(&parse::cursor_text(filter.from)), Some(filter.from));
+        assert_eq!(parse::cursor(&parse::cursor_text(filter.first())), Some(filter.first()));
     }
     if let Ok(timeline) = parse::timeline(query) {
         assert!(timeline.each_ms > 0 && (1..=60).contains(&timeline.stretches));

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use tidegate_config::rfc3339::{rfc3339_ms, Rounding};
 use tidegate_config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 use tidegate_types::rate::NoRate;
-use tidegate_types::{CustomerOf, Filter, Key, ListedStage, Moment, Rate, Selection, TimelineQuery};
+use tidegate_types::{
+    CustomerOf, Filter, Key, ListPlace, ListedStage, Moment, Rate, Selection, TimelineQuery,
+};
 use tidegate_wire::dead_letters::{
     LetterFilter, LetterJob, LetterKey, LetterTask, LetterWalk, NewTime, RetryTerms, WalkCursor,
     MOST_LOOKED_AT, MOST_OF_A_CALL, MOST_OF_A_WALK,
@@ -109,7 +111,7 @@ const SPANS: [(&str, u64, usize); 3] = [("minute", 1_000, 60), ("hour", 60_000, 
 /// As [`filter`].
 pub fn timeline(query: Option<&str>) -> Result<TimelineQuery, BadRequest> {
     let [_, (_, each_ms, stretches), _] = SPANS;
-    let mut timeline = TimelineQuery { application: None, each_ms, stretches };
+    let mut timeline = TimelineQuery { application: None, at: None, each_ms, stretches };
     for (name, value) in parameters(query, &["application", "span"])? {
         if name == "application" {
             bounded(&value, &name, MAX_NAME)?;
@@ -413,17 +415,23 @@ fn set(filter: &mut Filter, name: &str, value: &str) -> Result<(), BadRequest> {
         "state" => filter.state = Some(stage(value).map_err(|text| fault(name, text))?),
         "from" => {
             let due = moment(value).map_err(|text| fault(name, text))?;
-            filter.from = filter.from.max(Key::at(due));
+            begin_at(filter, ListPlace { key: Key::at(due), shard: 0 });
         }
         "to" => filter.until = Some(moment(value).map_err(|text| fault(name, text))?),
         "cursor" => {
             let place = cursor(value).ok_or_else(|| fault(name, "it is not a `next` of a page"))?;
-            filter.from = filter.from.max(place);
+            begin_at(filter, place);
         }
         "limit" => filter.limit = rows(name, value, MAX_PAGE)?,
         _ => return Err(unknown(name)),
     }
     Ok(())
+}
+
+/// Begins the list at this place, unless it begins later.
+fn begin_at(filter: &mut Filter, place: ListPlace) {
+    let ListPlace { key, shard } = filter.first().max(place);
+    (filter.from, filter.from_shard) = (key, shard);
 }
 
 fn unknown(name: &str) -> BadRequest {
@@ -493,16 +501,24 @@ fn read_moment(text: &str, rounding: Rounding) -> Result<u64, &'static str> {
     Ok(u64::try_from(ms).unwrap_or(0))
 }
 
-/// The text of a page's end, where the next page begins.
-pub fn cursor_text(place: Key) -> String {
-    format!("{}-{}-{}", place.due, place.window, place.seq)
+/// The text of a page's end, where the next page begins: the three numbers of a key, and the shard unless it
+/// is the first.
+pub fn cursor_text(place: ListPlace) -> String {
+    let ListPlace { key: Key { due, window, seq }, shard } = place;
+    if shard == 0 {
+        format!("{due}-{window}-{seq}")
+    } else {
+        format!("{due}-{window}-{seq}-{shard}")
+    }
 }
 
 /// Reads the text of [`cursor_text`].
-pub fn cursor(text: &str) -> Option<Key> {
+pub fn cursor(text: &str) -> Option<ListPlace> {
     let (due, rest) = text.split_once('-')?;
-    let (window, seq) = rest.split_once('-')?;
-    Some(Key { due: number(due)?, window: number(window)?, seq: number(seq)? })
+    let (window, rest) = rest.split_once('-')?;
+    let (seq, shard) = rest.split_once('-').unwrap_or((rest, "0"));
+    let key = Key { due: number(due)?, window: number(window)?, seq: number(seq)? };
+    Some(ListPlace { key, shard: u16::try_from(number(shard)?).ok()? })
 }
 
 /// A number of digits only, without sign or space.

@@ -60,7 +60,7 @@ fn what_no_name_is_is_refused_by_its_parameter() {
 #[test]
 fn a_timeline_is_of_a_span_and_perhaps_of_an_application() {
     let of = |application: Option<&str>, each_ms, stretches| {
-        Ok(TimelineQuery { application: application.map(Arc::from), each_ms, stretches })
+        Ok(TimelineQuery { application: application.map(Arc::from), at: None, each_ms, stretches })
     };
     for (query, want) in [
         ("span=minute", of(None, 1_000, 60)),
@@ -96,6 +96,7 @@ fn a_filter_takes_what_the_contract_names() {
         customer: Some("c d".into()),
         state: Some(ListedStage::InFlight),
         from: Key::own(1_800_000_000_500, 7),
+        from_shard: 0,
         until: Some(1_800_000_001_000),
         limit: 1_000,
     };
@@ -116,6 +117,11 @@ fn the_later_of_from_and_cursor_counts() {
     assert_eq!(from("cursor=5-9-9"), Ok(key(5, 9)));
     assert_eq!(from("cursor=5-9-9&from=1800000000000"), Ok(key(1_800_000_000_000, 0)));
     assert_eq!(from("cursor=1800000000000-9-9&from=1800000000000"), Ok(key(1_800_000_000_000, 9)));
+    let first = |query| filter(Some(query)).map(|filter| filter.first());
+    let place = |due, seq, shard| ListPlace { key: Key::own(due, seq), shard };
+    assert_eq!(first("cursor=5-9-9-3"), Ok(place(5, 9, 3)));
+    assert_eq!(first("cursor=1800000000000-0-0-3&from=1800000000000"), Ok(place(1_800_000_000_000, 0, 3)));
+    assert_eq!(first("cursor=5-9-9-3&from=1800000000000"), Ok(place(1_800_000_000_000, 0, 0)));
 }
 
 #[test]
@@ -139,7 +145,7 @@ fn a_filter_refuses_by_name() {
         ("cursor=-5", "cursor: "),
         ("cursor=5--5", "cursor: "),
         ("cursor=5-6", "cursor: "),
-        ("cursor=5-6-7-8", "cursor: "),
+        ("cursor=5-6-7-8-9", "cursor: "),
         ("cursor=18446744073709551616-0", "cursor: "),
         ("from=tomorrow", "from: it is neither"),
         ("from=1800000000", "from: that is in 1973"),
@@ -303,8 +309,22 @@ proptest! {
     }
 
     #[test]
-    fn cursors_come_back(due in any::<u64>(), seq in any::<u64>()) {
-        let place = Key::own(due, seq);
+    fn cursors_come_back(
+        (due, window, seq) in any::<(u64, u64, u64)>(),
+        shard in any::<u16>(),
+    ) {
+        let place = ListPlace { key: Key { due, window, seq }, shard };
         prop_assert_eq!(cursor(&cursor_text(place)), Some(place));
+    }
+}
+
+#[test]
+fn the_first_shard_has_no_number_in_a_cursor() {
+    let place = |shard| ListPlace { key: Key { due: 5, window: 7, seq: 9 }, shard };
+    assert_eq!(cursor_text(place(0)), "5-7-9");
+    assert_eq!(cursor_text(place(12)), "5-7-9-12");
+    assert_eq!(cursor("5-7-9"), Some(place(0)));
+    for wrong in ["5-7-9-", "5-7-9-65536", "5-7-9-1-", "5-7-9-1-2", "5-7-9-+1"] {
+        assert_eq!(cursor(wrong), None, "{wrong}");
     }
 }

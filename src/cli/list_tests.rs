@@ -124,6 +124,7 @@ fn every_filter_reaches_the_daemon() {
             customer: Some("c+d".into()),
             state: Some(ListedStage::InFlight),
             from: Key::at(1_800_000_000_000),
+            from_shard: 0,
             until: Some(1_800_000_001_000),
             limit: MAX_PAGE,
         },

@@ -1,13 +1,14 @@
 //! The JSON of an answer, the same by AMQP and by HTTP; pure.
 
+use super::commands::ShardAnswer;
 use crate::admin::parse::cursor_text;
 use crate::admin::{CommandResponse, Status};
 use serde_json::{json, Map, Value};
 use std::sync::Arc;
 use tidegate_types::event::FOR_EVER;
 use tidegate_types::{
-    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Listed, Reason, Reply, Target,
-    Timeline,
+    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, ListPlace, Listed, Reason, Reply,
+    Target, Timeline,
 };
 use tidegate_wire::item_id;
 
@@ -22,7 +23,17 @@ struct Reported<'a> {
     retry: u32,
 }
 
-/// The answer to a command of the admin port.
+/// The response to a command that one shard has answered.
+pub(super) fn response(answer: &ShardAnswer) -> CommandResponse {
+    match answer {
+        ShardAnswer::Carried { reply, store_identity } => answered(reply, *store_identity),
+        ShardAnswer::Refused(error) => {
+            CommandResponse { status: Status::Unavailable, document: json!({ "error": error }) }
+        }
+    }
+}
+
+/// The answer of an engine to a command of the admin port.
 pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
     let status = match &reply.answer {
         Answer::Unavailable(_) => Status::Unavailable,
@@ -77,8 +88,8 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
             json!({ "result": "rescheduled", "due": due, "before": before })
         }
         (Answer::Listed { items, next }, _) => {
-            let rows: Vec<Value> = items.iter().map(|listed| row(listed, store_identity)).collect();
-            json!({ "items": rows, "next": next.map(cursor_text) })
+            let next = next.map(|key| ListPlace { key, shard: 0 });
+            page(items.iter().map(|listed| (listed, store_identity)), next)
         }
         (Answer::Timeline(told), _) => timeline(told),
         (Answer::Until { until: Some(until), changed }, _) => {
@@ -170,6 +181,12 @@ impl<'a> Reported<'a> {
     }
 }
 
+/// One page of a list: each row with the identity of its store, and where the next page begins.
+pub(super) fn page<'i>(rows: impl Iterator<Item = (&'i Listed, u64)>, next: Option<ListPlace>) -> Value {
+    let rows: Vec<Value> = rows.map(|(listed, store_identity)| row(listed, store_identity)).collect();
+    json!({ "items": rows, "next": next.map(cursor_text) })
+}
+
 /// One row of a list. A row without its properties does not show whether the producer gave an id. Its id is
 /// null then, and not the id that would have been assigned.
 fn row(listed: &Listed, store_identity: u64) -> Value {
@@ -189,7 +206,7 @@ fn row(listed: &Listed, store_identity: u64) -> Value {
 }
 
 /// The JSON of a timeline.
-fn timeline(told: &Timeline) -> Value {
+pub(super) fn timeline(told: &Timeline) -> Value {
     let row = |(name, ahead): (&Arc<str>, &Ahead)| {
         let Ahead { count, next_due } = ahead;
         json!({ "name": &**name, "count": count, "next_due": next_due })

@@ -166,7 +166,7 @@ fn a_timeline_names_its_stretches_and_how_far_it_is_known() {
         applications_truncated: false,
     };
     let told = |timeline| {
-        let outlook = TimelineQuery { application: None, each_ms: 1_000, stretches: 2 };
+        let outlook = TimelineQuery { application: None, at: None, each_ms: 1_000, stretches: 2 };
         told(Command::TimelineQuery(outlook), Answer::Timeline(Box::new(timeline)))
     };
     let want = json!({
@@ -225,7 +225,7 @@ fn every_command_can_be_unknown_refused_or_unavailable() {
         Command::Count(customer_of()),
         Command::Flush(customer_of()),
         Command::List(Filter::default()),
-        Command::TimelineQuery(TimelineQuery { application: None, each_ms: 1, stretches: 1 }),
+        Command::TimelineQuery(TimelineQuery { application: None, at: None, each_ms: 1, stretches: 1 }),
         Command::Pause(app(), None),
         Command::Resume(app()),
         Command::Retry(app()),

@@ -4,8 +4,7 @@
 //! ingest queue carry their own reply address.
 
 use super::answers;
-use crate::admin::{CommandRequest, CommandResponse, Status};
-use serde_json::json;
+use crate::admin::CommandRequest;
 use std::collections::BTreeMap;
 use tidegate_amqp::OutgoingReply;
 use tidegate_types::{Asker, Command, Reply};
@@ -16,6 +15,19 @@ use tokio::sync::oneshot;
 /// requests does not cover them: a command that changes something stays when its client disconnects.
 const MOST_PENDING: usize = 256;
 
+/// What a shard answers to a command of the admin port.
+#[derive(Debug, PartialEq)]
+pub(super) enum ShardAnswer {
+    /// The engine's answer.
+    Carried {
+        reply: Box<Reply>,
+        /// Part of each id that the shard's store has assigned.
+        store_identity: u64,
+    },
+    /// The command does not reach an engine, for this reason.
+    Refused(String),
+}
+
 /// The sender of each unanswered command.
 #[derive(Debug, Default)]
 pub(super) struct PendingQueries {
@@ -25,7 +37,7 @@ pub(super) struct PendingQueries {
 
 #[derive(Debug)]
 struct PendingQuery {
-    sender: oneshot::Sender<CommandResponse>,
+    sender: oneshot::Sender<ShardAnswer>,
     /// It changes nothing, and is useless without a client to receive the answer.
     looks: bool,
 }
@@ -35,13 +47,12 @@ impl PendingQueries {
     pub(super) fn admit(
         &mut self,
         request: CommandRequest,
-        sender: oneshot::Sender<CommandResponse>,
+        sender: oneshot::Sender<ShardAnswer>,
         store_identity: u64,
     ) -> Option<(Asker, Command)> {
         if self.waiting.len() >= MOST_PENDING {
-            let document = json!({ "error": "too many commands wait for their answers" });
             // The client may have disconnected.
-            let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
+            let _ = sender.send(ShardAnswer::Refused("too many commands wait for their answers".to_owned()));
             return None;
         }
         self.last += 1;
@@ -67,17 +78,16 @@ impl PendingQueries {
     pub(super) fn reject_all(&mut self, why: Option<&str>) {
         for (_, waiting) in std::mem::take(&mut self.waiting) {
             if let Some(why) = why {
-                let document = json!({ "error": why });
                 // The client may have disconnected.
-                let _ = waiting.sender.send(CommandResponse { status: Status::Unavailable, document });
+                let _ = waiting.sender.send(ShardAnswer::Refused(why.to_owned()));
             }
         }
     }
 
-    fn resolve(&mut self, number: u64, answered: CommandResponse) {
+    fn resolve(&mut self, number: u64, reply: Reply, store_identity: u64) {
         if let Some(waiting) = self.waiting.remove(&number) {
             // The client may have disconnected.
-            let _ = waiting.sender.send(answered);
+            let _ = waiting.sender.send(ShardAnswer::Carried { reply: Box::new(reply), store_identity });
         }
     }
 
@@ -86,7 +96,7 @@ impl PendingQueries {
         let mut outgoing = Vec::new();
         for reply in replies {
             match &reply.asker {
-                Asker::Local(number) => self.resolve(*number, answers::answered(&reply, store_identity)),
+                Asker::Local(number) => self.resolve(*number, reply, store_identity),
                 Asker::Remote { delivery, reply_to: Some(reply_to), .. } => outgoing.push(OutgoingReply {
                     delivery: *delivery,
                     reply_to: reply_to.clone(),
@@ -132,8 +142,9 @@ mod tests {
         let (second, mut second_answer) = ask();
         assert_ne!(first.0, second.0);
         assert_eq!(open.sort(vec![reply(second.0.clone(), second.1.clone())], STORE), vec![]);
-        let document = json!({ "result": "flushed", "count": 3 });
-        assert_eq!(second_answer.try_recv(), Ok(CommandResponse { status: Status::Known, document }));
+        let reply_to_second = Box::new(reply(second.0.clone(), second.1.clone()));
+        let carried = ShardAnswer::Carried { reply: reply_to_second, store_identity: STORE };
+        assert_eq!(second_answer.try_recv(), Ok(carried));
         assert_eq!(first_answer.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         // A second answer to the same number finds no sender. An answer to a client that has disconnected is
         // no error.
@@ -170,7 +181,8 @@ mod tests {
             .collect();
         let (sender, mut answer) = oneshot::channel();
         assert_eq!(open.admit(flush(), sender, STORE), None);
-        assert_eq!(answer.try_recv().unwrap().status, Status::Unavailable);
+        let error = "too many commands wait for their answers".to_owned();
+        assert_eq!(answer.try_recv(), Ok(ShardAnswer::Refused(error)));
         let ((asker, command), _) = kept.remove(7);
         open.sort(vec![reply(asker, command)], STORE);
         let (sender, _answer) = oneshot::channel();
@@ -187,8 +199,7 @@ mod tests {
             answer.try_recv()
         };
         assert_eq!(ended(None), Err(oneshot::error::TryRecvError::Closed));
-        let document = json!({ "error": "ask again" });
-        assert_eq!(ended(Some("ask again")), Ok(CommandResponse { status: Status::Unavailable, document }));
+        assert_eq!(ended(Some("ask again")), Ok(ShardAnswer::Refused("ask again".to_owned())));
     }
 
     #[test]

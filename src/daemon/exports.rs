@@ -1,14 +1,21 @@
 //! Exports of the store while the daemon runs. A separate thread reads the store, beside the loop and the
 //! store's threads, at the speed of the client.
 //!
-//! Only one export runs at a time: each keeps the data of its snapshot on the disk until it ends.
+//! Each shard begins its part when it is asked, and all are asked at once: so their moments lie close
+//! together. One thread then reads one part after the other.
+//!
+//! A shard has only one export at a time: each keeps the data of its snapshot on the disk until it has been
+//! read.
 
 use crate::admin::{ExportFeed, ExportRefusal};
+use futures_util::future::select_all;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_config::StoreKind;
 use tidegate_store::export::{Export, Exporter};
+use tidegate_store::ReadError;
 use tidegate_wire::item_id;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::{channel, Sender};
@@ -18,7 +25,24 @@ use tokio::time::timeout;
 /// Time limit for a client to take one chunk. The connection has its own limit for the whole answer.
 const CHUNK_WITHIN: Duration = Duration::from_secs(30);
 
-/// Runs one export at a time.
+/// The beginning of a shard's part, or why there is none.
+pub(super) type Begun = Result<BegunExport, ExportRefusal>;
+
+/// The part of one shard, of which nothing has been read. The shard has no other export until it is dropped.
+pub(super) struct BegunExport {
+    export: Export,
+    slot: OwnedSemaphorePermit,
+    /// The shard is closing its store.
+    stopped: watch::Receiver<bool>,
+}
+
+impl fmt::Debug for BegunExport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BegunExport").field("items", &self.export.items()).finish_non_exhaustive()
+    }
+}
+
+/// Runs one export of a shard's store at a time.
 pub(super) struct Exports {
     exporter: Result<Exporter, ExportRefusal>,
     runtime: Handle,
@@ -38,9 +62,9 @@ impl Exports {
         Exports { exporter, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
     }
 
-    /// Begins an export of what is durable at about this moment, and sends its chunks or a refusal to the
-    /// client, which may have disconnected.
-    pub(super) fn begin(&self, reply: oneshot::Sender<Result<ExportFeed, ExportRefusal>>) {
+    /// Begins an export of what is durable at about this moment. It or a refusal is sent to the asker, who may
+    /// not wait any more.
+    pub(super) fn begin(&self, reply: oneshot::Sender<Begun>) {
         let exporter = match &self.exporter {
             Ok(exporter) => exporter.clone(),
             Err(refusal) => return drop(reply.send(Err(refusal.clone()))),
@@ -48,19 +72,10 @@ impl Exports {
         let Ok(slot) = Arc::clone(&self.slot).try_acquire_owned() else {
             return drop(reply.send(Err(ExportRefusal::Busy)));
         };
-        let (stopped, runtime) = (self.stop.subscribe(), self.runtime.clone());
-        self.runtime.spawn_blocking(move || match exporter.begin(item_id) {
-            Ok(export) => {
-                // One chunk waits while the next is read.
-                let (sender, feed) = channel(1);
-                if reply.send(Ok(feed)).is_ok() {
-                    ExportOutlet { sender, stopped, runtime }.write(export, slot);
-                }
-            }
-            Err(error) => {
-                tracing::error!(%error, "the store cannot be exported");
-                drop(reply.send(Err(ExportRefusal::Unreadable(error.to_string()))));
-            }
+        let stopped = self.stop.subscribe();
+        self.runtime.spawn_blocking(move || {
+            let begun = exporter.begin(item_id).map_err(unreadable);
+            drop(reply.send(begun.map(|export| BegunExport { export, slot, stopped })));
         });
     }
 
@@ -77,33 +92,79 @@ impl Exports {
     }
 }
 
-/// The receiving end of one export.
+fn unreadable(error: ReadError) -> ExportRefusal {
+    tracing::error!(%error, "the store cannot be exported");
+    ExportRefusal::Unreadable(error.to_string())
+}
+
+/// Waits for the parts of all shards, in the order of their numbers, and begins to read them. `None`: a shard
+/// has ended. `runtime` gets the thread that reads.
+pub(super) async fn feed(
+    asked: Vec<oneshot::Receiver<Begun>>,
+    runtime: Handle,
+) -> Option<Result<ExportFeed, ExportRefusal>> {
+    let (mut exports, mut slots, mut stopped) = (Vec::new(), Vec::new(), Vec::new());
+    for answer in asked {
+        match answer.await.ok()? {
+            Ok(begun) => {
+                exports.push(begun.export);
+                slots.push(begun.slot);
+                stopped.push(begun.stopped);
+            }
+            Err(refusal) => return Some(Err(refusal)),
+        }
+    }
+    let export = match joined(exports) {
+        Ok(export) => export,
+        Err(error) => return Some(Err(unreadable(error))),
+    };
+    // One chunk waits while the next is read.
+    let (sender, feed) = channel(1);
+    let outlet = ExportOutlet { sender, stopped, runtime: runtime.clone() };
+    runtime.spawn_blocking(move || outlet.write(export, slots));
+    Some(Ok(feed))
+}
+
+/// One export of all these.
+fn joined(mut exports: Vec<Export>) -> Result<Export, ReadError> {
+    let only = exports.pop().filter(|_| exports.is_empty());
+    only.ok_or_else(|| ReadError::Engine("the exports of several shards cannot be joined".to_owned()))
+}
+
+/// Writes one export for its client.
 struct ExportOutlet {
     sender: Sender<io::Result<Vec<u8>>>,
-    stopped: watch::Receiver<bool>,
+    /// Of each shard. An export without one of them would not be whole.
+    stopped: Vec<watch::Receiver<bool>>,
     runtime: Handle,
 }
 
 impl ExportOutlet {
-    fn write(mut self, mut export: Export, _slot: OwnedSemaphorePermit) {
+    fn write(mut self, mut export: Export, slots: Vec<OwnedSemaphorePermit>) {
         loop {
             let mut lines = Vec::new();
             let more = match export.next(&mut lines) {
                 Ok(more) => more,
-                Err(error) => return self.fail(&error.to_string()),
+                Err(error) => {
+                    self.fail(&error.to_string());
+                    break;
+                }
             };
             if !self.give(Ok(lines)) {
                 tracing::info!(
                     items = export.told().items,
                     "an export was ended early by its reader or by a stop"
                 );
-                return;
+                break;
             }
             if !more {
                 tracing::info!(items = export.told().items, "the store was exported");
-                return;
+                break;
             }
         }
+        // Only then may a shard that waits for it close its store.
+        drop(export);
+        drop(slots);
     }
 
     /// Breaks the answer off, since its head is already sent; the log says why.
@@ -116,9 +177,10 @@ impl ExportOutlet {
     fn give(&mut self, chunk: io::Result<Vec<u8>>) -> bool {
         let ExportOutlet { sender, stopped, runtime } = self;
         runtime.block_on(async {
+            let stopped = stopped.iter_mut().map(|shard| Box::pin(shard.wait_for(|stopped| *stopped)));
             tokio::select! {
                 sent = timeout(CHUNK_WITHIN, sender.send(chunk)) => matches!(sent, Ok(Ok(()))),
-                _ = stopped.wait_for(|stopped| *stopped) => false,
+                _ = select_all(stopped) => false,
             }
         })
     }

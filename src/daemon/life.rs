@@ -10,6 +10,7 @@
 //!
 //! Events for which a turn has no time are first in the next one.
 
+use super::commands::ShardAnswer;
 use super::exports::Exports;
 use super::guard::GRACE;
 use super::housekeeping::Housekeeping;
@@ -20,9 +21,8 @@ use super::shard::Shard;
 use super::starts::Starts;
 use super::status::{self, note_link};
 use super::{recovery, OnAmqp, RunError};
-use crate::admin::{CommandRequest, CommandResponse, Latch, Status};
+use crate::admin::{CommandRequest, Latch};
 use crate::telemetry::SpanExporter;
-use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -343,7 +343,7 @@ impl Life<'_> {
     fn admit(
         &mut self,
         request: CommandRequest,
-        sender: oneshot::Sender<CommandResponse>,
+        sender: oneshot::Sender<ShardAnswer>,
     ) -> Option<(Asker, Command)> {
         if self.is_spare() {
             let queue = &self.lasting.config.ingest.queue;
@@ -351,9 +351,8 @@ impl Life<'_> {
                 "this daemon stands by: another one serves queue '{queue}' and holds the waiting items; ask \
                  the daemon whose state is not 'standby'"
             );
-            let document = json!({ "error": error });
             // The client may have disconnected.
-            let _ = sender.send(CommandResponse { status: Status::Unavailable, document });
+            let _ = sender.send(ShardAnswer::Refused(error));
             return None;
         }
         self.shard.queries.admit(request, sender, self.shard.store_identity)

@@ -12,7 +12,9 @@
 //! that may wait for others ([`LoopEvent::may_wait`]) do not end the sleep while the loop is patient. They
 //! are taken at the next wake-up, before what came after them, and at the latest [`LINGER`] after the first.
 
-use crate::admin::{CommandRequest, CommandResponse, ExportFeed, ExportRefusal, ShardState};
+use super::commands::ShardAnswer;
+use super::exports::Begun;
+use crate::admin::{CommandRequest, ShardState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -61,7 +63,7 @@ pub(super) enum ShardOrder {
 pub(super) enum LoopEvent {
     Requests { requests: Vec<Request>, may_wait: bool },
     Settled(Vec<Settled>),
-    Command(CommandRequest, Sender<CommandResponse>),
+    Command(CommandRequest, Sender<ShardAnswer>),
     Control(ControlEvent),
 }
 
@@ -74,7 +76,7 @@ pub(super) enum ControlEvent {
     /// A client asks for the state.
     State(Sender<ShardState>),
     /// A client asks for the whole store.
-    Export(Sender<Result<ExportFeed, ExportRefusal>>),
+    Export(Sender<Begun>),
 }
 
 impl LoopEvent {

@@ -16,6 +16,7 @@ mod dead_letters;
 mod exports;
 mod guard;
 mod housekeeping;
+mod joined;
 mod lasting;
 mod life;
 mod mailbox;

@@ -2,11 +2,11 @@
 //!
 //! It takes no requests and sends nothing, since it has no engine and no connection to a broker.
 
+use super::commands::ShardAnswer;
 use super::lasting::Lasting;
 use super::mailbox::{ControlEvent, LoopEvent, ShardOrder};
 use super::reports::ShardReport;
-use crate::admin::{CommandResponse, ExportRefusal, LinkState, ShardLine, ShardState, Status};
-use serde_json::json;
+use crate::admin::{ExportRefusal, LinkState, ShardLine, ShardState};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tidegate_config::Config;
@@ -130,15 +130,14 @@ fn handle(lasting: &mut Lasting, waits: &StandbyWaits, event: LoopEvent) -> bool
     true
 }
 
-fn refuse(waits: &StandbyWaits, reply: Sender<CommandResponse>) {
+fn refuse(waits: &StandbyWaits, reply: Sender<ShardAnswer>) {
     let error = if waits.owner.is_some() {
         format!("this daemon stands by: {}; ask that one", waits.reason)
     } else {
         format!("there is no store at present, ask again: {}", waits.reason)
     };
-    let document = json!({ "error": error });
     // The client may have disconnected.
-    drop(reply.send(CommandResponse { status: Status::Unavailable, document }));
+    drop(reply.send(ShardAnswer::Refused(error)));
 }
 
 fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {

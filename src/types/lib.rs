@@ -20,8 +20,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 pub use rate::{Bound, Rate};
 pub use request::{
-    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, Listed, ListedStage, Moment,
-    Reply, ReplyTo, Selection, Target, Timeline, TimelineQuery,
+    Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, ListPlace, Listed,
+    ListedStage, Moment, Reply, ReplyTo, Selection, Target, Timeline, TimelineQuery,
 };
 pub use settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};
 pub use thresholds::Thresholds;
@@ -58,6 +58,14 @@ impl Key {
     /// The key before all items that are due at this moment, UTC ms.
     pub const fn at(due: u64) -> Self {
         Key { due, window: 0, seq: 0 }
+    }
+
+    /// The first key behind this one; of the last key, itself.
+    pub fn next(self) -> Self {
+        let Key { due, window, seq } = self;
+        let (seq, is_over) = seq.overflowing_add(1);
+        let (window, is_over) = window.overflowing_add(u64::from(is_over));
+        due.checked_add(u64::from(is_over)).map_or(self, |due| Key { due, window, seq })
     }
 
     /// Distance of its number from that of its window's first member.

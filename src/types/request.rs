@@ -115,6 +115,16 @@ impl Selection {
     }
 }
 
+/// A place in the list of the items of all shards, which is in the order of their keys. Of several shards with
+/// the same key, the one with the lowest number comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListPlace {
+    /// Key of an item, or a place between two.
+    pub key: Key,
+    /// Number of its shard; 0 comes before the items of all shards with this key.
+    pub shard: u16,
+}
+
 /// The items that a list shows. Times are UTC ms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -126,6 +136,9 @@ pub struct Filter {
     pub state: Option<ListedStage>,
     /// First place wanted, inclusive: a lower bound of the due, or the place after the previous page.
     pub from: Key,
+    /// The first shard whose item with the key `from` is wanted; 0: any. One shard alone does not read it
+    /// ([`Filter::of_shard`]).
+    pub from_shard: u16,
     /// Exclusive upper bound of the due.
     pub until: Option<u64>,
     /// Maximum number of rows in a page, at least 1.
@@ -133,6 +146,17 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// The first place wanted in the list of all shards.
+    pub fn first(&self) -> ListPlace {
+        ListPlace { key: self.from, shard: self.from_shard }
+    }
+
+    /// The part of this list that the shard with this number has.
+    pub fn of_shard(&self, shard: u16) -> Filter {
+        let from = if shard < self.from_shard { self.from.next() } else { self.from };
+        Filter { from, from_shard: 0, ..self.clone() }
+    }
+
     /// Whether the item belongs on a page of this list.
     pub fn takes(&self, item: &Listed) -> bool {
         self.application.as_ref().is_none_or(|name| *name == item.application)
@@ -144,11 +168,13 @@ impl Filter {
 }
 
 /// A question for the numbers of items that become due in each of several time spans of one length. The first
-/// span contains the present moment.
+/// span contains the moment from which they are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimelineQuery {
     /// Only items of this application.
     pub application: Option<Arc<str>>,
+    /// The moment from which items are counted, UTC ms; `None`: the moment at which the count begins.
+    pub at: Option<u64>,
     /// Length of a span, at least 1 ms. Spans begin at multiples of it.
     pub each_ms: u64,
     /// Number of spans, at least 1.
@@ -234,11 +260,13 @@ pub enum Command<I = Target> {
     DropParked(Box<str>),
 }
 
-impl Command {
-    /// Name of the application that it concerns; `None`: all of them.
-    pub fn application(&self) -> Option<&str> {
+impl<I> Command<I> {
+    /// The application that the command is about; `None`: all of them. `of_item` gives that of an item.
+    pub fn application<'c>(&'c self, of_item: impl FnOnce(&'c I) -> &'c str) -> Option<&'c str> {
         match self {
-            Command::Cancel(of) | Command::Lookup(of) | Command::Reschedule(of, _) => Some(&of.application),
+            Command::Cancel(item) | Command::Lookup(item) | Command::Reschedule(item, _) => {
+                Some(of_item(item))
+            }
             Command::CancelAll(of)
             | Command::Count(of)
             | Command::Flush(of)
@@ -250,16 +278,14 @@ impl Command {
             Command::FlushAll(application)
             | Command::Pause(application, _)
             | Command::Resume(application)
-            | Command::Slow(application, ..)
+            | Command::Slow(application, _, _)
             | Command::Retry(application)
             | Command::DropParked(application) => Some(application),
             Command::List(filter) => filter.application.as_deref(),
             Command::TimelineQuery(timeline) => timeline.application.as_deref(),
         }
     }
-}
 
-impl<I> Command<I> {
     /// The same command with another type of item name.
     pub fn naming<J>(self, name: impl FnOnce(I) -> J) -> Command<J> {
         match self {

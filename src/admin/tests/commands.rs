@@ -70,7 +70,8 @@ fn every_path_is_a_command() {
         received_until: 5_000_000_000_001,
         ..all()
     };
-    let timeline = TimelineQuery { application: Some("a".into()), each_ms: 1_800_000, stretches: 48 };
+    let timeline =
+        TimelineQuery { application: Some("a".into()), at: None, each_ms: 1_800_000, stretches: 48 };
     for (method, path, want) in [
         ("GET", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Lookup(item())),
         ("DELETE", "/api/v1/items/a%2Fb/c%20d", CommandRequest::Cancel(item())),

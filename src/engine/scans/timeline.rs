@@ -40,12 +40,13 @@ pub(super) struct TimelineScan {
 impl TimelineScan {
     pub(super) fn new(core: &Core, timeline: &TimelineQuery, now: Now) -> Self {
         let each_ms = timeline.each_ms.max(1);
-        let from = now.wall / each_ms * each_ms;
+        let at = timeline.at.unwrap_or(now.wall);
+        let from = at / each_ms * each_ms;
         let until = from.saturating_add(each_ms.saturating_mul(timeline.stretches as u64));
         let queues = &core.live.queues;
         let ids = queues_of(core, timeline.application.as_deref());
         let stored = |queue: &&Queue| queue.stored() > 0;
-        let range = |queue: &Queue| ScanRange::of_queue(queue, Key::at(now.wall), until, None);
+        let range = |queue: &Queue| ScanRange::of_queue(queue, Key::at(at), until, None);
         let mut ranges: VecDeque<ScanRange> =
             ids.into_iter().map(|id| &queues[id]).filter(stored).map(range).take(QUEUES + 1).collect();
         let is_too_many = ranges.len() > QUEUES;
@@ -53,12 +54,12 @@ impl TimelineScan {
         TimelineScan {
             application: timeline.application.clone(),
             result: Timeline {
-                at: now.wall,
+                at,
                 from,
                 each_ms,
                 counts: vec![0; timeline.stretches],
                 // Nothing is known of the applications left out.
-                counted_until: is_too_many.then_some(now.wall),
+                counted_until: is_too_many.then_some(at),
                 applications: BTreeMap::new(),
                 applications_truncated: is_too_many,
             },

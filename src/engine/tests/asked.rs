@@ -156,6 +156,7 @@ impl Asking {
             customer: (self.pick(2) == 0).then(|| customer.into()),
             state: states[self.pick(4)],
             from: Key::own(self.any_number(), self.any_number()),
+            from_shard: 0,
             until: (self.pick(2) == 0).then(|| self.any_number()),
             limit: 1 + self.pick(1_000),
         }
@@ -170,7 +171,7 @@ impl Asking {
             10 => Command::Count(of),
             11 => {
                 let each_ms = [1_000, 1_800_000][self.pick(2)];
-                Command::TimelineQuery(TimelineQuery { application: None, each_ms, stretches: 60 })
+                Command::TimelineQuery(TimelineQuery { application: None, at: None, each_ms, stretches: 60 })
             }
             3 => Command::CancelAll(of),
             4 => Command::Pause(application.into(), None),

@@ -266,7 +266,7 @@ fn five_far() -> World {
 fn what_moves_meanwhile_is_told_once() {
     let asked = || {
         let of = CustomerOf { application: "a".into(), customer: "ann".into() };
-        let timeline = TimelineQuery { application: None, each_ms: 1_000_000, stretches: 1 };
+        let timeline = TimelineQuery { application: None, at: None, each_ms: 1_000_000, stretches: 1 };
         let list = Filter { application: Some("a".into()), limit: 100, ..Filter::default() };
         [Command::Count(of), Command::TimelineQuery(timeline), Command::List(list)]
     };

@@ -3,7 +3,7 @@
 use super::world::*;
 use tidegate_types::*;
 
-const MINUTE: TimelineQuery = TimelineQuery { application: None, each_ms: 1_000, stretches: 60 };
+const MINUTE: TimelineQuery = TimelineQuery { application: None, at: None, each_ms: 1_000, stretches: 60 };
 
 fn told(w: &mut World, timeline: TimelineQuery) -> Timeline {
     match w.ask(Command::TimelineQuery(timeline)) {
@@ -68,6 +68,25 @@ fn what_is_due_already_and_what_is_dead_is_not_ahead() {
     assert_eq!(ahead(&told, "b"), None);
 }
 
+/// Excluded: two stores that are asked at different moments and answer with different spans.
+#[test]
+fn the_query_may_say_from_when_to_count() {
+    let mut w = World::new(settings());
+    w.send(vec![at(T0 + 5_500, item("a", "", "1")), at(T0 + 61_500, item("a", "", "2"))]);
+    w.drain_jobs();
+    let told_of = |w: &mut World, at| told(w, TimelineQuery { at: Some(at), ..MINUTE });
+    let from = (T0 + 2_500) / 1_000 * 1_000;
+    let first = told_of(&mut w, T0 + 2_500);
+    w.run(1_000);
+    let again = told_of(&mut w, T0 + 2_500);
+    assert_eq!((again.at, again.from), (T0 + 2_500, from));
+    assert_eq!(first, again);
+    let stretch = ((T0 + 5_500 - from) / 1_000) as usize;
+    assert_eq!((again.counts[stretch], again.counts.iter().sum::<u64>()), (1, 2));
+    let later = told_of(&mut w, T0 + 5_501);
+    assert_eq!(later.counts.iter().sum::<u64>(), 1, "{later:?}");
+}
+
 #[test]
 fn without_a_store_it_is_what_memory_holds() {
     let mut w = World::new(Settings { hold_max: Some(1_500_000), ..settings() });
@@ -90,7 +109,8 @@ fn the_rows_of_one_answer_are_bounded() {
     w.send((0..100).map(|n| at(T0 + 200_000 + n, item("small", "", "x"))).collect());
     w.drain_jobs();
     let looked_at = w.store.looked_at;
-    let told_of_all = told(&mut w, TimelineQuery { application: None, each_ms: 60_000, stretches: 60 });
+    let told_of_all =
+        told(&mut w, TimelineQuery { application: None, at: None, each_ms: 60_000, stretches: 60 });
     let looked_at = w.store.looked_at - looked_at;
     assert!(looked_at <= 55_000, "{looked_at} rows");
     assert_eq!(ahead(&told_of_all, "small"), Some((100, Some(T0 + 200_000))));

@@ -209,6 +209,7 @@ impl Sim {
             customer: (named && self.pick(2) == 0).then(|| customer.into()),
             state: state[self.pick(5) as usize],
             from: Key::at(from),
+            from_shard: 0,
             until: (self.pick(3) == 0).then(|| from + 50_000),
             limit: 1 + self.pick(20) as usize,
         }

@@ -55,7 +55,7 @@ impl Sim {
     }
 
     fn check_timeline(&mut self, there: &[(Key, u64, Stored)]) {
-        let timeline = TimelineQuery { application: None, each_ms: EACH_MS, stretches: STRETCHES };
+        let timeline = TimelineQuery { application: None, at: None, each_ms: EACH_MS, stretches: STRETCHES };
         let now = self.world.now.wall;
         let Answer::Timeline(told) = self.told(Command::TimelineQuery(timeline)) else {
             panic!("a timeline")
