@@ -7,7 +7,7 @@ use rustix::fs::fstat;
 use std::fmt;
 use std::io::Write as _;
 use std::panic::PanicHookInfo;
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Span, Subscriber};
 use tracing_subscriber::filter::{filter_fn, FilterExt};
 use tracing_subscriber::fmt::format::{self, FormatEvent, FormatFields, JsonFields, Writer};
 use tracing_subscriber::fmt::{layer, FmtContext};
@@ -48,6 +48,21 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
+/// The span of a shard's threads, which names the shard in each of their lines. With one shard there is none.
+///
+/// A thread enters it once, at its start: that costs a line nothing, and no task can miss it. Its level is the
+/// highest, since a span has to be enabled where any line is.
+pub(crate) fn shard_span(number: u16, shards: u16) -> Span {
+    if shards > 1 {
+        tracing::error_span!(target: SHARD_TARGET, "shard", number)
+    } else {
+        Span::none()
+    }
+}
+
+/// Target of the spans of shards. No filter turns them off.
+const SHARD_TARGET: &str = "tidegate::shard";
+
 /// Sets up logging for this process, once. If `TIDEGATE_LOG` cannot be parsed, the log reports that and the
 /// default filter is used: a wrong filter should not keep the daemon from starting.
 ///
@@ -76,10 +91,12 @@ fn allowed<S: Subscriber>(filter: EnvFilter) -> impl tracing_subscriber::layer::
     // Without this hint, each record of each library would be evaluated, even at a disabled level.
     let most = filter.max_level_hint();
     let harmless = filter_fn(harmless);
-    filter.and(match most {
+    let filter = filter.and(match most {
         Some(level) => harmless.with_max_level_hint(level),
         None => harmless,
-    })
+    });
+    let shards = filter_fn(|meta| meta.is_span() && meta.target() == SHARD_TARGET);
+    filter.or(shards.with_max_level_hint(Level::ERROR))
 }
 
 fn harmless(meta: &Metadata<'_>) -> bool {
@@ -255,6 +272,36 @@ mod tests {
             written(LogFormat::Json, false, "info", || tracing::info!(target: "tidegate", n = 1, "up"));
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["level"], &json["message"], &json["n"]), (&"INFO".into(), &"up".into(), &1.into()));
+    }
+
+    #[test]
+    fn a_line_names_its_shard_where_there_are_several() {
+        fn events() {
+            shard_span(1, 2).in_scope(|| tracing::warn!(target: "tidegate::x", n = 5, "a"));
+            shard_span(0, 1).in_scope(|| tracing::warn!(target: "tidegate::x", "b"));
+            let entered = shard_span(0, 2).entered();
+            tracing::warn!(target: "tidegate::x", "c");
+            // As the threads of the store: they belong to the shard that starts them.
+            let inherited = Span::current();
+            drop(entered);
+            inherited.in_scope(|| tracing::warn!(target: "tidegate::x", "d"));
+            tracing::warn!(target: "tidegate::x", "e");
+        }
+        let want = "<4>shard{number=1}: tidegate::x: a n=5\n<4>tidegate::x: b\n\
+                    <4>shard{number=0}: tidegate::x: c\n<4>shard{number=0}: tidegate::x: d\n\
+                    <4>tidegate::x: e\n";
+        for filter in [DEFAULT_FILTER, "warn", "tidegate::x=warn", "trace"] {
+            assert_eq!(written(LogFormat::Text, true, filter, events), want, "{filter}");
+        }
+        let text = written(LogFormat::Text, false, "info", events);
+        assert!(text.lines().next().unwrap().ends_with("WARN shard{number=1}: tidegate::x: a n=5"), "{text}");
+        let text = written(LogFormat::Json, false, "info", events);
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let told: Vec<_> = lines.iter().map(|line| line["span"]["number"].as_u64()).collect();
+        assert_eq!(told, [Some(1), None, Some(0), Some(0), None], "{text}");
+        assert_eq!((&lines[0]["span"]["name"], &lines[0]["n"]), (&"shard".into(), &5.into()));
+        assert_eq!(written(LogFormat::Text, true, "off", events), "");
     }
 
     #[test]

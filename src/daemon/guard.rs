@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 use tidegate_common::progress::{DaemonPart, ProgressMarks};
+use tracing::Span;
 
 /// Interval between two checks of the parts.
 const LOOK: Duration = Duration::from_secs(1);
@@ -151,8 +152,10 @@ fn last_line(health: Arc<NodeHealth>, limit: Duration) {
 }
 
 fn small_thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    // Its lines are those of the part that starts it.
+    let span = Span::current();
     // No other thread waits for this one.
-    Builder::new().name(name.to_owned()).stack_size(STACK).spawn(run).map(drop)
+    Builder::new().name(name.to_owned()).stack_size(STACK).spawn(move || span.in_scope(run)).map(drop)
 }
 
 #[cfg(test)]

@@ -28,10 +28,11 @@ use tidegate_amqp::{forward_queue, DeadLetterService, ForwardQueue, Forwarding};
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
 use tidegate_config::{Config, LoadedConfig, StoreKind};
-use tidegate_store::layout::ShardLayout;
+use tidegate_store::ShardLayout;
 use tidegate_types::Now;
 use tidegate_wire::{ForwardKey, Sharing};
 use tokio::runtime::Runtime;
+use tracing::Span;
 
 /// Longest time between two looks at a reload.
 const LOOK: Duration = Duration::from_secs(1);
@@ -193,7 +194,7 @@ impl DaemonNode {
             watchdog_fed_at_ms: started.mono,
             reload: Reload::new(reread.0, reread.1),
             last_resort: LastResort::new(Arc::clone(&health)).map_err(RunError::Runtime)?,
-            runtime: one_worker("tidegate-admin")?,
+            runtime: one_worker("tidegate-admin", &Span::none())?,
             waits: own_waits()?,
             health,
             shards: shards.iter().map(seat).collect(),
@@ -470,14 +471,14 @@ mod tests {
     use std::os::unix::net::UnixDatagram;
     use tidegate_config::Listen;
 
-    fn node(shards: u16, config: Config) -> (DaemonNode, Vec<Lasting>, Receiver<NodeEvent>) {
+    fn node(count: u16, config: Config) -> (DaemonNode, Vec<Lasting>, Receiver<NodeEvent>) {
         let (sender, events) = channel();
         let (config, started) = (Arc::new(config), clock::now());
         let lasting = |number| {
             let reports = Reports::new(number, sender.clone());
             Lasting::new((number, None), Arc::clone(&config), reports, None, started).unwrap()
         };
-        let shards: Vec<Lasting> = (0..shards).map(lasting).collect();
+        let shards: Vec<Lasting> = (0..count).map(lasting).collect();
         let node = DaemonNode::new(config, (None, sender.clone()), &shards, None, started).unwrap();
         (node, shards, events)
     }

@@ -17,7 +17,7 @@ struct Site {
 }
 
 fn site(shards: u16) -> Site {
-    let runtime = super::super::lasting::one_worker("desk").unwrap();
+    let runtime = super::super::lasting::one_worker("desk", &tracing::Span::none()).unwrap();
     let desk = QueryDesk {
         runtime: runtime.handle().clone(),
         dead_letters: Arc::new(DeadLetterService::new(&Config::default())),

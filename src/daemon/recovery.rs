@@ -8,6 +8,7 @@ use super::reports::{Reports, ShardReport};
 use rustix::time::{clock_gettime, ClockId};
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::{Duration, Instant};
+use tracing::Span;
 
 /// Interval between two checks of progress.
 pub(super) const CHECK_EVERY: Duration = Duration::from_secs(10);
@@ -21,8 +22,10 @@ const FED_FOR: Duration = Duration::from_secs(150);
 /// Runs `open`, and reports after each period. After one with progress, the opening may take three more.
 pub(super) fn reporting<T>(reports: &Reports, every: Duration, open: impl FnOnce() -> T) -> T {
     let (done, ended) = channel::<()>();
+    let span = Span::current();
     std::thread::scope(|scope| {
         scope.spawn(move || {
+            let _entered = span.entered();
             let begun = Instant::now();
             let mut before = cpu_time();
             while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {

@@ -24,7 +24,11 @@ use tidegate_store::{OpenError, Opener};
 pub(super) fn start(lasting: Lasting, accept_loss: bool) -> std::io::Result<()> {
     let name = thread_name("tidegate-loop", lasting.number);
     // The node does not join the thread: it may be stuck, and its last report is its last act.
-    Builder::new().name(name).spawn(move || run(lasting, accept_loss)).map(drop)
+    let run = move || {
+        let _entered = lasting.span.clone().entered();
+        run(lasting, accept_loss);
+    };
+    Builder::new().name(name).spawn(run).map(drop)
 }
 
 fn run(mut lasting: Lasting, accept_loss: bool) {

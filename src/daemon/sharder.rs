@@ -24,6 +24,7 @@ use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{timeout, MissedTickBehavior};
+use tracing::Span;
 
 /// Names of its links in the state.
 const SIDES: [&str; 2] = ["sharder", "forwarder"];
@@ -54,7 +55,7 @@ impl Sharder {
         health: &ShardHealth,
         links: SharderLinks,
     ) -> Result<Self, RunError> {
-        let runtime = one_worker("tidegate-sharder")?;
+        let runtime = one_worker("tidegate-sharder", &Span::none())?;
         let watch = PartWatch::start("tidegate-guard-sharder", Arc::clone(&health.progress));
         let watch = watch.map_err(RunError::Runtime)?;
         let (starts, quarantine) = Starts::noted(&config.store);

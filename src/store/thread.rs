@@ -29,6 +29,7 @@ use std::time::Duration;
 use tidegate_common::clock;
 use tidegate_common::threads::thread_name;
 use tidegate_types::event::{Footprint, Load};
+use tracing::Span;
 
 /// Minimum time between two attempts to reclaim space, ms.
 const RECLAIM_PAUSE: u64 = 60_000;
@@ -100,8 +101,10 @@ fn start(
     shared: &Arc<ThreadShared>,
     run: impl FnOnce(&Arc<ThreadShared>) + Send + 'static,
 ) -> Result<JoinHandle<()>, SpawnError> {
-    let shared = shared.clone();
-    Ok(Builder::new().name(thread_name(kind, shared.shard)).spawn(move || run(&shared))?)
+    // Its lines are those of the shard that starts it.
+    let (shared, span) = (shared.clone(), Span::current());
+    let name = thread_name(kind, shared.shard);
+    Ok(Builder::new().name(name).spawn(move || span.in_scope(|| run(&shared)))?)
 }
 
 /// Passes work to the store's threads. Cheap to clone; only [`StoreHandle::close`] waits.

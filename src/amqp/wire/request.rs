@@ -148,7 +148,9 @@ impl Message<'_> {
         }
         if let Some(verb) = command::verb(self.basic.kind)? {
             let command = command::read(verb, self, body)?;
-            if let Some(elsewhere) = command.application(|item| &item.application).and_then(|name| self.elsewhere(name)) {
+            if let Some(elsewhere) =
+                command.application(|item| &item.application).and_then(|name| self.elsewhere(name))
+            {
                 return Ok(Meaning::Elsewhere(elsewhere));
             }
             return here(RequestBody::Command(command, command::reply_to(self)));
