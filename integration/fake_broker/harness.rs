@@ -143,6 +143,7 @@ pub fn options(port: u16) -> Options {
             prefetch: 1_000,
         },
         shard_queues: Vec::new(),
+        forwarding: None,
         egress: tidegate_config::EgressConfig {
             exchange: "tidegate.out".into(),
             endpoints,

@@ -19,6 +19,7 @@ struct Site {
 fn site(shards: u16) -> Site {
     let runtime = super::super::lasting::one_worker("desk", &tracing::Span::none()).unwrap();
     let desk = QueryDesk {
+        sharder: None,
         runtime: runtime.handle().clone(),
         dead_letters: Arc::new(DeadLetterService::new(&Config::default())),
         shards: (0..shards).map(|_| Arc::default()).collect(),

@@ -167,7 +167,8 @@ mod tests {
         let (sender, events) = channel();
         let config = Arc::new(Config::default());
         let mut lasting =
-            Lasting::new((0, 1), Arc::clone(&config), Reports::new(0, sender), None, clock::now()).unwrap();
+            Lasting::new((0, None), Arc::clone(&config), Reports::new(0, sender), None, clock::now())
+                .unwrap();
         lasting.node = "here/1".to_owned();
         lasting.health.readiness.reset(true);
         let mut waits = StandbyWaits::default();

@@ -286,7 +286,8 @@ impl Engine {
         live.shared.counters_mut().redelivered += u64::from(is_counted && redelivered);
         let journal = &mut live.shared.journal;
         let origin = Origin { delivery, received, redelivered };
-        let elsewhere = u32::from(matches!(body, RequestBody::Elsewhere(_)));
+        let elsewhere =
+            u32::from(matches!(body, RequestBody::Elsewhere(_)) && !mutated(Mutant::ForwardUnawaited));
         match body {
             RequestBody::Items(items) | RequestBody::Elsewhere(items) => {
                 journal.open_delivery(delivery, items.len() as u32 + elsewhere);

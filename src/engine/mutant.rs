@@ -24,6 +24,8 @@ macro_rules! mutants {
 mutants! {
     /// A request is acked when its item is written, not when the commit is durable.
     AckBeforeCommit breaks 1,
+    /// A message of which parts went to other shards is acked before these have arrived there.
+    ForwardUnawaited breaks 1,
     /// Safe deliveries are acked in order only: a single unsafe delivery holds back all later ones
     /// indefinitely.
     AckWaitsForPrefix breaks 13,

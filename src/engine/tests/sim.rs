@@ -156,6 +156,7 @@ impl Sim {
         if !plan.calm {
             world.acks_out = Some(VecDeque::new());
             world.answers_out = Some(vec![]);
+            world.forwards_out = Some(vec![]);
         }
         let mut model = Model::new(settings, world.now);
         model.prompt = plan.prompt;
@@ -288,6 +289,13 @@ impl Sim {
         let out: Vec<Delivery> = self.world.answers_out.as_mut().map(std::mem::take).unwrap_or_default();
         if !out.is_empty() {
             self.world.input(Input::Answered(out));
+        }
+        let mut forwards: Vec<Delivery> =
+            self.world.forwards_out.as_mut().map(std::mem::take).unwrap_or_default();
+        if !forwards.is_empty() {
+            // They are confirmed in any order.
+            forwards.reverse();
+            self.world.input(Input::Forwarded(forwards));
         }
     }
 

@@ -56,6 +56,7 @@ pub(super) enum Heard {
     Commands(Vec<(Asker, Command)>),
     Left(Vec<u64>),
     Answered(Vec<Delivery>),
+    Forwarded(Vec<Delivery>),
     IngestReady(u32),
     IngestLost,
     Egress {
@@ -120,6 +121,8 @@ pub(super) struct World {
     pub(super) replies: Vec<Reply>,
     /// Answers by message that the broker has not confirmed; `None` where it confirms at once.
     pub(super) answers_out: Option<Vec<Delivery>>,
+    /// Messages with parts for other shards that are not safe there; `None` where they are at once.
+    pub(super) forwards_out: Option<Vec<Delivery>>,
     pub(super) generation: u32,
     pub(super) consuming: bool,
     pub(super) tag: u64,
@@ -192,6 +195,7 @@ impl World {
             acks_out: None,
             replies: vec![],
             answers_out: None,
+            forwards_out: None,
             generation: 0,
             consuming: false,
             tag: 0,
@@ -237,6 +241,7 @@ impl World {
         if let Some(acks) = &mut self.acks_out {
             acks.clear();
         }
+        self.forwards_out.iter_mut().for_each(Vec::clear);
         if std::mem::take(&mut self.consuming) {
             self.input(Input::IngestLost);
         }
@@ -253,6 +258,7 @@ impl World {
         (self.intake_open, self.consuming) = (false, false);
         self.acks_out.iter_mut().for_each(VecDeque::clear);
         self.answers_out.iter_mut().for_each(Vec::clear);
+        self.forwards_out.iter_mut().for_each(Vec::clear);
         self.queue.iter_mut().for_each(|p| p.tag = None);
         self.lives += 1;
         let seeds = Seeds { jitter: self.lives, names: self.lives };
@@ -281,6 +287,7 @@ impl World {
             Input::Commands(commands) => Heard::Commands(commands.clone()),
             Input::Left(numbers) => Heard::Left(numbers.clone()),
             Input::Answered(deliveries) => Heard::Answered(deliveries.clone()),
+            Input::Forwarded(deliveries) => Heard::Forwarded(deliveries.clone()),
             Input::IngestReady { generation } => Heard::IngestReady(*generation),
             Input::IngestLost => Heard::IngestLost,
             Input::EgressReady | Input::EgressLost | Input::EgressBlocked(_) => {
@@ -397,12 +404,16 @@ impl World {
         if !self.consuming {
             return;
         }
-        let mut requests = vec![];
+        let (mut requests, mut forwards) = (vec![], vec![]);
         for pending in self.queue.iter_mut().filter(|p| p.tag.is_none()).take(count) {
             self.tag += 1;
             pending.tag = Some(self.tag);
+            let delivery = Delivery { generation: self.generation, tag: self.tag };
+            if matches!(pending.body, RequestBody::Elsewhere(_)) {
+                forwards.push(delivery);
+            }
             requests.push(Request {
-                delivery: Delivery { generation: self.generation, tag: self.tag },
+                delivery,
                 redelivered: std::mem::replace(&mut pending.seen, true),
                 received: self.now.wall,
                 body: pending.body.clone(),
@@ -410,6 +421,11 @@ impl World {
         }
         if !requests.is_empty() {
             self.input(Input::Requests(requests));
+        }
+        match &mut self.forwards_out {
+            Some(out) => out.extend(forwards),
+            None if forwards.is_empty() => {}
+            None => self.input(Input::Forwarded(forwards)),
         }
     }
 

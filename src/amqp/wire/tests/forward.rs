@@ -66,13 +66,15 @@ fn all_bodies(first: Option<u16>, came: Delivered) -> BTreeMap<u16, SharedReques
 
 /// The items of all parts in the order of their places in `whole`.
 fn same(whole: RequestBody, parts: BTreeMap<u16, SharedRequest>) {
-    match whole {
+    match &whole {
         RequestBody::Items(items) => {
             let mut left: BTreeMap<u16, std::vec::IntoIter<NewItem>> = parts
                 .into_iter()
                 .map(|(shard, part)| match part.body {
                     RequestBody::Items(items) => (shard, items.into_iter()),
-                    other => panic!("{other:?}"),
+                    other @ (RequestBody::Rejected(_)
+                    | RequestBody::Command(..)
+                    | RequestBody::Elsewhere(_)) => panic!("{other:?}"),
                 })
                 .collect();
             for item in items {
@@ -81,7 +83,7 @@ fn same(whole: RequestBody, parts: BTreeMap<u16, SharedRequest>) {
             }
             assert!(left.into_values().all(|mut part| part.next().is_none()), "no item twice");
         }
-        whole => {
+        RequestBody::Rejected(_) | RequestBody::Command(..) | RequestBody::Elsewhere(_) => {
             let parts: Vec<_> = parts.into_values().collect();
             assert_eq!(parts.len(), 1);
             assert_eq!(format!("{:?}", parts[0].body), format!("{whole:?}"));

@@ -11,6 +11,7 @@ impl Model {
         for number in self.open.iter().copied().filter(waiting).collect::<Vec<_>>() {
             let message = &self.messages[&number];
             let safe = message.command.is_none()
+                && message.forwarded != Some(false)
                 && message.taken.iter().all(|taken| taken.is_some_and(|seq| self.is_safe(seq)));
             if safe {
                 self.messages.get_mut(&number).expect("there").safe_since = Some(mono);
@@ -139,6 +140,7 @@ impl Model {
             );
             return;
         }
+        assert_ne!(message.forwarded, Some(false), "{number} was acked before its other parts were safe");
         let parts: Vec<_> = message.asks.iter().copied().zip(message.taken.clone()).collect();
         for (ask, taken) in parts {
             match taken {

@@ -31,14 +31,21 @@ impl Sim {
         let body = if rejected {
             let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
             RequestBody::Rejected(Box::new(items.remove(0).rejected(dead)))
+        } else if self.plan.foreign && self.toss(3) == 0 {
+            RequestBody::Elsewhere(items)
         } else {
             RequestBody::Items(items)
         };
         self.mail(body, asks, None);
+        if self.plan.foreign && self.toss(6) == 0 {
+            // A message without anything for this shard.
+            self.mail(RequestBody::Elsewhere(vec![]), vec![], None);
+        }
     }
 
     pub(super) fn mail(&mut self, body: RequestBody, asks: Vec<usize>, command: Option<u64>) {
         let taken = vec![None; asks.len()];
+        let forwarded = matches!(body, RequestBody::Elsewhere(_)).then_some(false);
         let number = self.world.enqueue(body);
         let message = Message {
             asks,
@@ -47,6 +54,7 @@ impl Sim {
             safe_since: None,
             taken,
             answered: false,
+            forwarded,
             acked: false,
         };
         self.model.messages.insert(number, message);

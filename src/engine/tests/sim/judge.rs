@@ -136,6 +136,13 @@ impl Model {
                     }
                 }
             }
+            Heard::Forwarded(deliveries) => {
+                for delivery in deliveries.iter().filter(|delivery| delivery.generation == self.generation) {
+                    if let Some(number) = self.by_tag(delivery.tag) {
+                        self.messages.get_mut(&number).expect("there").forwarded = Some(true);
+                    }
+                }
+            }
             Heard::IngestReady(generation) => {
                 self.ingest_gone();
                 self.generation = generation;

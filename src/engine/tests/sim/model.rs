@@ -57,6 +57,8 @@ pub(super) struct Message {
     /// The item of each entry in this delivery, by arrival number.
     pub(super) taken: Vec<Option<u64>>,
     pub(super) answered: bool,
+    /// Whether its parts for other shards are safe there in this delivery; `None`: it has none.
+    pub(super) forwarded: Option<bool>,
     /// Whether it was acked in this delivery.
     pub(super) acked: bool,
 }

@@ -51,6 +51,8 @@ pub(super) struct Plan {
     pub(super) rates: bool,
     /// All customers have a rate.
     pub(super) paces: bool,
+    /// Messages have parts for other shards.
+    pub(super) foreign: bool,
     /// The prefetch that the engine is given: it decides at once on most requests that would wait for an outcome.
     pub(super) prefetch: Option<u16>,
 }
@@ -128,6 +130,7 @@ impl Plan {
             holds: matches!(seed % 40, 10 | 27 | 35),
             rates: matches!(seed % 40, 6 | 15 | 36),
             paces: matches!(seed % 40, 14 | 22 | 27 | 31 | 36 | 39),
+            foreign: matches!(seed % 40, 4 | 12 | 21 | 26 | 33 | 37),
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }

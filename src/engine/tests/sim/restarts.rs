@@ -221,6 +221,7 @@ impl Model {
         for number in numbers {
             let message = self.messages.get_mut(number).expect("sent");
             (message.delivered, message.safe_since, message.answered) = (None, None, false);
+            message.forwarded = message.forwarded.map(|_| false);
             message.taken.iter_mut().for_each(|taken| *taken = None);
             let acked = std::mem::take(&mut message.acked);
             for ask in message.asks.clone() {
@@ -243,6 +244,7 @@ impl Model {
             message.delivered = None;
             message.safe_since = None;
             message.answered = false;
+            message.forwarded = message.forwarded.map(|_| false);
             message.taken.iter_mut().for_each(|taken| *taken = None);
         }
     }
