@@ -74,6 +74,8 @@ mod reclaim_tests;
 #[cfg(test)]
 mod scan_tests;
 #[cfg(test)]
+mod shards_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod thread_tests;
