@@ -343,3 +343,91 @@ fn an_import_that_fills_the_disk_is_begun_anew_when_there_is_room() {
     let again = store(&["export", &path], &file);
     assert_eq!(of_kind(&body(&again.out), "item").len(), 20_000);
 }
+
+/// The document of `store verify` for a directory whose rows are all sound.
+fn sound(path: &str, input: &Path) -> Value {
+    let told = store(&["verify", path, "--output", "json"], input);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    told.json()
+}
+
+#[test]
+fn a_store_goes_into_several_shards_and_is_made_one_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let file = dir.path().join("export.ndjson");
+    let brought = |name: &str, text: &str| {
+        fs::write(&file, text).expect("an export");
+        let told = store(&["import", &path(name), "--output", "json"], &file);
+        assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+        assert_eq!(told.json()["items"], 200);
+    };
+    let exported = |name: &str| {
+        let told = store(&["export", &path(name)], &file);
+        assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+        told.out
+    };
+    // By application and number: what is in the items, and not where they are.
+    let items = |text: &str| {
+        let lines = body(text);
+        let mut items: Vec<Value> = of_kind(&lines, "item").into_iter().cloned().collect();
+        for item in &mut items {
+            let members = item.as_object_mut().expect("an object");
+            for place in ["number", "identity", "fingerprint", "properties"] {
+                members.remove(place);
+            }
+        }
+        items.sort_by_key(|item| item["due"].as_u64());
+        items
+    };
+    let applications = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).expect("JSON");
+        if let Some(number) = line["number"].as_u64() {
+            line["application"] = format!("app-{}", number % 9).into();
+        }
+        format!("{line}\n")
+    };
+    brought("one", &written(200).lines().map(applications).collect::<String>());
+    let one = exported("one");
+
+    let four = dir.path().join("four");
+    fs::create_dir(&four).expect("a directory");
+    fs::write(four.join("SHARDS"), format!("tidegate-shards 1 4 {}\n", "5a".repeat(32))).expect("its layout");
+    brought("four", &one);
+    let whole = sound(&path("four"), &file);
+    assert_eq!(
+        (&whole["result"], &whole["count"], &whole["faults"]),
+        (&json!("sound"), &json!(4), &json!(0))
+    );
+    let shards = whole["shards"].as_array().expect("all shards");
+    assert_eq!(shards.iter().filter_map(|shard| shard["items"].as_u64()).sum::<u64>(), 200);
+    for (number, shard) in shards.iter().enumerate() {
+        assert_eq!(shard["shard"], number);
+        let alone = sound(&path(&format!("four/shard-{number}")), &file);
+        assert_eq!((&alone["store"], &alone["items"]), (&shard["store"], &shard["items"]));
+    }
+    let told = store(&["verify", &path("four")], &file);
+    assert!(told.code == 0 && told.out.contains("damaged rows of all  0"), "{told:?}");
+    let told = store(&["compact", &path("four"), "--output", "json"], &file);
+    assert_eq!((told.code, told.json()["shards"][3]["shard"].as_u64()), (0, Some(3)), "{told:?}");
+    let joined = exported("four");
+    let first: Value = serde_json::from_str(joined.lines().next().expect("a first line")).expect("JSON");
+    assert_eq!((&first["shards"], &first["items"]), (&json!(4), &json!(200)));
+    assert_eq!(items(&joined), items(&one));
+    brought("again", &joined);
+    assert_eq!(items(&exported("again")), items(&one));
+    assert_eq!(sound(&path("again"), &file)["items"], 200);
+
+    // What is there is not written over, and what is not there is named.
+    let whole = store(&["import", &path("four")], &file);
+    assert!(whole.code == 1 && whole.err.contains("contains a store already"), "{whole:?}");
+    fs::remove_dir_all(four.join("shard-2")).expect("it goes");
+    let lost = store(&["export", &path("four")], &file);
+    assert!(lost.code == 1 && lost.out.is_empty(), "{lost:?}");
+    assert!(lost.err.contains("shard 2: there is no store in"), "{}", lost.err);
+    fs::write(four.join("SHARDS"), "tidegate-shards 2\n").expect("another text");
+    for command in ["verify", "export", "compact", "import"] {
+        let told = store(&[command, &path("four")], &file);
+        assert!(told.code == 1 && told.err.contains("four/SHARDS: it is not one line"), "{told:?}");
+    }
+}

@@ -94,7 +94,7 @@ struct Stores {
     all: Vec<OneStore>,
 }
 
-/// One store.
+/// A single store of a command.
 struct OneStore {
     /// Number of its shard, if there are several.
     shard: Option<u16>,

@@ -305,7 +305,7 @@ pub enum OpenError {
         path.display()
     )]
     BadLayout {
-        /// The file.
+        /// The file that was looked for.
         path: PathBuf,
         /// What is wrong with it.
         error: String,

@@ -19,14 +19,14 @@ pub struct Joined {
     /// Those not yet read to their end.
     exports: VecDeque<Export>,
     /// How several are made one; `None`: there is one, which stays as it is.
-    whole: Option<Whole>,
+    whole: Option<JoinedState>,
     items: u64,
     /// The numbers of a sole export at its end.
     told: EndLine,
 }
 
 /// The state of making several exports one.
-struct Whole {
+struct JoinedState {
     /// The first line, until it is written.
     first: Option<StoreLine>,
     numbers: NewNumbers,
@@ -44,7 +44,7 @@ impl Joined {
         let items = exports.iter().map(Export::items).sum();
         let whole = match exports.len() {
             1 => None,
-            count => Some(Whole {
+            count => Some(JoinedState {
                 first: Some(StoreLine {
                     format: LINES_FORMAT.to_owned(),
                     version: LINES_VERSION,

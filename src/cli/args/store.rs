@@ -17,7 +17,7 @@ pub(crate) enum StoreCommand {
     /// Make a store of an export from standard input, in an empty directory or a new one
     ///
     /// The store is the exported one again, with its ids. If the import is interrupted, what it leaves is
-    /// refused: remove the directory, and import again.
+    /// refused: remove the directory, and import again. With several shards, each gets what belongs to it.
     Import(StoreDirArgs),
     /// Rewrite all tables without deleted rows, and report the space that this freed
     ///
@@ -25,7 +25,7 @@ pub(crate) enum StoreCommand {
     Compact(StoreDirArgs),
 }
 
-/// The store of a command.
+/// The store of a command, or those of all shards.
 #[derive(Args, Debug)]
 pub(crate) struct StoreDirArgs {
     /// Directory of the store; if given, no configuration is read [default: store.path]

@@ -2,7 +2,7 @@
 
 use super::super::fields;
 use super::super::properties::Basic;
-use super::super::{encode, Exchanges};
+use super::super::{encode, item_id, with_message_id, Exchanges};
 use super::random::{batch_of, properties, read_back};
 use super::*;
 use proptest::collection::vec;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use tidegate_config::{Config, CopiedProperty, Copies, Reading};
 use tidegate_types::size::overhead;
-use tidegate_types::{Content, Format};
+use tidegate_types::{AssignedId, Content, Format};
 
 const FORMATS: [Format; 3] = [Format::Json, Format::Ndjson, Format::CloudEvents];
 const ENVELOPE: &str = "application/vnd.tidegate+json";
@@ -347,4 +347,29 @@ fn a_trace_context_goes_into_the_entry_and_into_that_of_the_batch() {
     copied.defaults.traces = true;
     let once = passed_on(Format::CloudEvents, &copied, with(&[("traceparent", text(CONTEXT))]));
     assert_eq!(once, format!(r#","traceparent":"{CONTEXT}""#), "an event has each attribute once");
+}
+
+/// As if the request had come with the id: an assigned one stays with an item that another store gets.
+#[test]
+fn an_id_is_put_into_stored_properties_and_nothing_else_changes() {
+    let copies = rules(&[CopiedProperty::Priority, CopiedProperty::AppId], &["lang"]);
+    let bare = BasicProperties::default().with_priority(3).with_app_id("app".into());
+    let whole = bare.clone().with_headers(table(&[("lang", text("en")), ("deep", number(7))]));
+    for (copies, properties) in [
+        (Readings::default(), BasicProperties::default()),
+        (Readings::default(), bare),
+        (Readings::default(), whole.clone()),
+        (copies, whole),
+    ] {
+        let nameless = item(take_with(&copies, properties.clone(), b"1"));
+        let (largest, due) = (u64::from(u32::MAX), u64::from(u32::MAX) << 12);
+        let assigned = AssignedId { seq: largest << 30, due, window: (largest << 30) - largest };
+        let id = item_id(&nameless.content, STORE, assigned);
+        let named = item(take_with(&copies, properties.with_message_id(id.as_str().into()), b"1"));
+        let put = with_message_id(&nameless.content.properties, &id);
+        assert_eq!(put.as_ref(), Some(&named.content.properties));
+        assert!(nameless.weight >= named.weight, "{} < {}", nameless.weight, named.weight);
+        assert_eq!(with_message_id(&named.content.properties, "other"), None, "it has one");
+    }
+    assert_eq!(with_message_id(b"", "id"), None, "damage stays as it is");
 }
