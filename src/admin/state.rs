@@ -135,6 +135,28 @@ impl LinkState {
         ["connecting", "connected", "paused", "standby", "blocked", "waiting", "down", "closed"];
 }
 
+/// The connections of one side that are in one state, for a display: with several shards there are many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LinkGroup<'d> {
+    /// The first of them, with its details.
+    pub(crate) first: &'d LinkState,
+    /// Number of connections in the state.
+    count: usize,
+    /// Number of connections of the side.
+    of: usize,
+}
+
+impl LinkGroup<'_> {
+    /// The state of them, with the details of the first after `separator`; and how many they are, where the
+    /// side has several connections.
+    pub(crate) fn text(&self, separator: &str) -> String {
+        let LinkGroup { first: LinkState { side: _, state, detail }, count, of } = self;
+        let many = if *of > 1 { format!(" ({count} of {of})") } else { String::new() };
+        let detail = if detail.is_empty() { String::new() } else { format!("{separator}{detail}") };
+        format!("{state}{many}{detail}")
+    }
+}
+
 /// Counters of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -208,7 +230,7 @@ pub(crate) struct Document {
     pub node: String,
     /// The shards of this daemon.
     pub shards: Vec<ShardLine>,
-    /// The ingest and the egress connection.
+    /// The ingest and the egress connection of each shard.
     pub links: Vec<LinkState>,
     /// Counters of the store.
     pub store: StoreState,
@@ -250,6 +272,24 @@ impl Document {
             applications_truncated: snapshot.applications_total > snapshot.applications.len() as u64,
             snapshot: snapshot.clone(),
         }
+    }
+
+    /// The connections by side and state, each in the order of its first one.
+    pub(crate) fn link_groups(&self) -> Vec<LinkGroup<'_>> {
+        let mut groups: Vec<LinkGroup<'_>> = Vec::new();
+        for first in &self.links {
+            let same = |group: &&mut LinkGroup<'_>| {
+                group.first.side == first.side && group.first.state == first.state
+            };
+            match groups.iter_mut().find(same) {
+                Some(group) => group.count += 1,
+                None => {
+                    let of = self.links.iter().filter(|link| link.side == first.side).count();
+                    groups.push(LinkGroup { first, count: 1, of });
+                }
+            }
+        }
+        groups
     }
 }
 

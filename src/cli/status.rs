@@ -78,9 +78,8 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
     add("tidegate", format!("{}, {}, up {}", d.version, d.state, span(d.uptime_ms)));
     let ready = if d.ready { "yes".to_owned() } else { format!("no: {}", unready(&d.missing, &d.stuck)) };
     add("ready", ready);
-    for link in &d.links {
-        let detail = if link.detail.is_empty() { String::new() } else { format!(": {}", link.detail) };
-        add(&link.side, format!("{}{detail}", link.state));
+    for links in d.link_groups() {
+        add(&links.first.side, links.text(": "));
     }
     let i = &d.snapshot.items;
     add(
@@ -232,7 +231,7 @@ mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
     use crate::admin::state::tests::example;
-    use crate::admin::{Latch, NodeHealth, Query};
+    use crate::admin::{Latch, LinkState, NodeHealth, Query};
     use std::sync::Arc;
     use tidegate_config::Config;
 
@@ -293,6 +292,33 @@ mod tests {
             ShardLine { state: "running".into(), queue: "q".into(), life: 1, ..ShardLine::default() };
         assert_eq!(super::shard(&memory), "running  queue q  life 1  0 waiting");
         assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 items"));
+    }
+
+    #[test]
+    fn the_connections_of_several_shards_are_counted() {
+        let mut input = example();
+        let link = |side: &str, state: &str, detail: &str| LinkState {
+            side: side.to_owned(),
+            state: state.to_owned(),
+            detail: detail.to_owned(),
+        };
+        input.links = vec![
+            link("ingest", "connected", "127.0.0.1:5672"),
+            link("egress", "connected", "127.0.0.1:5672"),
+            link("ingest", "down", "refused"),
+            link("egress", "connected", "127.0.0.1:5672"),
+            link("ingest", "down", "reset"),
+            link("egress", "connected", "127.0.0.1:5672"),
+            link("ingest", "paused", ""),
+            link("egress", "connected", "127.0.0.1:5672"),
+        ];
+        let rows = summary(&Document::new(&input, &NodeHealth::ready_but(&[])));
+        let of = |key: &str| -> Vec<&str> {
+            rows.iter().filter(|row| row[0] == key).map(|row| row[1].as_str()).collect()
+        };
+        let ingest = ["connected (1 of 4): 127.0.0.1:5672", "down (2 of 4): refused", "paused (1 of 4)"];
+        assert_eq!(of("ingest"), ingest);
+        assert_eq!(of("egress"), ["connected (4 of 4): 127.0.0.1:5672"]);
     }
 
     #[test]

@@ -347,9 +347,23 @@ function showFigures() {
   figure("Dead letters", count(dead), dead ? reasons.join(", ") : "since the start");
 }
 
+/** The connections by side and state, with the details of the first: with several shards there are many. */
+function linkFacts() {
+  const groups = new Map();
+  for (const link of board.links) {
+    const key = `${link.side} ${link.state}`;
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(link);
+  }
+  return [...groups.values()].map((links) => {
+    const { side, state, detail } = links[0];
+    const of = board.links.filter((link) => link.side === side).length;
+    return [side, `${state}${of > 1 ? ` (${links.length} of ${of})` : ""}${detail ? `: ${detail}` : ""}`];
+  });
+}
+
 function showEnds() {
-  const facts = board.links.map((link) =>
-    [link.side, `${link.state}${link.detail ? `: ${link.detail}` : ""}`]);
+  const facts = linkFacts();
   const { store, totals } = board;
   facts.push(["store", `${store.kind}, ${bytes(store.bytes)} used${store.free_bytes === undefined ? "" : `, ${bytes(store.free_bytes)} free`}; ` +
     `last commit ${store.last_commit_ms} ms, longest ${store.max_commit_ms} ms`]);
@@ -357,9 +371,15 @@ function showEnds() {
     ["delivered", totals.confirmed], ["cancelled", totals.cancelled], ["replaced", totals.replaced],
     ["rejected", totals.rejected]].map(([name, n]) => `${count(n)} ${name}`).join(", ") +
     `; ${things(totals.returned, "batch", "batches")} returned, ${count(totals.nacked)} nacked`]);
+  if (board.shards.length > 1) {
+    const states = new Map();
+    for (const { state } of board.shards) states.set(state, (states.get(state) ?? 0) + 1);
+    facts.push(["shards", [...states].map(([state, n]) => `${count(n)} ${state}`).join(", ")]);
+  }
   facts.push(["loop", `longest turn ${shortTime(board.longest_turn_us)}`]);
   const rows = by("ends");
-  if (rows.children.length !== facts.length * 2) {
+  const told = [...rows.children].filter((_, n) => n % 2 === 0).map((name) => name.textContent);
+  if (told.join() !== facts.map(([name]) => name).join()) {
     rows.replaceChildren(...facts.flatMap(([name]) => [make("dt", {}, name), make("dd", {}, make("bdi"))]));
   }
   facts.forEach(([, text], n) => say(rows.children[n * 2 + 1].firstChild, text));

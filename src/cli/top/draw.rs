@@ -54,11 +54,9 @@ fn summary(view: &TopView, d: &Document, wide: bool) -> Vec<Line<'static>> {
     let missing = if d.ready { String::new() } else { format!(" ({})", unready(&d.missing, &d.stuck)) };
     let state = format!("tidegate {}  {}{missing}  up {}{paused}", d.version, d.state, span(d.uptime_ms));
     let colour = if d.state == "running" { Color::Green } else { Color::Yellow };
-    let link = |l: &crate::admin::state::LinkState| {
-        let detail = if l.detail.is_empty() { String::new() } else { format!(" {}", l.detail) };
-        format!("{} {}{detail}", l.side, l.state)
-    };
-    let links: Vec<String> = d.links.iter().map(link).collect();
+    let groups = d.link_groups().into_iter();
+    let links: Vec<String> =
+        groups.map(|links| format!("{} {}", links.first.side, links.text(" "))).collect();
     let (i, t, l, s) = (&d.snapshot.items, &d.snapshot.totals, &d.lateness, &d.store);
     let counts = format!(
         "{} waiting  {} due  {} in flight  {} parked  {} dead",
