@@ -185,3 +185,81 @@ impl ExportOutlet {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::lasting::{one_worker, own_waits};
+    use super::*;
+    use tidegate_config::Config;
+    use tidegate_store::Opener;
+    use tracing::Span;
+
+    /// A new store, whose exports run there.
+    fn exports(dir: &tempfile::TempDir, runtime: &Runtime) -> Exports {
+        let mut config = Config::default();
+        config.store.path = dir.path().join("store");
+        let opened = Opener::new(&config.store, 32 << 20, false).unwrap().open(1_800_000_000_000).unwrap();
+        let exporter = opened.store.exporter();
+        assert!(exporter.is_some());
+        Exports::new(exporter, StoreKind::Disk, runtime.handle().clone())
+    }
+
+    fn begun(exports: &Exports, runtime: &Runtime) -> Begun {
+        let (sender, begun) = oneshot::channel();
+        exports.begin(sender);
+        runtime.block_on(begun).unwrap()
+    }
+
+    fn fed(parts: Vec<Begun>, runtime: &Runtime) -> Result<ExportFeed, ExportRefusal> {
+        let asked = parts.into_iter().map(|part| {
+            let (sender, asked) = oneshot::channel();
+            assert!(sender.send(part).is_ok());
+            asked
+        });
+        runtime.block_on(feed(asked.collect(), runtime.handle().clone())).unwrap()
+    }
+
+    #[test]
+    fn a_shard_has_one_export_at_a_time_which_ends_when_it_is_dropped_or_read() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), one_worker("export", &Span::none()).unwrap());
+        let exports = exports(&dir, &runtime);
+        let first = begun(&exports, &runtime);
+        assert!(first.is_ok());
+        assert!(matches!(begun(&exports, &runtime), Err(ExportRefusal::Busy)));
+        drop(first);
+        let mut feed = fed(vec![begun(&exports, &runtime)], &runtime).unwrap();
+        let mut lines = Vec::new();
+        while let Some(chunk) = runtime.block_on(feed.recv()) {
+            lines.extend(chunk.unwrap());
+        }
+        let lines = String::from_utf8(lines).unwrap();
+        let kinds: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&kinds[0]["kind"], &kinds[kinds.len() - 1]["kind"]), (&"store".into(), &"end".into()));
+        // The thread that reads may not have ended yet.
+        runtime.block_on(exports.slot.acquire()).unwrap().forget();
+    }
+
+    #[test]
+    fn the_refusal_of_one_shard_is_that_of_all_and_frees_the_others() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), one_worker("export", &Span::none()).unwrap());
+        let exports = exports(&dir, &runtime);
+        let parts = vec![begun(&exports, &runtime), Err(ExportRefusal::Busy)];
+        assert_eq!(fed(parts, &runtime).map(drop), Err(ExportRefusal::Busy));
+        assert!(begun(&exports, &runtime).is_ok(), "the other one has let go");
+    }
+
+    #[test]
+    fn a_shard_that_closes_its_store_ends_an_export_that_nobody_reads() {
+        let (dir, runtime) = (tempfile::tempdir().unwrap(), one_worker("export", &Span::none()).unwrap());
+        let mut exports = exports(&dir, &runtime);
+        let mut feed = fed(vec![begun(&exports, &runtime)], &runtime).unwrap();
+        exports.end(&own_waits().unwrap(), Duration::from_secs(60));
+        assert_eq!(exports.slot.available_permits(), 1, "nothing keeps the store open");
+        let mut lines = Vec::new();
+        while let Some(chunk) = runtime.block_on(feed.recv()) {
+            lines.extend(chunk.unwrap());
+        }
+        assert!(!String::from_utf8(lines).unwrap().contains("\"kind\":\"end\""), "it is not complete");
+    }
+}

@@ -325,14 +325,18 @@ impl DaemonNode {
         self.failure.is_none()
     }
 
-    fn serve_admin(&self) -> Result<admin::Server, admin::ServeError> {
-        let desk = QueryDesk {
+    fn desk(&self) -> QueryDesk {
+        QueryDesk {
             runtime: self.runtime.handle().clone(),
             dead_letters: Arc::new(DeadLetterService::new(&self.config)),
             shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
             sharder: self.sharding.as_ref().map(|sharding| Arc::clone(&sharding.links)),
             started: self.started,
-        };
+        }
+    }
+
+    fn serve_admin(&self) -> Result<admin::Server, admin::ServeError> {
+        let desk = self.desk();
         let ask = move |query| desk.ask(query);
         let options = (&self.config.admin).into();
         self.runtime.block_on(admin::serve(options, Arc::clone(&self.health), Arc::new(ask)))
@@ -468,8 +472,12 @@ impl DaemonNode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::Query;
+    use serde_json::json;
     use std::os::unix::net::UnixDatagram;
     use tidegate_config::Listen;
+    use tidegate_types::{Command, Filter, TimelineQuery};
+    use tokio::sync::oneshot;
 
     fn node(count: u16, config: Config) -> (DaemonNode, Vec<Lasting>, Receiver<NodeEvent>) {
         let (sender, events) = channel();
@@ -539,6 +547,45 @@ mod tests {
         let error = node.live(&events).unwrap_err();
         assert!(matches!(error, RunError::Admin(_)), "{error}");
         assert!(!dir.path().join("store/STARTS").exists(), "no life has begun");
+    }
+
+    /// There is no broker: the connections keep trying while the shards run.
+    #[test]
+    fn two_shards_with_their_own_stores_answer_as_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut node, mut shards, events) = node(2, quiet());
+        for shard in &mut shards {
+            let mut config = quiet();
+            config.store.path = dir.path().join(format!("shard-{}", shard.number));
+            shard.config = Arc::new(config);
+        }
+        for shard in shards {
+            shard_thread::start(shard, false).unwrap();
+        }
+        let desk = node.desk();
+        let ask = |request| {
+            let (sender, answer) = oneshot::channel();
+            desk.ask(Query::Command(request, sender));
+            answer
+        };
+        let list = ask(Command::List(Filter { limit: 5, ..Filter::default() }));
+        let query = TimelineQuery { application: None, at: None, each_ms: 60_000, stretches: 2 };
+        let timeline = ask(Command::TimelineQuery(query));
+        let (sender, state) = oneshot::channel();
+        desk.ask(Query::State(sender));
+        while !node.has_started() {
+            node.handle(events.recv_timeout(Duration::from_secs(60)).unwrap());
+        }
+        assert_eq!(list.blocking_recv().unwrap().document, json!({ "items": [], "next": null }));
+        let timeline = timeline.blocking_recv().unwrap().document;
+        assert_eq!((&timeline["counts"], &timeline["counted_until"]), (&json!([0, 0]), &json!(null)));
+        let state = state.blocking_recv().unwrap();
+        assert_eq!(
+            state.shards.iter().map(|line| (line.shard, line.life)).collect::<Vec<_>>(),
+            [(0, 1), (1, 1)]
+        );
+        node.handle(NodeEvent::Signal(Signal::Terminate));
+        assert!(node.live(&events).is_ok());
     }
 
     #[test]
