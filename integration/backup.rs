@@ -128,6 +128,49 @@ fn a_store_that_is_moved_is_lived_on() {
     lived_on(&site, &config(&site).text("store.path", &path), (at, &shop), &lines);
 }
 
+/// Makes a directory for the stores of four shards.
+fn divided(path: &Path) {
+    fs::create_dir(path).expect("a directory");
+    fs::write(path.join("SHARDS"), format!("tidegate-shards 1 4 {}\n", "5a".repeat(32))).expect("its layout");
+}
+
+#[test]
+fn a_store_that_went_through_several_shards_is_lived_on() {
+    let site = Site::new("backup-shards");
+    let mut daemon = site.start(&config(&site));
+    let shop = site.inbox("shop");
+    let at = fill(&site, &daemon, &shop);
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(20)).success());
+    let file = site.dir.join("export.ndjson");
+    let [four, one] = ["four", "one"].map(|name| site.dir.join(name));
+    divided(&four);
+    let mut way = daemon.cli(&["store", "export"]);
+    let lines = body(&way.out);
+    for path in [four, one.clone()] {
+        fs::write(&file, &way.out).expect("an export");
+        let path = path.to_string_lossy().into_owned();
+        let told = store(&["import", &path, "--output", "json"], &file);
+        assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+        assert_eq!((&told.json()["items"], &told.json()["windows"]), (&json!(52), &json!(1)));
+        way = store(&["export", &path], &file);
+    }
+    let path = one.to_string_lossy().into_owned();
+    lived_on(&site, &config(&site).text("store.path", &path), (at, &shop), &lines);
+}
+
+#[test]
+fn a_daemon_for_one_store_does_not_start_where_several_shards_are() {
+    let site = Site::new("backup-divided");
+    let path = site.dir.join("divided");
+    divided(&path);
+    let path = path.to_string_lossy().into_owned();
+    let mut daemon = Daemon::start(&config(&site).text("store.path", &path), &site.dir);
+    assert_eq!(daemon.exit(Duration::from_secs(20)).code(), Some(78), "{}", daemon.log_tail());
+    assert!(daemon.log().contains("shards") && daemon.log().contains(&path), "{}", daemon.log_tail());
+    assert_eq!(fs::read_dir(&path).expect("it is there").count(), 1, "nothing is made");
+}
+
 /// Starts another daemon on the moved store: every item must leave once, when it is due, and unchanged.
 fn lived_on(site: &Site<'_>, config: &Config, (at, shop): (u64, &Inbox), lines: &[Value]) {
     assert!(now_ms() < at, "moving took too long for this test to mean anything");
@@ -391,8 +434,7 @@ fn a_store_goes_into_several_shards_and_is_made_one_again() {
     let one = exported("one");
 
     let four = dir.path().join("four");
-    fs::create_dir(&four).expect("a directory");
-    fs::write(four.join("SHARDS"), format!("tidegate-shards 1 4 {}\n", "5a".repeat(32))).expect("its layout");
+    divided(&four);
     brought("four", &one);
     let whole = sound(&path("four"), &file);
     assert_eq!(
@@ -405,6 +447,10 @@ fn a_store_goes_into_several_shards_and_is_made_one_again() {
         assert_eq!(shard["shard"], number);
         let alone = sound(&path(&format!("four/shard-{number}")), &file);
         assert_eq!((&alone["store"], &alone["items"]), (&shard["store"], &shard["items"]));
+        for item in items(&exported(&format!("four/shard-{number}"))) {
+            let home = tidegate_wire::home(item["application"].as_str().unwrap_or_default(), 4);
+            assert_eq!(usize::from(home), number, "{item}");
+        }
     }
     let told = store(&["verify", &path("four")], &file);
     assert!(told.code == 0 && told.out.contains("damaged rows of all  0"), "{told:?}");

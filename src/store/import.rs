@@ -229,6 +229,13 @@ struct Chunk {
     bytes: usize,
 }
 
+impl Chunk {
+    fn put(&mut self, number: u64, line: ExportLine, bytes: usize) {
+        self.lines.push((number, line));
+        self.bytes += bytes;
+    }
+}
+
 /// An import into all stores.
 struct Import {
     naming: Naming,
@@ -296,13 +303,15 @@ impl Import {
             // What does not belong between the first line and the last one is refused by any store.
             ExportLine::Ended(_) | ExportLine::Store(_) | ExportLine::End(_) => None,
         };
-        let home = home.map(|name| (self.home_of)(name, u16::try_from(count).unwrap_or(u16::MAX)));
-        let at = home.map_or(0..count, |home| usize::from(home)..usize::from(home) + 1);
-        for store in self.stores.get_mut(at).unwrap_or_default() {
-            store.chunk.lines.push((number, line.clone()));
-            store.chunk.bytes += bytes;
-            self.bytes += bytes;
-        }
+        let Some(home) = home else {
+            self.stores.iter_mut().for_each(|store| store.chunk.put(number, line.clone(), bytes));
+            self.bytes += bytes * count;
+            return Ok(());
+        };
+        let at = if count > 1 { (self.home_of)(home, u16::try_from(count).unwrap_or(u16::MAX)) } else { 0 };
+        let store = self.stores.get_mut(usize::from(at));
+        store.ok_or_else(|| format!("its home is shard {at} of {count}"))?.chunk.put(number, line, bytes);
+        self.bytes += bytes;
         Ok(())
     }
 
