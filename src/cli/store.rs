@@ -70,8 +70,7 @@ impl Meant {
         if let Some(elsewhere) = elsewhere {
             return Err(Failure::Usage(format!("store.kind is {elsewhere}. Name a directory")));
         }
-        // The number of shards in the configuration.
-        let count = 1;
+        let count = config.shards.count;
         Ok(Meant { path: config.store.path, memory: config.limits.memory, shards: Some(count) })
     }
 

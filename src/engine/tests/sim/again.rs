@@ -71,8 +71,11 @@ impl Model {
         else {
             return first;
         };
+        // A cancel that is under way may be about to take what was not sent, and not what may have arrived.
+        let stays = |seq: &u64| !self.commands.values().any(|asked| asked.covers(self, *seq));
         let before = self.again.range(..(first, 0)).find(|(_, again)| {
-            *again.application == *batch.application && again.customer.as_deref() == Some(customer)
+            let its = *again.application == *batch.application && again.customer.as_deref() == Some(customer);
+            its && again.items.iter().any(stays)
         });
         if let Some(((other, _), again)) = before {
             panic!(
