@@ -48,10 +48,11 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// The span of a shard's threads, which names the shard in each of their lines. With one shard there is none.
+/// The span of a shard's threads, which names the shard in each of their lines. With one shard there is
+/// none.
 ///
-/// A thread enters it once, at its start: that costs a line nothing, and no task can miss it. Its level is the
-/// highest, since a span has to be enabled where any line is.
+/// A thread enters it once, at its start: that costs a line nothing, and no task can miss it. Its level is
+/// the highest, since a span has to be enabled where any line is.
 pub(crate) fn shard_span(number: u16, shards: u16) -> Span {
     if shards > 1 {
         tracing::error_span!(target: SHARD_TARGET, "shard", number)

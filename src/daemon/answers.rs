@@ -1,6 +1,5 @@
 //! The JSON of an answer, the same by AMQP and by HTTP; pure.
 
-use super::commands::ShardAnswer;
 use crate::admin::parse::cursor_text;
 use crate::admin::{CommandResponse, Status};
 use serde_json::{json, Map, Value};
@@ -11,6 +10,19 @@ use tidegate_types::{
     Target, Timeline,
 };
 use tidegate_wire::item_id;
+
+/// What a shard answers to a command of the admin port.
+#[derive(Debug, PartialEq)]
+pub(super) enum ShardAnswer {
+    /// The engine's answer.
+    Carried {
+        reply: Box<Reply>,
+        /// Part of each id that the shard's store has assigned.
+        store_identity: u64,
+    },
+    /// The command does not reach an engine, for this reason.
+    Refused(String),
+}
 
 /// What a look-up reports of an item; `None` is null in JSON.
 struct Reported<'a> {

@@ -3,7 +3,7 @@
 //! Commands of the admin port have numbers, and the sender of each is kept under its number. Commands of the
 //! ingest queue carry their own reply address.
 
-use super::answers;
+use super::answers::{self, ShardAnswer};
 use crate::admin::CommandRequest;
 use std::collections::BTreeMap;
 use tidegate_amqp::OutgoingReply;
@@ -14,19 +14,6 @@ use tokio::sync::oneshot;
 /// Most commands of the admin port without an answer of the engine; more are refused. The port's own bound on
 /// requests does not cover them: a command that changes something stays when its client disconnects.
 const MOST_PENDING: usize = 256;
-
-/// What a shard answers to a command of the admin port.
-#[derive(Debug, PartialEq)]
-pub(super) enum ShardAnswer {
-    /// The engine's answer.
-    Carried {
-        reply: Box<Reply>,
-        /// Part of each id that the shard's store has assigned.
-        store_identity: u64,
-    },
-    /// The command does not reach an engine, for this reason.
-    Refused(String),
-}
 
 /// The sender of each unanswered command.
 #[derive(Debug, Default)]

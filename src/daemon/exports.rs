@@ -62,8 +62,8 @@ impl Exports {
         Exports { exporter, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
     }
 
-    /// Begins an export of what is durable at about this moment. It or a refusal is sent to the asker, who may
-    /// not wait any more.
+    /// Begins an export of what is durable at about this moment. It or a refusal is sent to the asker, who
+    /// may not wait any more.
     pub(super) fn begin(&self, reply: oneshot::Sender<Begun>) {
         let exporter = match &self.exporter {
             Ok(exporter) => exporter.clone(),

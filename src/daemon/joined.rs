@@ -7,8 +7,7 @@
 //! answer that is no part of a list or timeline is the answer of the whole: a list without one shard would
 //! look complete.
 
-use super::answers;
-use super::commands::ShardAnswer;
+use super::answers::{self, ShardAnswer};
 use crate::admin::{CommandRequest, CommandResponse, Status};
 use std::collections::BTreeMap;
 use tidegate_types::snapshot::Snapshot;
@@ -89,7 +88,7 @@ pub(super) struct JoinedPage {
     filter: Filter,
     /// Approximate bytes after which the page ends.
     most: u64,
-    /// In order.
+    /// The items in the order of their places.
     items: Vec<PageItem>,
     /// The place up to which the page is complete, where the next one begins; `None`: it has no such bound.
     known_until: Option<ListPlace>,

@@ -10,7 +10,7 @@
 //!
 //! Events for which a turn has no time are first in the next one.
 
-use super::commands::ShardAnswer;
+use super::answers::ShardAnswer;
 use super::exports::Exports;
 use super::guard::GRACE;
 use super::housekeeping::Housekeeping;

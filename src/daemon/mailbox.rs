@@ -12,7 +12,7 @@
 //! that may wait for others ([`LoopEvent::may_wait`]) do not end the sleep while the loop is patient. They
 //! are taken at the next wake-up, before what came after them, and at the latest [`LINGER`] after the first.
 
-use super::commands::ShardAnswer;
+use super::answers::ShardAnswer;
 use super::exports::Begun;
 use crate::admin::{CommandRequest, ShardState};
 use std::collections::VecDeque;

@@ -3,8 +3,7 @@
 //! A command about an application goes to the shard that is the home of the application. Lists and timelines
 //! of all applications are asked of all shards ([`super::joined`]).
 
-use super::answers;
-use super::commands::ShardAnswer;
+use super::answers::{self, ShardAnswer};
 use super::dead_letters;
 use super::exports;
 use super::joined::Joined;

@@ -2,7 +2,7 @@
 //!
 //! It takes no requests and sends nothing, since it has no engine and no connection to a broker.
 
-use super::commands::ShardAnswer;
+use super::answers::ShardAnswer;
 use super::lasting::Lasting;
 use super::mailbox::{ControlEvent, LoopEvent, ShardOrder};
 use super::reports::ShardReport;

@@ -115,8 +115,8 @@ impl Selection {
     }
 }
 
-/// A place in the list of the items of all shards, which is in the order of their keys. Of several shards with
-/// the same key, the one with the lowest number comes first.
+/// A place in the list of the items of all shards, which is in the order of their keys. Of several shards
+/// with the same key, the one with the lowest number comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListPlace {
     /// Key of an item, or a place between two.
