@@ -10,3 +10,15 @@ mod copies;
 mod delays;
 mod examples;
 mod tries;
+
+use tidegate_harness::{Config, Site};
+
+/// A site of a daemon with one shard. The suite of several shards runs `copies` too, with its own.
+fn site(name: &str) -> Site<'static> {
+    Site::new(name)
+}
+
+/// The configuration of all these tests.
+pub(super) fn passthrough(site: &Site<'_>) -> Config {
+    site.config().text("defaults.format", "passthrough")
+}

@@ -25,6 +25,8 @@ mod network;
 mod nodes;
 #[path = "faults/scene.rs"]
 mod scene;
+#[path = "faults/shards.rs"]
+mod shards;
 #[path = "faults/turns.rs"]
 mod turns;
 
@@ -95,6 +97,8 @@ const FAULTS: &[Fault] = &[
     fault(72, "a clock an hour off at the spare", false, nodes::clocks_apart),
     fault(73, "another format of the tables", false, nodes::other_format),
     fault(74, "a request that kills two daemons", false, nodes::poisoned),
+    fault(80, "kill -9 after a forward, four shards", false, shards::after_forward),
+    fault(81, "second copies of a forward", false, shards::second_copies),
 ];
 
 #[derive(Default)]

@@ -31,6 +31,7 @@ mod postgres;
 mod rate;
 mod redeliver;
 mod requests;
+mod shards;
 mod storefaults;
 mod traps;
 mod unit;

@@ -1,12 +1,13 @@
 //! Messages arrive unchanged in body, properties and headers, with three added headers.
 
-use super::examples::passthrough;
+use super::site;
+use crate::dropin::passthrough;
 use std::time::Duration;
 use tidegate_harness::lapin::types::{
     AMQPValue, ByteArray, DecimalValue, FieldArray, FieldTable, LongString,
 };
 use tidegate_harness::lapin::BasicProperties;
-use tidegate_harness::{text, wait_until, Push, Raw, RawProperties, Received, Site};
+use tidegate_harness::{text, wait_until, Push, Raw, RawProperties, Received};
 
 /// Panics unless `received` has exactly this body, these properties and headers, and the headers that
 /// tidegate adds.
@@ -82,7 +83,7 @@ fn every_property() -> BasicProperties {
 
 #[test]
 fn every_property_and_every_type_of_header_arrives_equal() {
-    let site = Site::new("whole");
+    let site = site("whole");
     let inbox = site.inbox("mykey");
     let _daemon = site.start(&passthrough(&site));
     for (delay, id) in [(Some(200), "waits"), (None, "at once")] {
@@ -103,7 +104,7 @@ fn every_property_and_every_type_of_header_arrives_equal() {
 /// The same for a message that was on disk while the process was killed.
 #[test]
 fn what_was_stored_and_read_again_arrives_equal() {
-    let site = Site::new("stored");
+    let site = site("stored");
     let inbox = site.inbox("mykey");
     let mut daemon = site.start(&passthrough(&site));
     let mut push = site.push("mykey", noise(1 << 20));
@@ -135,7 +136,7 @@ fn noise(length: usize) -> Vec<u8> {
 
 #[test]
 fn bodies_arrive_byte_for_byte() {
-    let site = Site::new("bodies");
+    let site = site("bodies");
     let inbox = site.inbox("mykey");
     let _daemon = site.start(&passthrough(&site));
     let json = b"{ \"a\" :\r\n 1.0,\t\"a\": 2 }\n";
@@ -160,7 +161,7 @@ fn bodies_arrive_byte_for_byte() {
 /// A message without properties gets an id and becomes persistent.
 #[test]
 fn an_absent_id_is_set_and_a_transient_message_becomes_persistent() {
-    let site = Site::new("bare");
+    let site = site("bare");
     let inbox = site.inbox("mykey");
     let _daemon = site.start(&passthrough(&site));
     let mut raw = Raw::connect(site.node);
@@ -179,7 +180,7 @@ fn an_absent_id_is_set_and_a_transient_message_becomes_persistent() {
 /// passed on in a header.
 #[test]
 fn what_is_never_copied() {
-    let site = Site::new("never");
+    let site = site("never");
     let inbox = site.inbox("mykey");
     let elsewhere = site.inbox("elsewhere");
     let _daemon = site.start(&passthrough(&site));
@@ -208,7 +209,7 @@ fn what_is_never_copied() {
 /// the added headers are set anew.
 #[test]
 fn published_again_as_it_came_it_waits_again() {
-    let site = Site::new("again");
+    let site = site("again");
     let inbox = site.inbox("mykey");
     let _daemon = site.start(&passthrough(&site));
     let push = site.push("mykey", "x").id("m").header("x-delay", AMQPValue::LongInt(300));

@@ -1,6 +1,6 @@
 //! `x-delay` in all types that clients send, and values beyond the plugin's range.
 
-use super::examples::passthrough;
+use super::passthrough;
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, ByteArray, DecimalValue, FieldArray, FieldTable};
 use tidegate_harness::{now_ms, text, wait_until, Raw, RawProperties, Site, Verdict};

@@ -1,13 +1,10 @@
 //! The examples in the plugin's documentation, and the cases of its test suite.
 
+use super::passthrough;
 use std::time::Duration;
 use tidegate_harness::lapin::types::AMQPValue;
 use tidegate_harness::lapin::ExchangeKind;
-use tidegate_harness::{now_ms, wait_until, Config, Push, Received, Site, Verdict};
-
-pub(super) fn passthrough(site: &Site<'_>) -> Config {
-    site.config().text("defaults.format", "passthrough")
-}
+use tidegate_harness::{now_ms, wait_until, Push, Received, Site, Verdict};
 
 /// The delays of the plugin's tests (halved), in this order; the messages must come back sorted.
 const SUITE: [i32; 6] = [1000, 200, 600, 400, 200, 800];

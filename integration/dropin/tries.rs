@@ -3,7 +3,7 @@
 //!
 //! Judges promise 14.
 
-use super::examples::passthrough;
+use super::passthrough;
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{text, wait_until, Daemon, Push, Received, Site, Verdict};

@@ -4,13 +4,23 @@
 
 use crate::scene::{Context, Row, Scene};
 use std::time::{Duration, Instant};
+use tidegate_harness::{Config, Site};
 
-/// Kills at one failpoint, each at a random visit to it, under load.
-fn at(context: &Context, point: &str, kills: u32, panics: bool) -> Row {
+/// What the rows of named places need.
+pub const FAILPOINTS: &str = "TIDEGATE_FAILPOINT_BIN, a daemon built with the feature failpoints";
+
+/// Kills at one failpoint, each at a random visit to it, under load. Instead of being killed, the process may
+/// panic there.
+pub fn at(
+    context: &Context,
+    point: &str,
+    (kills, panics): (u32, bool),
+    change: impl FnOnce(&Site<'_>, Config) -> Config,
+) -> Row {
     let Some(binary) = &context.failpoints else {
-        return Row::lacking("TIDEGATE_FAILPOINT_BIN, a daemon built with the feature failpoints");
+        return Row::lacking(FAILPOINTS);
     };
-    let mut scene = Scene::on(context, &context.node, point, |_, c| c);
+    let mut scene = Scene::on(context, &context.node, point, change);
     scene.restarted = true;
     scene.daemon.use_binary(binary);
     scene.load(1000);
@@ -31,33 +41,33 @@ fn at(context: &Context, point: &str, kills: u32, panics: bool) -> Row {
 }
 
 pub fn before_commit(context: &Context) -> Row {
-    at(context, "before-commit", 4, false)
+    at(context, "before-commit", (4, false), |_, c| c)
 }
 
 pub fn after_commit(context: &Context) -> Row {
-    at(context, "after-commit", 4, false)
+    at(context, "after-commit", (4, false), |_, c| c)
 }
 
 pub fn after_ack(context: &Context) -> Row {
-    at(context, "after-ack", 4, false)
+    at(context, "after-ack", (4, false), |_, c| c)
 }
 
 pub fn before_publish(context: &Context) -> Row {
-    at(context, "before-publish", 4, false)
+    at(context, "before-publish", (4, false), |_, c| c)
 }
 
 pub fn after_publish(context: &Context) -> Row {
-    at(context, "after-publish", 4, false)
+    at(context, "after-publish", (4, false), |_, c| c)
 }
 
 pub fn after_confirm(context: &Context) -> Row {
-    at(context, "after-confirm", 4, false)
+    at(context, "after-confirm", (4, false), |_, c| c)
 }
 
 /// A panic in the store's thread, the loop, and the tasks of both connections: each ends the process.
 pub fn panics(context: &Context) -> Row {
     let points = ["before-commit", "turn", "after-ack", "before-publish"];
-    Row::sum(points.map(|point| (point, at(context, point, 1, true))))
+    Row::sum(points.map(|point| (point, at(context, point, (1, true), |_, c| c))))
 }
 
 /// Kills at random moments.

@@ -294,6 +294,17 @@ impl<'n> Scene<'n> {
         self.row(&report)
     }
 
+    /// The verdict of a row about a few requests that the ledger does not know.
+    pub fn end(mut self) -> Row {
+        let requests = self.total("accepted");
+        Row {
+            injections: self.injections,
+            requests,
+            wrong: std::mem::take(&mut self.wrong),
+            ..Row::default()
+        }
+    }
+
     fn check_counters(&mut self) {
         let totals = self.daemon.state()["totals"].clone();
         let of = |name: &str| totals[name].as_u64().unwrap_or(0);

@@ -1,5 +1,6 @@
 //! The JSON envelope: one object or an array of them.
 
+use super::site;
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::{now_ms, Inbox, Push, Site};
@@ -12,7 +13,7 @@ fn envelope(site: &Site<'_>, key: &str, body: &Value) -> Push {
 
 #[test]
 fn an_object_carries_all_fields() {
-    let site = Site::new("object");
+    let site = site("object");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let at = now_ms() + 700;
@@ -34,7 +35,7 @@ fn an_object_carries_all_fields() {
 
 #[test]
 fn payload_forms() {
-    let site = Site::new("payload");
+    let site = site("payload");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let one = |body: Value| {
@@ -52,7 +53,7 @@ fn payload_forms() {
 
 #[test]
 fn an_array_is_understood_entry_by_entry_with_fallbacks() {
-    let site = Site::new("array");
+    let site = site("array");
     let inbox = site.inbox("shop");
     let other = site.inbox("mail");
     let _daemon = site.start(&site.config());
@@ -71,7 +72,7 @@ fn an_array_is_understood_entry_by_entry_with_fallbacks() {
 
 #[test]
 fn faults_reject_the_whole_message() {
-    let site = Site::new("faults");
+    let site = site("faults");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().set("limits.max_envelope_items", "3"));
     let dead = site.dead_inbox();

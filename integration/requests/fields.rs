@@ -1,12 +1,13 @@
 //! Application, customer, own time, expiry and id as headers and properties.
 
+use super::site;
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, ByteArray, DecimalValue};
-use tidegate_harness::{now_ms, now_us, wait_until, Push, Site, Verdict};
+use tidegate_harness::{now_ms, now_us, wait_until, Push, Verdict};
 
 #[test]
 fn application_comes_from_the_header_or_the_routing_key() {
-    let site = Site::new("application");
+    let site = site("application");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let by_key = site.push("shop", "1").id("by-key");
@@ -28,7 +29,7 @@ fn application_comes_from_the_header_or_the_routing_key() {
 
 #[test]
 fn customer_is_text_bytes_or_an_integer() {
-    let site = Site::new("customer");
+    let site = site("customer");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let long = "x".repeat(200);
@@ -52,7 +53,7 @@ fn customer_is_text_bytes_or_an_integer() {
 /// Judges promise 4.
 #[test]
 fn every_form_of_an_own_time_is_kept_and_never_early() {
-    let site = Site::new("own-time");
+    let site = site("own-time");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let start = now_ms();
@@ -122,7 +123,7 @@ fn civil(seconds: i64) -> String {
 
 #[test]
 fn an_amqp_timestamp_is_in_seconds() {
-    let site = Site::new("timestamp");
+    let site = site("timestamp");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let at = now_ms() / 1000 + 2;
@@ -134,7 +135,7 @@ fn an_amqp_timestamp_is_in_seconds() {
 
 #[test]
 fn past_and_negative_times_mean_now() {
-    let site = Site::new("past");
+    let site = site("past");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     let hour_ago = i64::try_from(now_ms()).expect("a date") - 3_600_000;
@@ -149,7 +150,7 @@ fn past_and_negative_times_mean_now() {
 
 #[test]
 fn far_times_are_64_bit_and_wait() {
-    let site = Site::new("far");
+    let site = site("far");
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config());
     for (id, delay) in
@@ -164,7 +165,7 @@ fn far_times_are_64_bit_and_wait() {
 
 #[test]
 fn the_same_time_twice_is_accepted() {
-    let site = Site::new("twice");
+    let site = site("twice");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     site.client.publish(&site.push("shop", "{}").delay(300).with("x-opt-delivery-delay", "300"));
@@ -173,7 +174,7 @@ fn the_same_time_twice_is_accepted() {
 
 #[test]
 fn an_item_that_cannot_leave_before_its_expiry_is_dead() {
-    let site = Site::new("expiry");
+    let site = site("expiry");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().text("defaults.window", "20s"));
     let soon = i64::try_from(now_ms()).expect("a date") + 3000;
@@ -195,7 +196,7 @@ fn an_item_that_cannot_leave_before_its_expiry_is_dead() {
 /// Judges promise 9.
 #[test]
 fn an_assigned_id_is_there_and_unique() {
-    let site = Site::new("assigned");
+    let site = site("assigned");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config());
     site.client.publish_all((0..50).map(|_| site.push("shop", "{}").customer("c")));
@@ -208,7 +209,7 @@ fn an_assigned_id_is_there_and_unique() {
 
 #[test]
 fn what_waited_in_the_queue_is_not_late_by_that_where_delays_count_from_the_timestamp() {
-    let site = Site::new("delay-from");
+    let site = site("delay-from");
     let inbox = site.inbox("shop");
     let config = site.config().text("applications.shop.delay_from", "timestamp");
     let mut daemon = site.start(&config);
@@ -232,7 +233,7 @@ fn what_waited_in_the_queue_is_not_late_by_that_where_delays_count_from_the_time
 #[test]
 fn no_delay_is_over_before_its_time_by_the_producers_clock() {
     const DELAY_MS: i64 = 20;
-    let site = Site::new("microseconds");
+    let site = site("microseconds");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().text("defaults.format", "passthrough"));
     for number in 0..300 {
@@ -249,7 +250,7 @@ fn no_delay_is_over_before_its_time_by_the_producers_clock() {
 
 #[test]
 fn a_note_of_arrival_in_seconds_is_refused() {
-    let site = Site::new("noted-in-seconds");
+    let site = site("noted-in-seconds");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().text("applications.shop.delay_from", "timestamp"));
     let dead = site.dead_inbox();

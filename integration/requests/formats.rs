@@ -1,5 +1,6 @@
 //! The four body formats, the properties of a batch, and the properties that are never copied.
 
+use super::site;
 use serde_json::Value;
 use tidegate_harness::lapin::types::{AMQPValue, FieldArray};
 use tidegate_harness::{text, Client, Node, Push, Received, Site};
@@ -52,7 +53,7 @@ fn check_envelope(received: &Received, content_type: &str) {
 
 #[test]
 fn json() {
-    let site = Site::new("json");
+    let site = site("json");
     let received = one_batch(&site, "json");
     check_envelope(&received, "application/json");
     let written = received.body_text();
@@ -71,7 +72,7 @@ fn json() {
 
 #[test]
 fn ndjson() {
-    let site = Site::new("ndjson");
+    let site = site("ndjson");
     let received = one_batch(&site, "ndjson");
     check_envelope(&received, "application/x-ndjson");
     let body = received.body_text();
@@ -84,7 +85,7 @@ fn ndjson() {
 
 #[test]
 fn cloudevents() {
-    let site = Site::new("cloudevents");
+    let site = site("cloudevents");
     let received = one_batch(&site, "cloudevents");
     check_envelope(&received, "application/cloudevents-batch+json");
     let body = received.json();
@@ -109,7 +110,7 @@ fn cloudevents() {
 
 #[test]
 fn passthrough_gives_each_item_as_it_came() {
-    let site = Site::new("passthrough");
+    let site = site("passthrough");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().text("defaults.format", "passthrough"));
     let mut push =
@@ -138,7 +139,7 @@ fn passthrough_gives_each_item_as_it_came() {
 
 #[test]
 fn cc_does_not_re_route() {
-    let site = Site::new("cc");
+    let site = site("cc");
     let (shop, elsewhere) = (site.inbox("shop"), site.inbox("elsewhere"));
     let config = site.config().text("defaults.format", "passthrough");
     let _daemon = site.start(&config);
@@ -156,7 +157,7 @@ fn cc_does_not_re_route() {
 #[test]
 fn a_foreign_user_id_travels_as_a_header() {
     let Some(node) = Node::controlled("a_foreign_user_id_travels_as_a_header") else { return };
-    let site = Site::on(node, "user-id");
+    let site = site("user-id");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().text("defaults.format", "passthrough"));
     let other = Client::connect(&node.uri_of("other", "%2f"));
@@ -176,7 +177,7 @@ fn a_foreign_user_id_travels_as_a_header() {
 
 #[test]
 fn events_that_come_in_go_out_as_themselves() {
-    let site = Site::new("own-events");
+    let site = site("own-events");
     let inbox = site.inbox("shop");
     let config = site.config().text("applications.shop.format", "cloudevents").text("defaults.window", "1s");
     let _daemon = site.start(&config);

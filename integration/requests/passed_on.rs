@@ -1,5 +1,6 @@
 //! Fields of requests that the entries of a batch pass on: `copy_headers` and `copy_properties`.
 
+use super::site;
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
@@ -53,7 +54,7 @@ fn keys(value: &Value) -> Vec<&str> {
 #[test]
 fn json_and_ndjson() {
     for format in ["json", "ndjson"] {
-        let site = Site::new(&format!("passed-{format}"));
+        let site = site(&format!("passed-{format}"));
         let inbox = site.inbox("shop");
         let _daemon = site.start(&passing_on(&site, format));
         site.client.publish_all(two(&site));
@@ -69,7 +70,7 @@ fn json_and_ndjson() {
 
 #[test]
 fn cloudevents() {
-    let site = Site::new("passed-events");
+    let site = site("passed-events");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&passing_on(&site, "cloudevents"));
     site.client.publish_all(two(&site));
@@ -85,7 +86,7 @@ fn cloudevents() {
 /// For every way of waiting: in memory, in the store only, and parked.
 #[test]
 fn they_outlive_a_kill_and_a_retry() {
-    let site = Site::new("passed-kill");
+    let site = site("passed-kill");
     let config =
         passing_on(&site, "json").text("defaults.retry.min", "100ms").text("defaults.retry.max", "200ms");
     let mut daemon = site.start(&config);
@@ -107,7 +108,7 @@ fn they_outlive_a_kill_and_a_retry() {
 
 #[test]
 fn a_reload_counts_for_what_comes_then() {
-    let site = Site::new("passed-reload");
+    let site = site("passed-reload");
     let inbox = site.inbox("shop");
     let config = passing_on(&site, "json");
     let before = config.clone().unset("defaults.copy_headers").unset("defaults.copy_properties");
@@ -135,7 +136,7 @@ fn a_reload_counts_for_what_comes_then() {
 #[test]
 fn what_is_passed_on_counts_towards_max_bytes() {
     for format in ["json", "ndjson", "cloudevents"] {
-        let site = Site::new(&format!("passed-bytes-{format}"));
+        let site = site(&format!("passed-bytes-{format}"));
         let inbox = site.inbox("shop");
         let config = passing_on(&site, format).text("defaults.max_bytes", "16KiB");
         let mut daemon = site.start(&config);
@@ -170,7 +171,7 @@ fn what_is_passed_on_counts_towards_max_bytes() {
 
 #[test]
 fn entries_of_an_envelope_have_those_of_their_message() {
-    let site = Site::new("passed-envelope");
+    let site = site("passed-envelope");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&passing_on(&site, "json"));
     let body = json!([{"customer": "c", "payload": 1}, {"customer": "c", "payload": 2}]).to_string();
@@ -184,7 +185,7 @@ fn entries_of_an_envelope_have_those_of_their_message() {
 
 #[test]
 fn passthrough_carries_them_in_any_case() {
-    let site = Site::new("passed-through");
+    let site = site("passed-through");
     let inbox = site.inbox("shop");
     let daemon = site.start(&passing_on(&site, "passthrough"));
     assert!(daemon.log().contains("defaults.copy_headers: has no effect"), "{}", daemon.log_tail());
@@ -199,7 +200,7 @@ fn passthrough_carries_them_in_any_case() {
 
 #[test]
 fn a_batch_has_a_trace_context_of_its_own_and_each_entry_that_of_its_request() {
-    let site = Site::new("traces");
+    let site = site("traces");
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config().text("defaults.window", "60s"));
     let context = |trace: u32, span: u32| format!("00-{trace:032x}-{span:016x}-01");

@@ -1,6 +1,7 @@
 //! Malformed requests are dead-lettered with a reason and a sentence that names the field; others are not
 //! affected.
 
+use super::site;
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, ByteArray, FieldTable};
 use tidegate_harness::{now_ms, text, Push, Site, Verdict};
@@ -8,7 +9,7 @@ use tidegate_harness::{now_ms, text, Push, Site, Verdict};
 /// Judges promise 8.
 #[test]
 fn each_malformed_field_is_named_and_nobody_else_is_held_up() {
-    let site = Site::new("malformed");
+    let site = site("malformed");
     let inbox = site.inbox("shop");
     let _daemon = site.start(&site.config().text("limits.max_body", "64KiB"));
     let dead = site.dead_inbox();
@@ -61,7 +62,7 @@ fn each_malformed_field_is_named_and_nobody_else_is_held_up() {
 
 #[test]
 fn a_dead_letter_carries_what_it_came_with() {
-    let site = Site::new("letter");
+    let site = site("letter");
     site.application("shop");
     let _daemon = site.start(&site.config());
     let push = site
@@ -110,7 +111,7 @@ fn an_expiration_of_the_producer_ends_in_the_dead_exchange_and_not_in_nothing() 
 
 #[test]
 fn a_command_that_names_nothing_is_dead_and_says_why() {
-    let site = Site::new("command");
+    let site = site("command");
     site.application("shop");
     let _daemon = site.start(&site.config());
     let dead = site.dead_inbox();

@@ -14,6 +14,7 @@ use super::connection::Session;
 use super::consumer_channel::ConsumerChannel;
 use super::cost;
 use super::fault::{Fault, FaultKind};
+use super::gate::WatchedGate;
 use super::ingest_lock::{check_consumers, IngestLock, LockTaker};
 use super::prefetch::Prefetch;
 use super::quarantine::Quarantine;
@@ -54,6 +55,11 @@ const CULPRIT_EXPECTED: u32 = 60;
 /// In quarantine, the log names each delivery while at most this many are taken at a time.
 const NAMED: u16 = 16;
 
+/// The shard gives up its lock with its connection, so that the daemon that has the ingest queue gets it.
+fn gate_closed() -> Fault {
+    Fault::lost("the sharder of this daemon does not serve the ingest queue any more")
+}
+
 /// The ingest end, across connections.
 pub(crate) struct Ingest {
     shared: Arc<Shared>,
@@ -74,6 +80,8 @@ pub(crate) struct Ingest {
     lock_taker: LockTaker,
     /// Names that headers of requests came close to, each logged once.
     near_misses: BTreeSet<&'static str>,
+    /// Of a shard among several.
+    gate: WatchedGate,
 }
 
 /// Why consuming ended without a fault.
@@ -105,6 +113,7 @@ impl Ingest {
     ) -> Self {
         Ingest {
             lock_taker: LockTaker::new(Arc::clone(&shared), Arc::clone(&options), shutdown.clone()),
+            gate: options.forwarding.as_ref().map(Forwarding::gate_of_shard).unwrap_or_default(),
             quarantine: Quarantine::started(options.quarantine, options.ingest.prefetch),
             prefetch: Prefetch::new(options.ingest.prefetch, options.memory, options.limits.max_body),
             limits: options.limits,
@@ -144,10 +153,43 @@ impl Ingest {
                     }
                     None => return Ok(false),
                 },
+                () = self.gate.closed() => return Err(gate_closed()),
                 () = tokio::time::sleep(Duration::from_secs(1)) => {
                     if !session.is_connected() {
                         return Err(Fault::lost("the connection was lost"));
                     }
+                }
+            }
+        }
+    }
+
+    /// Takes the lock of the queue; `None`: shut down. See [`LockTaker::take`].
+    async fn take_lock(
+        &mut self,
+        session: &Arc<Session>,
+        outdone: Option<Fault>,
+    ) -> Result<Option<IngestLock>, Fault> {
+        tokio::select! {
+            biased;
+            () = self.gate.closed() => Err(gate_closed()),
+            taken = self.lock_taker.take(session, outdone) => taken,
+        }
+    }
+
+    /// Waits until the sharder serves the ingest queue. False: shut down.
+    async fn is_gate_open(&mut self, session: &Session) -> Result<bool, Fault> {
+        loop {
+            self.shared.moved(Side::Ingest);
+            tokio::select! {
+                biased;
+                () = requested(&mut self.shutdown) => return Ok(false),
+                () = self.gate.opened() => return Ok(true),
+                () = tokio::time::sleep(Duration::from_secs(1)) => {
+                    if !session.is_connected() {
+                        return Err(Fault::lost("the connection was lost"));
+                    }
+                    let reason = "the sharder of this daemon does not serve the ingest queue at present";
+                    self.shared.link(Side::Ingest, LinkStatus::Standby { reason: reason.to_owned() });
                 }
             }
         }
@@ -256,6 +298,7 @@ impl Ingest {
                     }
                     return Ok(AfterGeneration::Shutdown);
                 }
+                () = self.gate.closed() => return Err(gate_closed()),
                 order = self.orders.recv() => {
                     let Some(order) = order else { return Ok(AfterGeneration::Shutdown) };
                     shared.while_waiting(Side::Ingest, self.handle_order(order, generation)).await?;
@@ -320,7 +363,11 @@ impl Ingest {
             }
             order @ (IngestOrder::Configure { .. } | IngestOrder::Stop) => {
                 self.note(order);
-                return if self.stopped { generation.consumer.stop().await } else { Ok(()) };
+                if self.stopped {
+                    generation.consumer.stop().await?;
+                    self.shared.post(BrokerEvent::IngestStopped);
+                }
+                return Ok(());
             }
         };
         tidegate_common::failpoint!("before-ack");
@@ -374,7 +421,8 @@ impl Ingest {
                 tidegate_common::failpoint!("poisoned-request", if delivery.data == b"poison");
                 let raw = delivery.data.len() as u64;
                 let request = self.read(delivery, generation.consumer.generation(), received, &mut forwards);
-                let cost = cost::of(&request, raw);
+                let forwarded = forwards.last().filter(|(delivery, _)| *delivery == request.delivery);
+                let cost = cost::of(&request, raw) + forwarded.map_or(0, |(_, parts)| cost::of_parts(parts));
                 self.prefetch.seen(cost);
                 items += request.item_count();
                 bytes += cost;
@@ -424,8 +472,8 @@ impl Ingest {
         consumer.change_prefetch(prefetch).await
     }
 
-    /// Reads a delivery; adds what goes to other shards to `forwards`. `received`: UTC ms, rounded up, so that
-    /// no delay that counts from it ends too soon.
+    /// Reads a delivery; adds what goes to other shards to `forwards`. `received`: UTC ms, rounded up, so
+    /// that no delay that counts from it ends too soon.
     fn read(
         &mut self,
         delivery: Delivery,
@@ -529,11 +577,16 @@ impl ConnectionUser for Ingest {
         };
         notes.extend(frame_note(session, &options.amqp));
         let notes = self.notes.take(Side::Ingest, notes);
+        if !self.is_gate_open(session).await? {
+            return Ok(());
+        }
         // Also while paused: the daemon that serves the queue keeps it over a reconnect.
-        let mut lock = self.lock_taker.take(session, None).await?;
+        let mut lock = self.take_lock(session, None).await?;
         if lock.is_none() {
             return Ok(());
         }
+        let sharder = options.forwarding.as_ref().filter(|forwarding| forwarding.sharing.own.is_none());
+        let mut open = None;
         let mut outdone = None;
         loop {
             while let Ok(order) = self.orders.try_recv() {
@@ -549,13 +602,19 @@ impl ConnectionUser for Ingest {
                 continue;
             }
             let Some(held) = lock.take() else {
-                lock = self.lock_taker.take(session, outdone.take()).await?;
+                // A lock that is held stays with the connection; where consumers are counted, another daemon
+                // may have come.
+                open = open.filter(|(_, is_held)| *is_held);
+                lock = self.take_lock(session, outdone.take()).await?;
                 if lock.is_none() {
                     return Ok(());
                 }
                 // Orders may have arrived during the wait.
                 continue;
             };
+            if let Some(forwarding) = sharder.filter(|_| open.is_none()) {
+                open = Some((forwarding.gate.open(&self.shutdown), held == IngestLock::Held));
+            }
             outdone = match self.generation(session, &notes, held).await {
                 Ok(AfterGeneration::Shutdown) => return Ok(()),
                 Ok(AfterGeneration::Returned) => None,

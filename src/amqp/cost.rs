@@ -1,6 +1,7 @@
 //! Memory cost of a request once it is read. Pure.
 
 use tidegate_types::{NewItem, Rejected, Request, RequestBody};
+use tidegate_wire::Forward;
 
 /// Bytes that the engine adds for each item until its commit: a row, an operation of the store, index
 /// entries, and their places in tables. A measured upper bound.
@@ -15,6 +16,11 @@ pub(crate) fn of(request: &Request, raw: u64) -> u64 {
     };
     let shell = std::mem::size_of::<Request>() as u64;
     raw.max(read).saturating_add(shell)
+}
+
+/// Bytes of the parts of a request that are kept until they are confirmed.
+pub(crate) fn of_parts(parts: &[Forward]) -> u64 {
+    parts.iter().map(|part| part.size() as u64).sum()
 }
 
 fn item(item: &NewItem) -> u64 {

@@ -1,13 +1,18 @@
-//! Forwards requests to the queues of their homes: one for the whole daemon, used by all its consumers.
+//! Forwards requests to the queue of one shard, for all consumers of the daemon.
 //!
-//! Each request handed over is reported once all its parts are confirmed, and only then acked. A part that
-//! the broker did not take is sent again, as long as its consumer's connection lasts; afterwards the broker
-//! delivers the request again, and its consumer hands it over anew. What may have arrived is marked in the
-//! next copy, so that its home knows the same request again. The parts of one shard leave in the order in
-//! which they were handed over.
+//! Each shard has a forwarder with a connection of its own: RabbitMQ reads nothing more from a channel whose
+//! queue does not answer, and other queues must not wait for that one.
 //!
-//! Bounds: the prefetches of the consumers bound what is handed over, [`MOST_OPEN`] and [`MOST_BYTES`] what is
-//! unconfirmed, and the confirm time-out every wait for the broker.
+//! A request is reported once all its parts, which may go to several shards, are confirmed, and only then
+//! acked. A part that the broker did not take is sent again, as long as its consumer's connection lasts;
+//! afterwards the broker delivers the request again, and its consumer hands it over anew. What may have
+//! arrived is marked in the next copy, so that its home knows the same request again. The parts leave in the
+//! order in which they were handed over. At first, and after a failure, they leave one at a time until one
+//! is confirmed: so a queue that does not answer gets no pile of copies, and one that is full gets none out
+//! of order.
+//!
+//! Bounds: the prefetches of the consumers bound what is handed over, [`MOST_OPEN`] and [`MOST_BYTES`] what
+//! is unconfirmed, and the confirm time-out every wait for the broker.
 
 use super::backoff::Backoff;
 use super::connection::Session;
@@ -18,12 +23,12 @@ use super::shared::Shared;
 use super::supervise::{
     frame_note, requested, supervise, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
 };
-use super::topology::prepare_ingest;
 use super::{BrokerEvent, LinkStatus, Options, ShutdownSignal, Side};
 use futures_util::StreamExt;
 use lapin::types::ShortString;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_types::{Delivery, Outcome};
@@ -32,38 +37,71 @@ use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 use tokio::time::{Instant, MissedTickBehavior};
 
 /// Most unconfirmed parts, and most bytes of their bodies; a single larger one is sent alone.
-const MOST_OPEN: usize = 1_024;
+const MOST_OPEN: usize = 512;
 const MOST_BYTES: usize = 16 << 20;
 /// Accuracy of the confirm time-out.
 const CHECK: Duration = Duration::from_millis(250);
 /// How long a queue is left alone that did not take a part.
 const REST: Duration = Duration::from_millis(250);
 
-/// One request for other shards.
-struct ForwardJob {
+/// A request of which parts are not confirmed.
+struct OpenRequest {
     delivery: Delivery,
-    parts: Vec<Forward>,
     /// The consumer that it came to.
     from: Arc<Shared>,
+    parts_left: AtomicUsize,
 }
 
-/// Hands requests to the forwarder, from any thread; never blocks.
+impl OpenRequest {
+    /// Whether its consumer's connection lasts; else the request is delivered again.
+    fn is_wanted(&self) -> bool {
+        self.from.generation() == self.delivery.generation
+    }
+
+    /// A part is confirmed. Whether it was the last one.
+    fn confirmed(&self) -> bool {
+        self.parts_left.fetch_sub(1, AcqRel) == 1
+    }
+}
+
+/// The part of a request for one shard.
+struct ForwardPart {
+    request: Arc<OpenRequest>,
+    forward: Forward,
+}
+
+/// Hands requests to the forwarders, from any thread; never blocks.
 #[derive(Clone)]
-pub struct ForwardSender(UnboundedSender<ForwardJob>);
+pub struct ForwardSender(Arc<[UnboundedSender<ForwardPart>]>);
 
-/// The other end of a [`ForwardSender`].
-pub struct ForwardQueue(UnboundedReceiver<ForwardJob>);
+/// The other ends of a [`ForwardSender`], by shard.
+pub struct ForwardQueues(Vec<UnboundedReceiver<ForwardPart>>);
 
-/// The way to a forwarder that may start later.
-pub fn forward_queue() -> (ForwardSender, ForwardQueue) {
-    let (sender, jobs) = unbounded_channel();
-    (ForwardSender(sender), ForwardQueue(jobs))
+/// The way to the forwarders of so many shards, which may start later.
+pub fn forward_queues(shards: u16) -> (ForwardSender, ForwardQueues) {
+    let (senders, queues): (Vec<_>, Vec<_>) = (0..shards).map(|_| unbounded_channel()).unzip();
+    (ForwardSender(senders.into()), ForwardQueues(queues))
 }
+
+impl ForwardQueues {
+    pub(crate) fn by_shard(self) -> impl Iterator<Item = (u16, PartQueue)> {
+        (0..).zip(self.0.into_iter().map(PartQueue))
+    }
+}
+
+/// Where one forwarder takes parts from.
+pub(crate) struct PartQueue(UnboundedReceiver<ForwardPart>);
 
 impl ForwardSender {
     pub(crate) fn send(&self, delivery: Delivery, parts: Vec<Forward>, from: &Arc<Shared>) {
-        // Without a forwarder the daemon is ending, and the request stays unacked.
-        let _ = self.0.send(ForwardJob { delivery, parts, from: Arc::clone(from) });
+        let parts_left = AtomicUsize::new(parts.len());
+        let request = Arc::new(OpenRequest { delivery, from: Arc::clone(from), parts_left });
+        for forward in parts {
+            let queue = self.0.get(usize::from(forward.shard));
+            let part = ForwardPart { request: Arc::clone(&request), forward };
+            // Without a forwarder the daemon is ending, and the request stays unacked.
+            let _ = queue.map(|queue| queue.send(part));
+        }
     }
 }
 
@@ -73,81 +111,54 @@ impl std::fmt::Debug for ForwardSender {
     }
 }
 
-/// A request of which parts are not confirmed.
-struct OpenRequest {
-    delivery: Delivery,
-    from: Arc<Shared>,
-    parts_left: usize,
-}
-
-impl OpenRequest {
-    /// Whether its consumer's connection lasts; else the request is delivered again.
-    fn is_wanted(&self) -> bool {
-        self.from.generation() == self.delivery.generation
-    }
-}
-
-struct Part {
-    /// Number of its request.
-    request: u64,
-    forward: Forward,
-}
-
-/// The queue of one shard.
-struct HomeQueue {
-    name: ShortString,
-    /// To be published, by number.
-    waiting: BTreeMap<u64, Part>,
-    /// Not before this moment.
-    rests_until: Option<Instant>,
-}
-
-/// What has been handed over, across connections.
+/// Of one shard: what has been handed over for it, across connections.
 pub(crate) struct Forwarder {
     shared: Arc<Shared>,
     options: Arc<Options>,
     key: ForwardKey,
-    jobs: UnboundedReceiver<ForwardJob>,
+    queue: ShortString,
+    parts: UnboundedReceiver<ForwardPart>,
     shutdown: ShutdownSignal,
-    requests: BTreeMap<u64, OpenRequest>,
-    /// By shard.
-    queues: Vec<HomeQueue>,
+    /// To be published, by number.
+    waiting: BTreeMap<u64, ForwardPart>,
     /// Published and not answered, by number.
-    open: BTreeMap<u64, Part>,
+    open: BTreeMap<u64, ForwardPart>,
     /// Bytes of their bodies.
     open_bytes: usize,
-    /// Numbers of requests and parts.
-    next: u64,
+    /// Number of the last part.
+    last: u64,
+    /// Nothing is published before this moment.
+    rests_until: Option<Instant>,
+    /// Nothing was confirmed since the connection was opened, or since a part has failed.
+    careful: bool,
     backoff: Backoff,
     notes: NoteLog,
     log: RateLimitedLog,
 }
 
 impl Forwarder {
+    /// `queue`: name of the shard's queue.
     pub(crate) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
         key: ForwardKey,
-        ForwardQueue(jobs): ForwardQueue,
+        (queue, PartQueue(parts)): (&str, PartQueue),
         shutdown: ShutdownSignal,
     ) -> Self {
-        let queue = |name: &String| HomeQueue {
-            // The configuration bounds the names.
-            name: ShortString::try_new(name.as_str()).unwrap_or_default(),
-            waiting: BTreeMap::new(),
-            rests_until: None,
-        };
         Forwarder {
-            queues: options.shard_queues.iter().map(queue).collect(),
+            // The configuration bounds the name.
+            queue: ShortString::try_new(queue).unwrap_or_default(),
             shared,
             options,
             key,
-            jobs,
+            parts,
             shutdown,
-            requests: BTreeMap::new(),
+            waiting: BTreeMap::new(),
             open: BTreeMap::new(),
             open_bytes: 0,
-            next: 0,
+            last: 0,
+            rests_until: None,
+            careful: false,
             backoff: Backoff::default(),
             notes: NoteLog::default(),
             log: RateLimitedLog::default(),
@@ -162,65 +173,34 @@ impl Forwarder {
         supervise(&mut self, dialer, &shared, &shutdown).await;
     }
 
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    fn take(&mut self, part: ForwardPart) {
+        if self.waiting.first_key_value().is_some_and(|(_, oldest)| !oldest.request.is_wanted()) {
+            self.waiting.retain(|_, part| part.request.is_wanted());
+        }
+        self.last += 1;
+        self.waiting.insert(self.last, part);
     }
 
-    /// Queues the parts of a request.
-    fn take(&mut self, job: ForwardJob) {
-        let ForwardJob { delivery, parts, from } = job;
-        if self.requests.first_key_value().is_some_and(|(_, oldest)| !oldest.is_wanted()) {
-            self.forget();
-        }
-        let request = self.number();
-        self.requests.insert(request, OpenRequest { delivery, from, parts_left: parts.len() });
-        for forward in parts {
-            let number = self.number();
-            self.put_back(number, Part { request, forward });
-        }
-    }
-
-    /// Forgets requests that are delivered again, except for the parts that are on their way.
-    fn forget(&mut self) {
-        let Forwarder { requests, queues, .. } = self;
-        requests.retain(|_, request| request.is_wanted());
-        for queue in queues {
-            queue.waiting.retain(|_, part| requests.contains_key(&part.request));
-        }
-    }
-
-    fn put_back(&mut self, number: u64, part: Part) {
-        // There is a queue for each shard.
-        if let Some(queue) = self.queues.get_mut(usize::from(part.forward.shard)) {
-            queue.waiting.insert(number, part);
-        }
-    }
-
-    /// Publishes what may be, queue by queue.
+    /// Publishes what may be.
     fn publish(&mut self, channel: &mut PublishChannel, frame_max: u32) {
-        let now = Instant::now();
-        for place in 0..self.queues.len() {
-            while self.open.len() < MOST_OPEN {
-                let Some(queue) = self.queues.get_mut(place) else { return };
-                if queue.rests_until.is_some_and(|until| until > now) {
-                    break;
-                }
-                let Some(next) = queue.waiting.first_entry() else { break };
-                let bytes = next.get().forward.bytes();
-                if !self.open.is_empty() && self.open_bytes + bytes > MOST_BYTES {
-                    return;
-                }
-                let (number, part) = next.remove_entry();
-                if !self.requests.get(&part.request).is_some_and(OpenRequest::is_wanted) {
-                    self.requests.remove(&part.request);
-                    continue;
-                }
-                let message = part.forward.message(&self.key, frame_max);
-                channel.publish(PublishMessage::forward(number, queue.name.clone(), message));
-                self.open_bytes += bytes;
-                self.open.insert(number, part);
+        if self.rests_until.is_some_and(|until| until > Instant::now()) {
+            return;
+        }
+        let most = if self.careful { 1 } else { MOST_OPEN };
+        while self.open.len() < most {
+            let Some(next) = self.waiting.first_entry() else { return };
+            let bytes = next.get().forward.size();
+            if !self.open.is_empty() && self.open_bytes + bytes > MOST_BYTES {
+                return;
             }
+            let (number, part) = next.remove_entry();
+            if !part.request.is_wanted() {
+                continue;
+            }
+            let message = part.forward.message(&self.key, number, frame_max);
+            channel.publish(PublishMessage::forward(number, self.queue.clone(), message));
+            self.open_bytes += bytes;
+            self.open.insert(number, part);
         }
     }
 
@@ -230,61 +210,47 @@ impl Forwarder {
         if output.has_confirms() {
             tidegate_common::failpoint!("after-forward");
             self.backoff.reset();
+            self.careful = false;
         }
         for settled in output.settled {
             let Some(mut part) = self.open.remove(&settled.number) else { continue };
-            self.open_bytes -= part.forward.bytes();
+            self.open_bytes -= part.forward.size();
             match settled.outcome {
                 Outcome::Confirmed(_) => {
-                    if let Some(OpenRequest { delivery, from, .. }) = self.is_complete(part.request) {
-                        match safe.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &from)) {
-                            Some((_, deliveries)) => deliveries.push(delivery),
-                            None => safe.push((from, vec![delivery])),
+                    if part.request.confirmed() {
+                        let OpenRequest { delivery, from, .. } = &*part.request;
+                        match safe.iter_mut().find(|(known, _)| Arc::ptr_eq(known, from)) {
+                            Some((_, deliveries)) => deliveries.push(*delivery),
+                            None => safe.push((Arc::clone(from), vec![*delivery])),
                         }
                     }
+                    continue;
                 }
-                Outcome::Returned(text) => {
-                    self.rest(&part, &format!("it does not exist: {text}"));
-                    self.put_back(settled.number, part);
-                }
+                // It has not arrived: the next copy is the first one.
+                Outcome::Returned(text) => self.rest(&format!("it does not exist: {text}")),
                 Outcome::Nacked => {
                     self.rest(
-                        &part,
                         "the broker did not take a request (basic.nack): it is full, or has no majority",
                     );
-                    part.forward.repeats();
-                    self.put_back(settled.number, part);
                 }
                 Outcome::Unsent
                 | Outcome::Unknown
                 | Outcome::Overdue
                 | Outcome::Refused(_)
-                | Outcome::Unavailable(_) => {
-                    part.forward.repeats();
-                    self.put_back(settled.number, part);
-                }
+                | Outcome::Unavailable(_) => part.forward.repeats(),
             }
+            self.careful = true;
+            self.waiting.insert(settled.number, part);
         }
         for (from, deliveries) in safe {
             from.post(BrokerEvent::Forwarded(deliveries));
         }
     }
 
-    /// The request of a confirmed part, if it was the last one.
-    fn is_complete(&mut self, request: u64) -> Option<OpenRequest> {
-        let open = self.requests.get_mut(&request)?;
-        open.parts_left -= 1;
-        if open.parts_left > 0 {
-            return None;
-        }
-        self.requests.remove(&request)
-    }
-
-    /// Leaves a queue alone for a moment.
-    fn rest(&mut self, part: &Part, reason: &str) {
-        let Some(queue) = self.queues.get_mut(usize::from(part.forward.shard)) else { return };
-        queue.rests_until = Some(Instant::now() + REST);
-        let detail = format!("queue '{}': {reason}", queue.name);
+    /// Leaves the queue alone for a moment.
+    fn rest(&mut self, reason: &str) {
+        self.rests_until = Some(Instant::now() + REST);
+        let detail = format!("queue '{}': {reason}", self.queue);
         self.log.warn("forward", &detail, "requests wait to be forwarded to their shard");
     }
 
@@ -305,7 +271,9 @@ impl Forwarder {
         let mut events = Box::pin(session.connection().events_listener());
         let mut check = tokio::time::interval(CHECK);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut closing: Option<Instant> = None;
+        let (mut closing, mut was_blocked): (Option<Instant>, bool) = (None, false);
+        // What was written while the broker read nothing has its time from then on.
+        let mut unblocked_at = Instant::now();
         let mut reason = "a memory or disk alarm of the broker".to_owned();
         loop {
             self.shared.moved(Side::Egress);
@@ -322,28 +290,27 @@ impl Forwarder {
                     }
                 }
                 _ = check.tick() => {}
-                job = self.jobs.recv(), if closing.is_none() => match job {
-                    Some(job) => self.take(job),
+                part = self.parts.recv(), if closing.is_none() => match part {
+                    Some(part) => self.take(part),
                     None => return Ok(()),
                 },
             }
-            while let Ok(job) = self.jobs.try_recv() {
-                self.take(job);
+            while let Ok(part) = self.parts.try_recv() {
+                self.take(part);
             }
             let mut output = TurnOutput::default();
             let collected = channel.collect(&mut output);
             self.settle(output);
             collected?;
             let blocked = session.is_blocked();
-            self.shared.link(
-                Side::Egress,
-                match blocked {
-                    true => LinkStatus::Blocked { reason: reason.clone() },
-                    false => up.clone(),
-                },
-            );
+            if blocked != std::mem::replace(&mut was_blocked, blocked) {
+                unblocked_at = Instant::now();
+                let link = if blocked { LinkStatus::Blocked { reason: reason.clone() } } else { up.clone() };
+                self.shared.link(Side::Egress, link);
+            }
             let limit = self.options.timeouts.confirm;
-            if !blocked && channel.oldest().is_some_and(|since| since.elapsed() >= limit) {
+            let waits = |since: Instant| since.max(unblocked_at).elapsed() >= limit;
+            if !blocked && channel.oldest().is_some_and(waits) {
                 return Err(Fault::timeout("the confirm of a forwarded request", limit));
             }
             match closing {
@@ -361,21 +328,20 @@ impl ConnectionUser for Forwarder {
 
     async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
         let options = self.options.clone();
-        let limit = options.timeouts.connect;
-        let preparing = async {
-            let notes = prepare_ingest(session, options.amqp.topology, &options.names(), limit).await?;
-            Ok::<_, Fault>((notes, confirm_channel(session, limit).await?))
-        };
+        // The queue is its shard's, which declares it. Until it exists, parts are returned, and wait.
+        let opening = confirm_channel(session, options.timeouts.connect);
         let shared = Arc::clone(&self.shared);
-        let preparing = shared.while_waiting(Side::Egress, preparing);
-        let (mut notes, channel) = match self.while_disconnected(preparing).await {
-            Some(done) => done?,
+        let opening = shared.while_waiting(Side::Egress, opening);
+        let channel = match self.while_disconnected(opening).await {
+            Some(opened) => opened?,
             None => return Ok(()),
         };
-        notes.extend(frame_note(session, &options.amqp));
+        let notes = frame_note(session, &options.amqp).into_iter().collect();
         let address = session.address().to_owned();
         let up = LinkStatus::Up { address, notes: self.notes.take(Side::Egress, notes), dead: None };
         self.shared.link(Side::Egress, up.clone());
+        // The queue may not exist yet.
+        self.careful = true;
         let mut channel = PublishChannel::new(channel, forward_id_of);
         let result = self.forward(session, &mut channel, &up).await;
         self.end(channel);
@@ -387,16 +353,16 @@ impl ConnectionUser for Forwarder {
         let mut wait = std::pin::pin!(wait);
         let mut shutdown = self.shutdown.clone();
         loop {
-            let jobs = &mut self.jobs;
+            let parts = &mut self.parts;
             let arrived = unless_shutdown(&mut shutdown, async {
                 tokio::select! {
                     done = &mut wait => Ok(done),
-                    Some(job) = jobs.recv() => Err(job),
+                    Some(part) = parts.recv() => Err(part),
                 }
             });
             match arrived.await? {
                 Ok(done) => return Some(done),
-                Err(job) => self.take(job),
+                Err(part) => self.take(part),
             }
         }
     }
@@ -404,8 +370,8 @@ impl ConnectionUser for Forwarder {
     fn on_failure(&mut self, fault: Fault) -> (String, Duration) {
         let text = match fault.code {
             Some(403) => format!(
-                "{}; requests are forwarded through the default exchange: the login needs the write permission \
-                 on amq.default",
+                "{}; requests are forwarded through the default exchange: the login needs the write \
+                 permission on amq.default",
                 fault.text
             ),
             _ => fault.text,

@@ -1,5 +1,6 @@
 //! `check --connect`: logs in at the broker on both sides and inspects what exists. Creates nothing.
 
+use super::blueprint::Names;
 use super::connection::Session;
 use super::fault::Fault;
 use super::rights::inspect_rights;
@@ -41,7 +42,7 @@ pub async fn inspect(options: &Options) -> Vec<CheckLine> {
                         findings.extend(
                             found.into_iter().map(|found| finding(side, options.amqp.topology, found)),
                         );
-                        let (names, limit) = (options.names(), options.timeouts.connect);
+                        let (names, limit) = (all_names(options), options.timeouts.connect);
                         findings.extend(inspect_rights(&session, side, &names, limit).await);
                     }
                     session.close(Duration::from_secs(2)).await;
@@ -55,8 +56,13 @@ pub async fn inspect(options: &Options) -> Vec<CheckLine> {
     findings
 }
 
+/// The names of the node, with the queues of its shards.
+fn all_names(options: &Options) -> Names {
+    Names { shards: options.shard_queues.clone(), ..options.names() }
+}
+
 async fn look(session: &Session, side: Side, options: &Options) -> Vec<Result<Note, Fault>> {
-    let names = options.names();
+    let names = all_names(options);
     match side {
         Side::Ingest => inspect_ingest(session, &names, options.timeouts.connect).await,
         Side::Egress => inspect_egress(session, &names, options.timeouts.connect).await,

@@ -27,6 +27,7 @@ mod dead_queue;
 mod fault;
 mod figures;
 mod forwarder;
+mod gate;
 mod ingest_lock;
 mod inspect;
 mod liveness;
@@ -49,7 +50,8 @@ pub use blueprint::lock_name;
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use dead_queue::DeadLetterService;
 pub use figures::{Figures, Stats};
-pub use forwarder::{forward_queue, ForwardQueue, ForwardSender};
+pub use forwarder::{forward_queues, ForwardQueues, ForwardSender};
+pub use gate::ShardGate;
 pub use inspect::inspect;
 pub use replies::OutgoingReply;
 pub use spans::{OnSpan, PublishSpan};
@@ -101,6 +103,8 @@ pub enum BrokerEvent {
     Prefetch(u16),
     /// The consumer's channel is gone; the broker redelivers what was not acked.
     IngestLost,
+    /// As ordered, nothing is delivered any more; acks are still sent.
+    IngestStopped,
     /// Batches can be published.
     EgressReady,
     /// Batches cannot be published. All batches handed over so far have been settled; one that is handed over
@@ -217,8 +221,7 @@ pub struct Options {
     pub amqp: tidegate_config::AmqpConfig,
     /// Section `[ingest]` of the configuration.
     pub ingest: tidegate_config::IngestConfig,
-    /// The queues of the shards, which a node with several declares beside the ingest queue; empty for one
-    /// shard.
+    /// The queues of the shards, to which the forwarders publish; empty for a shard.
     pub shard_queues: Vec<String>,
     /// Section `[egress]` of the configuration.
     pub egress: tidegate_config::EgressConfig,
@@ -257,8 +260,17 @@ pub struct Options {
 pub struct Forwarding {
     /// Which requests have their home where.
     pub sharing: tidegate_wire::Sharing,
-    /// The way to the forwarder.
+    /// The way to the forwarders.
     pub sender: ForwardSender,
+    /// Whether the sharder serves the ingest queue.
+    pub gate: ShardGate,
+}
+
+impl Forwarding {
+    /// The gate, unless it is the sharder's own.
+    fn gate_of_shard(&self) -> gate::WatchedGate {
+        self.sharing.own.map(|_| self.gate.watch()).unwrap_or_default()
+    }
 }
 
 /// How long a task may take to notice that it is aborted.
@@ -291,12 +303,10 @@ impl Options {
         }
     }
 
+    /// What the consumer needs on the broker: its queue, and the exchange that leads to it, if there is one.
+    /// The queue of each shard is its own consumer's.
     fn names(&self) -> blueprint::Names {
-        let shards = self.shard_queues.clone();
-        blueprint::Names {
-            shards,
-            ..blueprint::Names::without_shards(&self.ingest, &self.egress, &self.dead)
-        }
+        blueprint::Names::without_shards(&self.ingest, &self.egress, &self.dead)
     }
 }
 
@@ -377,23 +387,38 @@ impl Amqp {
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
     }
 
-    /// Starts the ends of a sharder: the consumer of the ingest queue, which keeps nothing, and the forwarder
-    /// of all consumers of this daemon, whose requests come from `queue`. The links are those of the consumer
-    /// and the forwarder; nothing else is published.
+    /// Starts the ends of a sharder: the consumer of the ingest queue, which keeps nothing, and the
+    /// forwarders of all consumers of this daemon, whose requests come from `queues`. `on_event` is called
+    /// for the consumer, and `on_link` for the connection of the forwarder of a shard.
     pub fn start_sharder(
         runtime: &Handle,
         options: Options,
-        (forwarding, queue): (Forwarding, ForwardQueue),
+        (forwarding, queues): (Forwarding, ForwardQueues),
         on_event: Arc<dyn Fn(Event) + Send + Sync>,
+        on_link: Arc<dyn Fn(u16, LinkStatus) + Send + Sync>,
     ) -> Amqp {
         let key = forwarding.sharing.key.clone();
-        let (shared, options) = Shared::of(Options { forwarding: Some(forwarding), ..options }, on_event);
+        let options = Options { forwarding: Some(forwarding), ..options };
+        let (shared, options) = Shared::of(options, on_event);
         let (ingest, ingest_orders) = mpsc::unbounded_channel();
         let ((egress, _), (replies, _)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let (shutdown, signal) = watch::channel(None);
         let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
-        let forwarder = forwarder::Forwarder::new(shared.clone(), options, key, queue, signal);
-        let tasks = vec![runtime.spawn(consumer.run()), runtime.spawn(forwarder.run())];
+        let mut tasks = vec![runtime.spawn(consumer.run())];
+        for ((shard, parts), queue) in queues.by_shard().zip(&options.shard_queues) {
+            let on_link = Arc::clone(&on_link);
+            let on_event = move |event| {
+                if let Event::Broker(BrokerEvent::Link { link, .. }) = event {
+                    on_link(shard, link);
+                }
+            };
+            // All of them run on one thread, so one mark shows whether it moves.
+            let (progress, figures) = (Arc::clone(&options.progress), Arc::clone(&options.figures));
+            let own = Arc::new(Shared::new(Arc::new(on_event), progress, figures));
+            let (options, key, signal) = (options.clone(), key.clone(), signal.clone());
+            let forwarder = forwarder::Forwarder::new(own, options, key, (queue, parts), signal);
+            tasks.push(runtime.spawn(forwarder.run()));
+        }
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }
     }
 

@@ -5,6 +5,7 @@ use super::client::{path, Client};
 use super::moment;
 use super::output::{plain, Failure, Out};
 use super::progress::Progress;
+use crate::daemon::NAMING;
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -14,16 +15,12 @@ use tidegate_store::compact::{self, CompactError, Compacted};
 use tidegate_store::export::Exporter;
 use tidegate_store::import::{self, ImportError, ImportTarget, Imported};
 use tidegate_store::joined::Joined;
-use tidegate_store::naming::Naming;
 use tidegate_store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
 use tidegate_store::{store_paths, OpenError};
-use tidegate_wire::{home, identity, item_id, with_message_id};
+use tidegate_wire::{home, item_id};
 
 /// Most faults that a JSON document names; all are counted.
 const MOST_FAULTS: usize = 100_000;
-
-/// What the form of messages says about ids.
-const NAMING: Naming = Naming { identity_of: identity, with_id: with_message_id };
 
 /// Runs one of the subcommands. `config` reads the configuration, and `daemon` returns a client of the
 /// running daemon; both are called only if needed.

@@ -39,7 +39,7 @@ pub use listen::{Listen, UNIX_SCHEME};
 pub use reading::{DelayFrom, Reading, Readings, Redeliver};
 pub use reload::needs_restart;
 pub use schema::schema;
-pub use shards::ShardsConfig;
+pub use shards::{shard_path, ShardsConfig};
 pub use tls::{Login, OwnCertificate, Tls};
 
 use secrecy::SecretString;

@@ -7,7 +7,7 @@ use super::limits::{LEAST_DISK, LEAST_MEMORY};
 use super::section::Section;
 use super::units::{size, Whole};
 use super::{Config, StoreKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Most shards of one daemon.
 const MOST_SHARDS: u64 = 256;
@@ -23,6 +23,11 @@ pub struct ShardsConfig {
 }
 
 /// The methods are those of a node's configuration, except where they say otherwise.
+/// The directory of a shard's store below that of all shards.
+pub fn shard_path(path: &Path, number: u16) -> PathBuf {
+    path.join(format!("shard-{number}"))
+}
+
 impl Config {
     /// The configuration of one shard, `number` below `shards.count`: its queue and directory, and its part
     /// of the limits of the whole daemon, at least 1 of each. Without other shards, it is the node's own.
@@ -58,7 +63,7 @@ impl Config {
     pub fn shard_path(&self, number: u16) -> PathBuf {
         match self.shards.count {
             0 | 1 => self.store.path.clone(),
-            _ => self.store.path.join(format!("shard-{number}")),
+            _ => shard_path(&self.store.path, number),
         }
     }
 

@@ -15,12 +15,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidegate_config::StoreKind;
 use tidegate_store::export::{Export, Exporter};
+use tidegate_store::joined::Joined;
+use tidegate_store::naming::Naming;
 use tidegate_store::ReadError;
-use tidegate_wire::item_id;
+use tidegate_wire::{identity, item_id, with_message_id};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::{channel, Sender};
 use tokio::sync::{oneshot, watch, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
+
+/// What the form of messages says about the ids in an export.
+pub(crate) const NAMING: Naming = Naming { identity_of: identity, with_id: with_message_id };
 
 /// Time limit for a client to take one chunk. The connection has its own limit for the whole answer.
 const CHUNK_WITHIN: Duration = Duration::from_secs(30);
@@ -114,7 +119,7 @@ pub(super) async fn feed(
             Err(refusal) => return Some(Err(refusal)),
         }
     }
-    let export = match joined(exports) {
+    let export = match Joined::of(exports, NAMING) {
         Ok(export) => export,
         Err(error) => return Some(Err(unreadable(error))),
     };
@@ -123,12 +128,6 @@ pub(super) async fn feed(
     let outlet = ExportOutlet { sender, stopped, runtime: runtime.clone() };
     runtime.spawn_blocking(move || outlet.write(export, slots));
     Some(Ok(feed))
-}
-
-/// One export of all these.
-fn joined(mut exports: Vec<Export>) -> Result<Export, ReadError> {
-    let only = exports.pop().filter(|_| exports.is_empty());
-    only.ok_or_else(|| ReadError::Engine("the exports of several shards cannot be joined".to_owned()))
 }
 
 /// Writes one export for its client.
@@ -140,7 +139,7 @@ struct ExportOutlet {
 }
 
 impl ExportOutlet {
-    fn write(mut self, mut export: Export, slots: Vec<OwnedSemaphorePermit>) {
+    fn write(mut self, mut export: Joined, slots: Vec<OwnedSemaphorePermit>) {
         loop {
             let mut lines = Vec::new();
             let more = match export.next(&mut lines) {
@@ -238,6 +237,25 @@ mod tests {
         assert_eq!((&kinds[0]["kind"], &kinds[kinds.len() - 1]["kind"]), (&"store".into(), &"end".into()));
         // The thread that reads may not have ended yet.
         runtime.block_on(exports.slot.acquire()).unwrap().forget();
+    }
+
+    #[test]
+    fn the_parts_of_two_shards_are_one_export() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let runtime = one_worker("export", &Span::none()).unwrap();
+        let shards = dirs.each_ref().map(|dir| exports(dir, &runtime));
+        let parts = shards.each_ref().map(|shard| begun(shard, &runtime));
+        let mut feed = fed(parts.into(), &runtime).unwrap();
+        let mut lines = Vec::new();
+        while let Some(chunk) = runtime.block_on(feed.recv()) {
+            lines.extend(chunk.unwrap());
+        }
+        let lines = String::from_utf8(lines).unwrap();
+        let lines: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((&lines[0]["kind"], &lines[0]["shards"]), (&"store".into(), &2.into()));
+        assert_eq!(lines.iter().filter(|line| line["kind"] == "end").count(), 1, "{lines:?}");
+        shards.iter().for_each(|shard| runtime.block_on(shard.slot.acquire()).unwrap().forget());
     }
 
     #[test]

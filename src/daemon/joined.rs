@@ -17,17 +17,17 @@ use tidegate_types::{
 
 /// What is asked of all shards, and what is known of the answer.
 #[derive(Debug)]
-pub(super) enum Joined {
+pub(super) enum JoinedAnswer {
     Page(JoinedPage),
     Timeline(JoinedTimeline),
 }
 
-impl Joined {
+impl JoinedAnswer {
     /// `None`: the command is about one application, and its home alone answers. `now`, UTC ms, is the moment
     /// from which all shards count: by their own clocks two of them could have different spans.
-    pub(super) fn of(request: &CommandRequest, now: u64) -> Option<Joined> {
+    pub(super) fn of(request: &CommandRequest, now: u64) -> Option<JoinedAnswer> {
         if let Command::List(filter) = request {
-            let page = || Joined::Page(JoinedPage::new(filter.clone(), Thresholds::default().page));
+            let page = || JoinedAnswer::Page(JoinedPage::new(filter.clone(), Thresholds::default().page));
             return filter.application.is_none().then(page);
         }
         if let Command::TimelineQuery(query) = request {
@@ -35,7 +35,7 @@ impl Joined {
             return query
                 .application
                 .is_none()
-                .then_some(Joined::Timeline(JoinedTimeline { query, told: None }));
+                .then_some(JoinedAnswer::Timeline(JoinedTimeline { query, told: None }));
         }
         None
     }
@@ -43,8 +43,8 @@ impl Joined {
     /// The command for the shard with this number.
     pub(super) fn part(&self, shard: u16) -> CommandRequest {
         match self {
-            Joined::Page(page) => Command::List(page.filter.of_shard(shard)),
-            Joined::Timeline(timeline) => Command::TimelineQuery(timeline.query.clone()),
+            JoinedAnswer::Page(page) => Command::List(page.filter.of_shard(shard)),
+            JoinedAnswer::Timeline(timeline) => Command::TimelineQuery(timeline.query.clone()),
         }
     }
 
@@ -58,10 +58,10 @@ impl Joined {
             refused @ ShardAnswer::Refused(_) => return Err(answers::response(&refused)),
         };
         match (self, answer) {
-            (Joined::Page(page), Answer::Listed { items, next }) => {
+            (JoinedAnswer::Page(page), Answer::Listed { items, next }) => {
                 page.add((shard, store_identity), items, next);
             }
-            (Joined::Timeline(timeline), Answer::Timeline(more)) => timeline.add(*more),
+            (JoinedAnswer::Timeline(timeline), Answer::Timeline(more)) => timeline.add(*more),
             (_, answer) => return Err(answers::answered(&Reply { asker, command, answer }, store_identity)),
         }
         Ok(())
@@ -70,11 +70,11 @@ impl Joined {
     /// The answer, once each shard's part has been added.
     pub(super) fn response(self) -> CommandResponse {
         let document = match self {
-            Joined::Page(page) => {
+            JoinedAnswer::Page(page) => {
                 let rows = page.items.iter().map(|row| (&row.item, row.store_identity));
                 answers::page(rows, page.known_until)
             }
-            Joined::Timeline(JoinedTimeline { told, query }) => {
+            JoinedAnswer::Timeline(JoinedTimeline { told, query }) => {
                 answers::timeline(&told.unwrap_or_else(|| nothing_ahead(&query)))
             }
         };

@@ -45,7 +45,7 @@ fn shard_page(keys: &[Key], filter: &Filter, most: usize) -> (Vec<Listed>, Optio
 /// The response to a page of the list, from shards that look at so many items and answer in this order.
 fn page(query: &str, shards: &[Vec<Key>], most: usize, order: &[usize]) -> Value {
     let request = Command::List(parse::filter(Some(query)).unwrap());
-    let mut joined = Joined::of(&request, NOW).unwrap();
+    let mut joined = JoinedAnswer::of(&request, NOW).unwrap();
     let mut answers = Vec::new();
     for number in order {
         let shard = *number as u16;
@@ -157,14 +157,14 @@ fn only_what_is_about_all_applications_is_asked_of_all_shards() {
     let item = ItemOf { application: "mail".into(), id: "1".into() };
     let of = CustomerOf { application: "mail".into(), customer: "ann".into() };
     for one in [Command::Lookup(item), Command::Count(of), Command::Retry("mail".into())] {
-        assert!(Joined::of(&one, NOW).is_none(), "{one:?}");
+        assert!(JoinedAnswer::of(&one, NOW).is_none(), "{one:?}");
     }
     for query in ["application=mail", "application=mail&cursor=5-1-1-3"] {
-        assert!(Joined::of(&Command::List(parse::filter(Some(query)).unwrap()), NOW).is_none());
+        assert!(JoinedAnswer::of(&Command::List(parse::filter(Some(query)).unwrap()), NOW).is_none());
     }
     let timeline = |query| Command::TimelineQuery(parse::timeline(Some(query)).unwrap());
-    assert!(Joined::of(&timeline("application=mail"), NOW).is_none());
-    let joined = Joined::of(&timeline("span=day"), NOW).unwrap();
+    assert!(JoinedAnswer::of(&timeline("application=mail"), NOW).is_none());
+    let joined = JoinedAnswer::of(&timeline("span=day"), NOW).unwrap();
     let part = |shard| {
         let Command::TimelineQuery(query) = joined.part(shard) else { panic!("no timeline") };
         (query.at, query.each_ms, query.stretches)
@@ -178,7 +178,7 @@ fn a_list_without_a_shard_is_no_list() {
     let unavailable = || carried(1, Answer::Unavailable("the store is behind"));
     for (answer, error) in [(refused("it stands by"), "it stands by"), (unavailable(), "the store is behind")]
     {
-        let mut joined = Joined::of(&Command::List(parse::filter(None).unwrap()), NOW).unwrap();
+        let mut joined = JoinedAnswer::of(&Command::List(parse::filter(None).unwrap()), NOW).unwrap();
         let items = vec![listed(Key::own(5, 1))];
         joined.add(0, carried(0, Answer::Listed { items, next: None })).unwrap();
         let want = CommandResponse { status: Status::Unavailable, document: json!({ "error": error }) };
@@ -203,7 +203,7 @@ fn timeline(counts: &[u64], ahead: &[(&str, u64, u64)]) -> Timeline {
 
 fn joined_timeline(parts: Vec<Timeline>) -> Value {
     let query = TimelineQuery { application: None, at: None, each_ms: 1_000, stretches: 3 };
-    let mut joined = Joined::of(&Command::TimelineQuery(query), NOW).unwrap();
+    let mut joined = JoinedAnswer::of(&Command::TimelineQuery(query), NOW).unwrap();
     for (shard, part) in (0..).zip(parts) {
         joined.add(shard, carried(shard, Answer::Timeline(Box::new(part)))).unwrap();
     }

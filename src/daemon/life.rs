@@ -375,6 +375,8 @@ impl Life<'_> {
             BrokerEvent::EgressLost => self.shard.feed(Input::EgressLost),
             BrokerEvent::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),
             BrokerEvent::Link { side, link } => self.link(side, link),
+            // What was delivered before is still decided.
+            BrokerEvent::IngestStopped => {}
             BrokerEvent::Quarantine { width } => self.starts.quarantine(width),
             BrokerEvent::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
             BrokerEvent::Forwarded(deliveries) => self.shard.feed(Input::Forwarded(deliveries)),

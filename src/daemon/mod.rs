@@ -33,6 +33,8 @@ mod starts;
 mod status;
 mod tally;
 
+pub(crate) use exports::NAMING;
+
 use crate::admin;
 use crate::logging::{self, LogFormat};
 use std::path::PathBuf;
@@ -112,6 +114,7 @@ impl RunError {
                 | OpenError::OtherCount { .. }
                 | OpenError::Undivided { .. }
                 | OpenError::BadLayout { .. }
+                | OpenError::LostShard { .. }
                 | OpenError::Sharded { .. },
             ) => ExitCode::from(EXIT_CONFIG),
             RunError::Open(_)

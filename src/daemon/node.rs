@@ -20,11 +20,12 @@ use crate::admin::{self, NodeHealth, ShardHealth};
 use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
 use crate::telemetry::SpanExporter;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tidegate_amqp::{forward_queue, DeadLetterService, ForwardQueue, Forwarding};
+use tidegate_amqp::{forward_queues, DeadLetterService, ForwardQueues, Forwarding, ShardGate};
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
 use tidegate_config::{Config, LoadedConfig, StoreKind};
@@ -37,6 +38,17 @@ use tracing::Span;
 /// Longest time between two looks at a reload.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Lets the process have as many files open as the system permits: the stores of many shards need more than
+/// the usual 1,024.
+fn raise_file_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+            tracing::warn!(%error, "the number of open files cannot be raised");
+        }
+    }
+}
+
 /// Runs until a stop is requested or the daemon cannot continue.
 pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let RunOptions { config, config_path, accept_loss, log_format: _ } = options;
@@ -45,6 +57,9 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let spans = spans.map_err(RunError::Runtime)?.map(Arc::new);
     let (sender, events) = channel();
     let sharding = Sharding::of(&config)?;
+    if sharding.is_some() {
+        raise_file_limit();
+    }
     let shards = (0..config.shards.count).map(|number| {
         let reports = Reports::new(number, sender.clone());
         let forwarding = sharding.as_ref().map(|sharding| sharding.of_shard(number));
@@ -77,10 +92,10 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
 /// What several shards have in common before the sharder starts.
 struct Sharding {
     forwarding: Forwarding,
-    /// Where the forwarder takes requests from; taken at its start.
-    queue: Option<ForwardQueue>,
+    /// Where the forwarders take requests from; taken at their start.
+    queues: Option<ForwardQueues>,
     health: ShardHealth,
-    links: SharderLinks,
+    links: Arc<Mutex<SharderLinks>>,
 }
 
 impl Sharding {
@@ -89,27 +104,27 @@ impl Sharding {
     /// # Errors
     /// The directory of the store belongs to another number of shards, or cannot be used.
     fn of(config: &Config) -> Result<Option<Self>, RunError> {
-        if config.store.kind == StoreKind::Memory {
+        if config.store.kind != StoreKind::Disk {
             return Ok(None);
         }
         let layout = ShardLayout::claim(&config.store.path, config.shards.count)?;
         Ok(layout.map(|ShardLayout { count, key }| {
-            let (sender, queue) = forward_queue();
+            let (sender, queues) = forward_queues(count);
             let sharing = Sharing { own: None, count, key: ForwardKey::new(key) };
             let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
             Sharding {
-                forwarding: Forwarding { sharing, sender },
-                queue: Some(queue),
+                forwarding: Forwarding { sharing, sender, gate: ShardGate::default() },
+                queues: Some(queues),
                 health: ShardHealth { progress, ..ShardHealth::default() },
-                links: SharderLinks::default(),
+                links: Arc::default(),
             }
         }))
     }
 
     /// How this shard passes requests on.
     fn of_shard(&self, number: u16) -> Forwarding {
-        let Forwarding { sharing, sender } = &self.forwarding;
-        Forwarding { sharing: Sharing { own: Some(number), ..sharing.clone() }, sender: sender.clone() }
+        let forwarding = self.forwarding.clone();
+        Forwarding { sharing: Sharing { own: Some(number), ..forwarding.sharing }, ..forwarding }
     }
 }
 
@@ -373,8 +388,8 @@ impl DaemonNode {
     /// Starts the sharder, once.
     fn start_sharder(&mut self) {
         let Some(sharding) = self.sharding.as_mut().filter(|_| !self.stopping) else { return };
-        let Some(queue) = sharding.queue.take() else { return };
-        let forwarding = (sharding.forwarding.clone(), queue);
+        let Some(queues) = sharding.queues.take() else { return };
+        let forwarding = (sharding.forwarding.clone(), queues);
         match Sharder::start(&self.config, forwarding, &sharding.health, Arc::clone(&sharding.links)) {
             Ok(sharder) => self.sharder = Some(sharder),
             Err(error) => self.fail(error),

@@ -6,14 +6,14 @@
 use super::answers::{self, ShardAnswer};
 use super::dead_letters;
 use super::exports;
-use super::joined::Joined;
+use super::joined::JoinedAnswer;
 use super::lasting::facts_at_present;
 use super::mailbox::{ControlEvent, Inlet, LoopEvent};
-use super::sharder::{link_states, SharderLinks};
+use super::sharder::SharderLinks;
 use crate::admin::{sum, CommandRequest, CommandResponse, Query, ShardState, StateInput};
 use futures_util::{stream, StreamExt as _};
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_amqp::DeadLetterService;
 use tidegate_common::clock;
 use tidegate_types::Now;
@@ -32,7 +32,7 @@ pub(super) struct QueryDesk {
     /// Of each shard, by its number.
     pub(super) shards: Vec<Arc<Inlet>>,
     /// The links of the sharder, if there is one.
-    pub(super) sharder: Option<SharderLinks>,
+    pub(super) sharder: Option<Arc<Mutex<SharderLinks>>>,
     /// Start of the process.
     pub(super) started: Now,
 }
@@ -68,7 +68,7 @@ impl QueryDesk {
     }
 
     fn command(&self, request: CommandRequest, reply: Sender<CommandResponse>) {
-        let joined = (self.shards.len() > 1).then(|| Joined::of(&request, clock::wall_ms())).flatten();
+        let joined = (self.shards.len() > 1).then(|| JoinedAnswer::of(&request, clock::wall_ms())).flatten();
         match joined {
             Some(joined) => {
                 self.runtime.spawn(deliver(reply, of_all(self.shards.clone(), joined)));
@@ -111,7 +111,7 @@ async fn deliver<A>(mut reply: Sender<A>, answer: impl Future<Output = Option<A>
 /// The sum; `None`: a shard has ended.
 async fn state(
     asked: Vec<Receiver<ShardState>>,
-    sharder: Option<SharderLinks>,
+    sharder: Option<Arc<Mutex<SharderLinks>>>,
     started: Now,
 ) -> Option<StateInput> {
     let mut states = Vec::with_capacity(asked.len());
@@ -119,12 +119,14 @@ async fn state(
         states.push(answer.await.ok()?);
     }
     let mut state = sum(&facts_at_present(started), states);
-    state.links.extend(sharder.iter().flat_map(link_states));
+    if let Some(links) = sharder {
+        state.links.extend(links.lock().unwrap_or_else(PoisonError::into_inner).states());
+    }
     Some(state)
 }
 
 /// The answer of all shards, or the first one that is no part of it; `None`: a shard has ended.
-async fn of_all(shards: Vec<Arc<Inlet>>, mut joined: Joined) -> Option<CommandResponse> {
+async fn of_all(shards: Vec<Arc<Inlet>>, mut joined: JoinedAnswer) -> Option<CommandResponse> {
     let parts = (0..).zip(shards).map(|(number, shard)| (number, shard, joined.part(number)));
     let parts: Vec<(u16, Arc<Inlet>, CommandRequest)> = parts.collect();
     let asked = stream::iter(parts).map(|(number, shard, part)| async move {

@@ -5,7 +5,6 @@
 
 use super::commands::PendingQueries;
 use super::mailbox::Patience;
-use super::status::LINKS;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_amqp::Amqp;
@@ -15,6 +14,9 @@ use tidegate_engine::Engine;
 use tidegate_store::CommitGroup;
 use tidegate_types::event::{Effects, Input};
 use tidegate_types::Reply;
+
+/// Number of links: one for each [`tidegate_amqp::Side`].
+pub(super) const LINKS: usize = 2;
 
 /// Least time between two renewals of the lease, ms: the first may be in progress.
 const RENEWAL_PAUSE_MS: u64 = 300;

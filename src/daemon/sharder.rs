@@ -1,20 +1,22 @@
-//! The sharder of a daemon with several shards: the consumer of the ingest queue, whose requests are forwarded
-//! to the queues of their homes. It has no engine and keeps nothing: a request is acked once all its parts are
-//! in those queues.
+//! The sharder of a daemon with several shards: the consumer of the ingest queue, whose requests are
+//! forwarded to the queues of their homes. It has no engine and keeps nothing: a request is acked once all
+//! its parts are in those queues.
 //!
-//! Its two ends run on a runtime of their own, and so does the task that counts what may be acked. The
-//! forwarder serves the shards as well.
+//! Its ends run on a runtime of their own, and so does the task that counts what may be acked. The
+//! forwarders, one for each shard, serve the shards as well. While none of them can publish, no requests are
+//! taken.
 
 use super::guard::PartWatch;
 use super::lasting::one_worker;
 use super::starts::Starts;
-use super::status::{self, note_link, LINKS};
+use super::status::link_state;
 use super::RunError;
 use crate::admin::{Latch, LinkState, ShardHealth};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidegate_amqp::{Amqp, BrokerEvent, Event, ForwardQueue, Forwarding, LinkStatus, Options};
+use tidegate_amqp::{Amqp, BrokerEvent, Event, ForwardQueues, Forwarding, LinkStatus, Options};
 use tidegate_common::clock;
+use tidegate_common::progress::DaemonPart;
 use tidegate_config::Config;
 use tidegate_engine::Ledger;
 use tidegate_types::event::Intake;
@@ -26,13 +28,37 @@ use tokio::task::JoinHandle;
 use tokio::time::{timeout, MissedTickBehavior};
 use tracing::Span;
 
-/// Names of its links in the state.
-const SIDES: [&str; 2] = ["sharder", "forwarder"];
 /// Time for the last confirms and acks of a stop.
 const END_WITHIN: Duration = Duration::from_secs(3);
 
-/// Last state of the two links.
-pub(super) type SharderLinks = Arc<Mutex<[Option<LinkStatus>; LINKS]>>;
+/// Last states of the links of a sharder.
+#[derive(Debug, Default)]
+pub(super) struct SharderLinks {
+    consumer: Option<LinkStatus>,
+    /// By shard; empty before the sharder has started.
+    forwarders: Vec<Option<LinkStatus>>,
+}
+
+impl SharderLinks {
+    /// The links for the state.
+    pub(super) fn states(&self) -> Vec<LinkState> {
+        let forwarders = self.forwarders.iter().map(|link| ("forwarder", link));
+        let all = std::iter::once(("sharder", &self.consumer)).chain(forwarders);
+        all.map(|(side, link)| link_state(side, link.as_ref())).collect()
+    }
+
+    /// Whether a forwarder can publish.
+    fn may_forward(&self) -> bool {
+        self.forwarders.iter().any(|link| matches!(link, Some(LinkStatus::Up { .. })))
+    }
+}
+
+/// What the sharder hears of its ends.
+enum SharderEvent {
+    Consumer(Event),
+    /// The link of the forwarder of a shard has changed.
+    Forwarder(u16, LinkStatus),
+}
 
 /// A sharder at work.
 pub(super) struct Sharder {
@@ -51,9 +77,9 @@ impl Sharder {
     /// The system cannot start a thread.
     pub(super) fn start(
         config: &Config,
-        forwarding: (Forwarding, ForwardQueue),
+        forwarding: (Forwarding, ForwardQueues),
         health: &ShardHealth,
-        links: SharderLinks,
+        links: Arc<Mutex<SharderLinks>>,
     ) -> Result<Self, RunError> {
         let runtime = one_worker("tidegate-sharder", &Span::none())?;
         let watch = PartWatch::start("tidegate-guard-sharder", Arc::clone(&health.progress));
@@ -62,22 +88,28 @@ impl Sharder {
         health.progress.begin();
         // It has no store, and nothing for one.
         health.readiness.set(Latch::Store, true);
-        let part = config.of_shard(0).limits.memory;
         let progress = Arc::clone(&health.progress);
-        let options = Options { progress, memory: part, ..Options::new(config, 0, quarantine) };
+        let options = Options { progress, ..Options::new(&own(config), 0, quarantine) };
+        let forwarders = usize::from(config.shards.count);
+        *locked(&links) = SharderLinks { consumer: None, forwarders: vec![None; forwarders] };
         let (sender, events) = unbounded_channel();
+        let link_sender = sender.clone();
         // Without the task the daemon is ending.
-        let on_event = Arc::new(move |event| drop(sender.send(event)));
-        let amqp = Arc::new(Amqp::start_sharder(runtime.handle(), options, forwarding, on_event));
-        amqp.intake(Intake::Resume);
+        let on_event = Arc::new(move |event| drop(sender.send(SharderEvent::Consumer(event))));
+        let on_link =
+            Arc::new(move |shard, link| drop(link_sender.send(SharderEvent::Forwarder(shard, link))));
+        let amqp = Amqp::start_sharder(runtime.handle(), options, forwarding, on_event, on_link);
+        let amqp = Arc::new(amqp);
         let (stop, stopped) = watch::channel(false);
         let keeper = Keeper {
             amqp: Arc::clone(&amqp),
-            ledger: Ledger::new(true),
+            ledger: Ledger::new(false),
             starts,
             health: health.clone(),
             links,
             stopped,
+            takes: false,
+            consumes: false,
         };
         let keeping = runtime.spawn(keeper.keep(events));
         Ok(Sharder { runtime, amqp, stop, keeping, _watch: watch })
@@ -85,7 +117,7 @@ impl Sharder {
 
     /// Puts a configuration into force for what is read from now on.
     pub(super) fn configure(&self, config: &Config) {
-        self.amqp.reconfigure(config);
+        self.amqp.reconfigure(&own(config));
     }
 
     /// Takes no more requests, and lets those on their way arrive.
@@ -108,37 +140,58 @@ impl Sharder {
     }
 }
 
+/// The configuration of the node, with the part of the memory that the sharder may use: that of a shard.
+fn own(config: &Config) -> Config {
+    let mut own = config.clone();
+    own.limits.memory = config.of_shard(0).limits.memory;
+    own
+}
+
+fn locked(links: &Mutex<SharderLinks>) -> MutexGuard<'_, SharderLinks> {
+    links.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Counts what may be acked.
 struct Keeper {
     amqp: Arc<Amqp>,
-    /// Acks one by one: forwards are confirmed in any order.
+    /// Acks many at once: of thousands of single acks, a quorum queue loses some as their channel closes.
     ledger: Ledger,
     starts: Starts,
     health: ShardHealth,
-    links: SharderLinks,
+    links: Arc<Mutex<SharderLinks>>,
     stopped: watch::Receiver<bool>,
+    /// Requests are wanted.
+    takes: bool,
+    /// Requests may be delivered.
+    consumes: bool,
 }
 
 impl Keeper {
-    async fn keep(mut self, mut events: UnboundedReceiver<Event>) {
+    async fn keep(mut self, mut events: UnboundedReceiver<SharderEvent>) {
         let mut second = tokio::time::interval(Duration::from_secs(1));
         second.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopped = self.stopped.clone();
         loop {
             tokio::select! {
-                event = events.recv() => match event {
+                event = self.next(&mut events) => match event {
                     Some(event) => self.hear(event),
                     None => return,
                 },
-                _ = second.tick() => self.starts.look(clock::now().mono),
+                _ = second.tick() => {
+                    self.health.progress.moved(DaemonPart::Loop);
+                    self.starts.look(clock::now().mono);
+                }
                 _ = stopped.wait_for(|stopped| *stopped) => break,
             }
         }
         self.health.progress.end();
+        while let Ok(event) = events.try_recv() {
+            self.hear(event);
+        }
         // What has been handed over is confirmed and acked, so that it is not forwarded twice.
         let last = async {
-            while self.ledger.unacked() > 0 {
-                let Some(event) = events.recv().await else { break };
+            while self.consumes || self.ledger.unacked() > 0 {
+                let Some(event) = self.next(&mut events).await else { break };
                 self.hear(event);
             }
         };
@@ -148,17 +201,58 @@ impl Keeper {
         self.starts.settle();
     }
 
-    fn hear(&mut self, event: Event) {
+    /// The next event. Meanwhile, acks what the ledger holds back no longer. Safe to cancel.
+    async fn next(&mut self, events: &mut UnboundedReceiver<SharderEvent>) -> Option<SharderEvent> {
+        while let Some(at) = self.ledger.deadline() {
+            let left = Duration::from_millis(at.saturating_sub(clock::now().mono));
+            match timeout(left, events.recv()).await {
+                Ok(event) => return event,
+                Err(_) => self.ack(),
+            }
+        }
+        events.recv().await
+    }
+
+    fn ack(&mut self) {
+        let mut acks = Vec::new();
+        self.ledger.acks(clock::now(), &mut acks);
+        if !acks.is_empty() {
+            self.amqp.ack(acks);
+        }
+    }
+
+    fn hear(&mut self, event: SharderEvent) {
         match event {
-            Event::Requests { requests, .. } => {
+            SharderEvent::Consumer(Event::Requests { requests, .. }) => {
                 for request in requests {
-                    // Whoever keeps nothing finds nothing to keep.
                     debug_assert!(matches!(&request.body, RequestBody::Elsewhere(items) if items.is_empty()));
                     self.ledger.open(request.delivery, 1);
                 }
             }
-            Event::Settled(_) => {}
-            Event::Broker(event) => self.broker(event),
+            SharderEvent::Consumer(Event::Settled(_)) => {}
+            SharderEvent::Consumer(Event::Broker(event)) => self.broker(event),
+            SharderEvent::Forwarder(shard, link) => {
+                if let Some(known) = locked(&self.links).forwarders.get_mut(usize::from(shard)) {
+                    *known = Some(link);
+                }
+                self.judge_links();
+            }
+        }
+    }
+
+    /// Takes requests while one of them can be forwarded: what is delivered and not acked would count as a
+    /// failed delivery after the broker's consumer timeout.
+    fn judge_links(&mut self) {
+        let links = locked(&self.links);
+        let is_up = |link: &Option<LinkStatus>| link.as_ref().is_some_and(LinkStatus::is_up);
+        let (consumes, forwards) = (is_up(&links.consumer), links.forwarders.iter().all(is_up));
+        let latches =
+            [(Latch::Ingest, consumes), (Latch::Egress, forwards), (Latch::Topology, consumes && forwards)];
+        latches.into_iter().for_each(|(latch, closed)| self.health.readiness.set(latch, closed));
+        let takes = links.may_forward();
+        drop(links);
+        if takes != std::mem::replace(&mut self.takes, takes) && !*self.stopped.borrow() {
+            self.amqp.intake(if takes { Intake::Resume } else { Intake::Pause });
         }
     }
 
@@ -166,22 +260,23 @@ impl Keeper {
         match event {
             BrokerEvent::IngestReady { generation } => {
                 self.ledger.restart(generation);
+                self.consumes = true;
                 self.health.readiness.set(Latch::Consumer, true);
             }
             BrokerEvent::IngestLost => {
                 self.ledger.restart(0);
+                self.consumes = false;
                 self.health.readiness.set(Latch::Consumer, false);
             }
             BrokerEvent::Forwarded(deliveries) => {
                 deliveries.into_iter().for_each(|delivery| self.ledger.safe(delivery));
-                let mut acks = Vec::new();
-                self.ledger.acks(clock::now(), &mut acks);
-                self.amqp.ack(acks);
+                self.ack();
             }
-            BrokerEvent::Link { side, link } => {
-                let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-                note_link(&mut links, side, link, &self.health.readiness);
+            BrokerEvent::Link { link, .. } => {
+                locked(&self.links).consumer = Some(link);
+                self.judge_links();
             }
+            BrokerEvent::IngestStopped => self.consumes = false,
             BrokerEvent::Quarantine { width } => self.starts.quarantine(width),
             BrokerEvent::Prefetch(_)
             | BrokerEvent::EgressReady
@@ -192,8 +287,56 @@ impl Keeper {
     }
 }
 
-/// The links for the state.
-pub(super) fn link_states(links: &SharderLinks) -> Vec<LinkState> {
-    let links = links.lock().unwrap_or_else(PoisonError::into_inner);
-    SIDES.iter().zip(&*links).map(|(side, link)| status::link_state(side, link.as_ref())).collect()
+#[cfg(test)]
+mod tests {
+    use super::super::lasting::own_waits;
+    use super::*;
+    use tidegate_amqp::{forward_queues, ShardGate};
+    use tidegate_config::{Listen, ShardsConfig};
+    use tidegate_wire::{ForwardKey, Sharing};
+
+    /// Nothing listens at this port.
+    fn nowhere(dir: &tempfile::TempDir) -> Config {
+        let mut config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        config.store.path = dir.path().to_owned();
+        config.admin.listen = Listen::Off;
+        config.amqp.endpoints.iter_mut().for_each(|endpoint| endpoint.port = 1);
+        config
+    }
+
+    #[test]
+    fn a_sharder_tells_of_its_links_and_ends_without_a_broker() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = nowhere(&dir);
+        let (sender, queues) = forward_queues(2);
+        let sharing = Sharing { own: None, count: 2, key: ForwardKey::new([1; 32]) };
+        let forwarding = Forwarding { sharing, sender, gate: ShardGate::default() };
+        let (health, links) = (ShardHealth::default(), Arc::default());
+        assert_eq!(locked(&links).states().len(), 1, "before the start");
+        let sharder = Sharder::start(&config, (forwarding, queues), &health, Arc::clone(&links)).unwrap();
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        let told = loop {
+            let states = locked(&links).states();
+            if states.iter().all(|link| link.state == "down") || std::time::Instant::now() > end {
+                break states;
+            }
+            std::thread::yield_now();
+        };
+        let sides: Vec<(&str, &str)> =
+            told.iter().map(|link| (link.side.as_str(), link.state.as_str())).collect();
+        assert_eq!(sides, [("sharder", "down"), ("forwarder", "down"), ("forwarder", "down")]);
+        assert_eq!(health.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
+        assert!(dir.path().join("STARTS").exists(), "its quick deaths are counted as well");
+        sharder.configure(&config);
+        sharder.end(&own_waits().unwrap());
+        assert_eq!(std::fs::read_to_string(dir.path().join("STARTS")).unwrap(), "0\n");
+    }
+
+    #[test]
+    fn it_may_use_the_memory_of_a_shard_also_after_a_reload() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = nowhere(&dir);
+        assert_eq!(own(&config).limits.memory, config.limits.memory / 2);
+        assert_eq!(own(&config).shard_queues(), config.shard_queues(), "it declares all of them");
+    }
 }

@@ -1,7 +1,7 @@
 //! What the daemon reports of itself: link states, the state document, the status for systemd.
 
 use super::lasting::Lasting;
-use super::shard::Shard;
+use super::shard::{Shard, LINKS};
 use crate::admin::{Latch, LinkState, Readiness, ShardLine, ShardState, StoreState, Traffic};
 use tidegate_amqp::{LinkStatus, Side};
 use tidegate_common::clock;
@@ -34,9 +34,6 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardSt
         node: base.node,
     })
 }
-
-/// Number of links: one for each [`Side`].
-pub(super) const LINKS: usize = 2;
 
 /// A link in the state.
 pub(super) fn link_state(side: &str, link: Option<&LinkStatus>) -> LinkState {

@@ -160,7 +160,7 @@ impl Ledger {
     }
 
     /// When the wait for the first unsafe delivery ends, monotonic ms.
-    pub(crate) fn deadline(&self) -> Option<u64> {
+    pub fn deadline(&self) -> Option<u64> {
         self.held_up.front().map(|(since, _)| since + PATIENCE_MS)
     }
 }

@@ -310,6 +310,15 @@ pub enum OpenError {
         /// What is wrong with it.
         error: String,
     },
+    /// The directory of one of the shards is missing.
+    #[error(
+        "{} is missing, the directory of a shard's store: mount or restore it. To go on without its items, \
+         make an empty directory of this name, with mode 0700", path.display()
+    )]
+    LostShard {
+        /// The missing directory.
+        path: PathBuf,
+    },
     /// The directory contains one store for each shard, and a single store is meant.
     #[error(
         "{} holds the stores of several shards, and is no store itself: name one of them, such as {}",
@@ -418,6 +427,7 @@ impl OpenError {
             | OpenError::OtherCount { .. }
             | OpenError::Undivided { .. }
             | OpenError::BadLayout { .. }
+            | OpenError::LostShard { .. }
             | OpenError::Sharded { .. }
             | OpenError::Symlink { .. }
             | OpenError::NotADirectory { .. }

@@ -15,6 +15,7 @@ use super::OpenError;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use tidegate_config::shard_path;
 
 /// First word of the file.
 const FORMAT: &str = "tidegate-shards";
@@ -43,11 +44,6 @@ impl std::fmt::Debug for ShardLayout {
     }
 }
 
-/// The directory of a shard's store in `path`, which is that of all shards.
-pub fn shard_path(path: &Path, number: u16) -> PathBuf {
-    path.join(format!("shard-{number}"))
-}
-
 impl ShardLayout {
     /// The layout in `path` for `count` shards, which is made if there is none. `None`: the count is 1, and
     /// the directory is that of the only store. To be called before any store in `path` is opened. Processes
@@ -55,17 +51,26 @@ impl ShardLayout {
     ///
     /// # Errors
     ///
-    /// [`OpenError::OtherCount`], [`OpenError::Undivided`]; otherwise as [`ShardLayout::find`], and
-    /// [`OpenError::Random`].
+    /// [`OpenError::OtherCount`], [`OpenError::Undivided`], [`OpenError::LostShard`]; otherwise as
+    /// [`ShardLayout::find`], and [`OpenError::Random`].
     pub fn claim(path: &Path, count: u16) -> Result<Option<ShardLayout>, OpenError> {
         let found = match ShardLayout::find(path)? {
             Some(found) => found,
-            None if count <= 1 => return Ok(None),
+            None if count <= 1 => {
+                refuse_lost_file(&directory::plain_path(path))?;
+                return Ok(None);
+            }
             None => ShardLayout::make(path, count)?,
         };
         if found.count != count {
             let path = path.to_owned();
             return Err(OpenError::OtherCount { path, found: found.count, wanted: count });
+        }
+        for path in found.paths(path) {
+            // Made with the layout: an empty store in its place would hide that its items are missing.
+            if directory::inspect(&path)?.is_none() {
+                return Err(OpenError::LostShard { path });
+            }
         }
         Ok(Some(found))
     }
@@ -109,14 +114,12 @@ impl ShardLayout {
         if !directory::is_free(&path)? {
             return Err(OpenError::Undivided { path, wanted: count });
         }
+        refuse_lost_file(&path)?;
         let file = path.join(SHARDS);
-        for number in 0..MOST {
-            let store = shard_path(&path, number);
-            if !directory::is_free(&store)? {
-                let error = format!("missing, although {} holds a store", store.display());
-                return Err(OpenError::BadLayout { path: file, error });
-            }
+        for number in 0..count {
+            directory::make(&shard_path(&path, number))?;
         }
+        directory::sync_entries(&path)?;
         let mut random = [0; 40];
         getrandom::fill(&mut random).map_err(|e| OpenError::Random(e.to_string()))?;
         let (mut layout, mut name) = (ShardLayout { count, key: [0; 32] }, [0; 8]);
@@ -149,6 +152,18 @@ impl ShardLayout {
         let key: String = self.key.iter().map(|byte| format!("{byte:02x}")).collect();
         format!("{FORMAT} {VERSION} {} {key}\n", self.count)
     }
+}
+
+/// Checks that no store of a shard is in `path`, in which there is no file about shards.
+fn refuse_lost_file(path: &Path) -> Result<(), OpenError> {
+    for number in 0..MOST {
+        let store = shard_path(path, number);
+        if !directory::is_free(&store)? {
+            let error = format!("missing, although {} holds a store", store.display());
+            return Err(OpenError::BadLayout { path: path.join(SHARDS), error });
+        }
+    }
+    Ok(())
 }
 
 /// The directories of all stores in `path`: those of its shards, or `path` itself.
@@ -233,7 +248,8 @@ mod tests {
         assert_eq!((made.count, mode(&path), mode(&path.join(SHARDS))), (4, 0o700, 0o600));
         assert_ne!(made.key, [0; 32]);
         assert_eq!(fs::read_to_string(path.join(SHARDS)).unwrap(), made.text());
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 5, "the file and a directory for each shard");
+        assert_eq!(mode(&path.join("shard-0")), 0o700);
         assert_eq!(ShardLayout::find(&path).unwrap(), Some(made));
         assert_eq!(ShardLayout::claim(&path, 4).unwrap(), Some(made));
         assert_eq!(made.paths(&path)[3], path.join("shard-3"));
@@ -253,7 +269,31 @@ mod tests {
         assert!(made.iter().all(|one| *one == made[0]), "{made:?}");
         // The file appears after the look, which was the same for all above.
         assert_eq!(ShardLayout::make(&path, 5).unwrap(), made[0]);
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "nothing else is left");
+        let files = fs::read_dir(&path).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
+        assert_eq!(files.count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_shard_that_is_gone_is_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        ShardLayout::claim(dir.path(), 3).unwrap();
+        fs::remove_dir(dir.path().join("shard-1")).unwrap();
+        let error = refused(dir.path(), 3);
+        assert!(matches!(&error, OpenError::LostShard { path } if path.ends_with("shard-1")), "{error}");
+        fs::create_dir(dir.path().join("shard-1")).unwrap();
+        ShardLayout::claim(dir.path(), 3).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_missed_also_by_a_single_store() {
+        let dir = tempfile::tempdir().unwrap();
+        ShardLayout::claim(dir.path(), 2).unwrap();
+        fs::write(shard_path(dir.path(), 1).join("COMMITTED"), "").unwrap();
+        fs::remove_file(dir.path().join(SHARDS)).unwrap();
+        for count in [1, 2] {
+            let error = refused(dir.path(), count);
+            assert!(matches!(error, OpenError::BadLayout { .. }), "{error}");
+        }
     }
 
     #[test]
@@ -363,7 +403,7 @@ mod tests {
             assert!(error.to_string().ends_with(&format!("{}/shard-0", dir.path().display())), "{error}");
         }
         assert!(matches!(directory::refuse_disk_store(dir.path()), Err(OpenError::HoldsDisk { .. })));
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is made");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is made");
         directory::Directory::open(&shard_path(dir.path(), 1)).unwrap();
     }
 

@@ -87,7 +87,7 @@ pub use errors::{
     BrokenContract, CloseError, CommitError, Loss, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
-pub use layout::{shard_path, store_paths, ShardLayout};
+pub use layout::{store_paths, ShardLayout};
 pub use postgres::{inspect as inspect_database, schema as database_schema};
 
 use std::path::PathBuf;

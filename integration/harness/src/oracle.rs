@@ -53,6 +53,8 @@ impl Span {
 #[derive(Debug, Default)]
 struct Log {
     items: HashMap<String, Sent>,
+    /// Ids in the order of their first arrivals.
+    arrivals: Vec<String>,
     strangers: Vec<String>,
     mixed: Vec<String>,
     early: Vec<String>,
@@ -198,12 +200,16 @@ impl Ledger {
                 sent.first = Arrival { queued_us, at_us };
             }
             let first = sent.first;
+            let is_first = sent.received == 1;
             let again = sent.received > 1 && !repeated_by_broker;
             let stray = sent.application != batch.application
                 || sent.application != key
                 || sent.customer != batch.customer;
             let due_us = u64::try_from(item.due).unwrap_or(0) * 1000;
             let early = sent.not_before_ms.is_some_and(|t| at_us < t * 1000 || at_us < due_us);
+            if is_first {
+                log.arrivals.push(item.id.clone());
+            }
             if again {
                 log.repeats.push(item.id.clone());
                 if !log.faults.iter().any(|span| span.explains(first, at_us)) {
@@ -245,6 +251,11 @@ impl Ledger {
     /// Confirmed requests that have arrived.
     pub fn arrived_count(&self) -> usize {
         self.log().items.values().filter(|s| s.confirmed && s.received > 0).count()
+    }
+
+    /// The ids of what has arrived, in the order of the first arrivals. Only that of one queue means anything.
+    pub fn arrivals(&self) -> Vec<String> {
+        self.log().arrivals.clone()
     }
 
     /// Waits until every confirmed request has arrived, or none has for `limit`, because slow is not lost.

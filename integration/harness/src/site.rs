@@ -23,6 +23,7 @@ pub struct Site<'n> {
     pub dir: PathBuf,
     prefix: String,
     schema: String,
+    shards: u16,
 }
 
 impl<'n> Site<'n> {
@@ -38,12 +39,23 @@ impl<'n> Site<'n> {
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("tgt.{}.{n}.{name}", std::process::id());
         let schema = format!("site_{}_{n}", std::process::id());
-        Site { node, client: Client::connect(node.uri()), dir: workdir(name), prefix, schema }
+        Site { node, client: Client::connect(node.uri()), dir: workdir(name), prefix, schema, shards: 1 }
+    }
+
+    /// The same, with this number of shards in its configuration.
+    #[must_use]
+    pub fn divided(self, shards: u16) -> Self {
+        Site { shards, ..self }
     }
 
     /// Name of the ingest queue.
     pub fn ingest_queue(&self) -> String {
         format!("{}.ingest", self.prefix)
+    }
+
+    /// Name of the queue of a shard.
+    pub fn shard_queue(&self, shard: u16) -> String {
+        format!("{}.{shard}", self.ingest_queue())
     }
 
     /// Name of the ingest exchange.
@@ -66,7 +78,7 @@ impl<'n> Site<'n> {
         format!("{}.app.{application}", self.prefix)
     }
 
-    /// The configuration with the site's names, broker and store, a window of 200 ms, and otherwise the
+    /// The configuration with the site's names, broker, store and shards, a window of 200 ms, and otherwise the
     /// defaults. The store is on disk, or in the shared database if `TIDEGATE_TEST_STORE` says so.
     pub fn config(&self) -> Config {
         let config = self.plain_config();
@@ -91,14 +103,18 @@ impl<'n> Site<'n> {
     }
 
     fn plain_config(&self) -> Config {
-        Config::default()
+        let config = Config::default()
             .text("amqp.uri", self.node.uri())
             .text("ingest.queue", &self.ingest_queue())
             .text("ingest.exchange", &self.ingest())
             .text("egress.exchange", &self.out())
             .text("dead.exchange", &self.dead())
             .text("store.path", &self.dir.join("store").to_string_lossy())
-            .text("defaults.window", "200ms")
+            .text("defaults.window", "200ms");
+        match self.shards {
+            1 => config,
+            count => config.set("shards.count", &count.to_string()),
+        }
     }
 
     /// Starts a daemon with this configuration and waits until it is ready.

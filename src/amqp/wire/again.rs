@@ -10,8 +10,7 @@
 
 use super::batch::{batch_id, BATCH_TYPE};
 use super::copied::Choices;
-use super::dead_letter::RETRIED;
-use super::fields;
+use super::fields::{self, RETRIED};
 use super::fingerprint::{is_of_broker, Fingerprint};
 use super::message::{item, too_deep, Message, Terms};
 use super::properties::{put_headers, Basic};

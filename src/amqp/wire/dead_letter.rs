@@ -1,11 +1,11 @@
 //! A dead letter as it is read from its queue, and as the request that it becomes when it is sent back.
 
 use super::copied::push_value;
-use super::fields::{self, DEATHS};
-use super::forward;
+use super::fields::{self, DEATHS, RETRIED};
 use super::json::media_type;
 use super::message::ENVELOPE;
 use super::properties::{put_headers, set_number, set_text, Basic, RawValue};
+use super::sharing;
 use super::time;
 use crate::dead_letters::{
     Letter, LetterKey, NewTime, RetryTerms, WholeLetter, MOST_SHOWN_BODY, MOST_SHOWN_TEXT,
@@ -19,9 +19,6 @@ use tidegate_config::rfc3339::Rounding;
 use tidegate_config::terms::{batch_header, DEAD_PREFIX, NEVER_COPIED};
 use tidegate_types::size;
 
-/// Set on what is sent back, with another value each time: so equal bytes are another request, and not a
-/// redelivery of the ended one.
-pub(crate) const RETRIED: &str = "x-tidegate-retried";
 /// Prefixes of RabbitMQ's headers about dead-lettering.
 const BROKER_DEATHS: [&str; 3] = [DEATHS, "x-first-death-", "x-last-death-"];
 
@@ -62,7 +59,7 @@ impl RawLetter<'_> {
 
     /// The routing key that its producer published it with: if it was forwarded, that of the original.
     pub fn routing_key(&self) -> Cow<'_, str> {
-        match forward::origin(self.properties) {
+        match sharing::origin(self.properties) {
             Some((exchange, key)) => Cow::Owned(if exchange.is_empty() { String::new() } else { key }),
             None => Cow::Borrowed(self.routing_key),
         }

@@ -123,7 +123,10 @@ pub(crate) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
             .map_err(|error| fields::invalid(format!("the envelope is not understood: {error}")))?;
         return Ok(vec![one(message, &base, &sent, &entry, None, &mut choices)?]);
     }
-    let entries = array(text, message.limits.max_envelope_items, message.restored.is_part)?;
+    let entries = array(text, message.limits.max_envelope_items, message.is_part())?;
+    if entries.iter().all(Option::is_none) {
+        return Err(fields::invalid("the envelope has no entry"));
+    }
     if entries.len().saturating_mul(shared.len()) > MAX_COPIES {
         return Err(fields::verdict(
             Reason::TooLarge,
@@ -143,23 +146,28 @@ pub(crate) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
         .collect()
 }
 
-/// The array with those entries alone whose home is this shard. `homes`: of its items, in order; entries that
-/// were elsewhere before have none. The others become `null`, so that each keeps its index.
-pub(crate) fn part(body: &[u8], homes: &[Option<u16>], shard: u16) -> Vec<u8> {
+/// For each of these shards, the array with those entries alone that have their home there. `homes`: of its
+/// items, in order; entries that were elsewhere before have none. The others become `null`, so that each
+/// keeps its index.
+pub(crate) fn parts(body: &[u8], homes: &[Option<u16>], shards: &[u16]) -> Vec<Vec<u8>> {
     // It has been read as an array before.
     let entries: Vec<&RawValue> = serde_json::from_slice(body).unwrap_or_default();
-    let (mut out, mut homes) = (Vec::with_capacity(body.len()), homes.iter());
-    out.push(b'[');
+    let (mut parts, mut homes) = (vec![vec![b'[']; shards.len()], homes.iter());
     for (index, entry) in entries.into_iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
+        let home = if entry.get() == NOT_HERE { None } else { homes.next().copied().flatten() };
+        for (part, shard) in parts.iter_mut().zip(shards) {
+            if index > 0 {
+                part.push(b',');
+            }
+            let text = if home == Some(*shard) { entry.get() } else { NOT_HERE };
+            part.extend_from_slice(text.as_bytes());
         }
-        let is_meant = entry.get() != NOT_HERE && homes.next() == Some(&Some(shard));
-        out.extend_from_slice(if is_meant { entry.get() } else { NOT_HERE }.as_bytes());
     }
-    out.push(b']');
-    out.shrink_to_fit();
-    out
+    for part in &mut parts {
+        part.push(b']');
+        part.shrink_to_fit();
+    }
+    parts
 }
 
 /// Names that can be read from a rejected envelope.

@@ -19,6 +19,9 @@ pub(crate) const TIMESTAMP_IN_MS: &str = "timestamp_in_ms";
 const NOTED: &str = "timestamp_in_ms, which delays count from,";
 /// Where RabbitMQ notes that it has moved a message.
 pub(crate) const DEATHS: &str = "x-death";
+/// Set on what is sent back, with another value each time: so equal bytes are another request, and not a
+/// redelivery of the ended one.
+pub(crate) const RETRIED: &str = "x-tidegate-retried";
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.

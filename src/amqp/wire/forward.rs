@@ -15,86 +15,24 @@ use super::fields;
 use super::frame::{room, size};
 use super::header_value::{header_value, HeaderValue};
 use super::home::home;
-use super::message::{too_deep, Message};
-use super::properties::{put_named, set_number, set_text, short, Basic, TooDeep};
+use super::message::Message;
+use super::properties::{set_number, set_text, short, Basic, TooDeep};
+use super::sharing::{entry, ForwardKey, Restored, FORWARD, PROOF_BYTES};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::BasicProperties;
 use std::sync::Arc;
 use tidegate_config::terms::NEVER_COPIED;
-use tidegate_types::{BatchId, Dead, NewItem};
+use tidegate_types::{BatchId, NewItem};
 
-/// Header with the table.
-pub(crate) const FORWARD: &str = "x-tidegate-forward";
-/// Bytes of the keyed hash.
-const PROOF_BYTES: usize = 32;
+/// More bytes than a frame with headers has.
+const LARGEST_FRAME: usize = 1 << 20;
 /// Longest header that a message keeps whose headers do not fit into a frame with the table, bytes.
 const MOST_KEPT: usize = 256;
 
-/// Entries of the table.
-mod entry {
-    pub(super) const EXCHANGE: &str = "exchange";
-    pub(super) const KEY: &str = "key";
-    /// Whether the original was redelivered, or this copy may be a second one.
-    pub(super) const AGAIN: &str = "again";
-    pub(super) const USER_ID: &str = "user_id";
-    pub(super) const EXPIRATION: &str = "expiration";
-    pub(super) const DELIVERY_MODE: &str = "delivery_mode";
-    /// Headers of the original that the copy cannot carry under their own names.
-    pub(super) const HEADERS: &str = "headers";
-    /// The body is a part of the original's array.
-    pub(super) const PART: &str = "part";
-    /// Bytes of the properties, where headers had to be left out; -1: they are nested too deep.
-    pub(super) const LEFT_OUT: &str = "left_out";
-    pub(super) const PROOF: &str = "proof";
-}
-
-/// The secret of one daemon, by which it recognizes its own forwards.
-#[derive(Clone)]
-pub struct ForwardKey([u8; PROOF_BYTES]);
-
-impl ForwardKey {
-    /// Of random bytes.
-    pub fn new(bytes: [u8; PROOF_BYTES]) -> Self {
-        ForwardKey(bytes)
-    }
-
-    /// The hash that proves a table of this message.
-    fn proof(&self, table: &FieldTable, id: Option<&str>, body: &[u8]) -> Result<blake3::Hash, TooDeep> {
-        let mut entries = Vec::new();
-        for (name, value) in table.into_iter().filter(|(name, _)| name.as_str() != entry::PROOF) {
-            put_named(&mut entries, name.as_str(), value)?;
-        }
-        let mut hasher = blake3::Hasher::new_keyed(&self.0);
-        for part in [&*entries, id.unwrap_or_default().as_bytes(), body] {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part);
-        }
-        Ok(hasher.finalize())
-    }
-}
-
-impl std::fmt::Debug for ForwardKey {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("ForwardKey(..)")
-    }
-}
-
-/// How the requests of a daemon are shared out among its shards, as one of its consumers sees it.
-#[derive(Clone, Debug)]
-pub struct Sharing {
-    /// The shard that consumes; `None`: the sharder, which keeps nothing.
-    pub own: Option<u16>,
-    /// Number of shards.
-    pub count: u16,
-    /// Proves forwards.
-    pub key: ForwardKey,
-}
-
-impl Sharing {
-    /// Where an application has its home; `None`: here.
-    fn elsewhere(&self, application: &str) -> Option<u16> {
-        Some(home(application, self.count)).filter(|home| Some(*home) != self.own)
-    }
+/// Headers that a copy does not carry under their own names: they route it, or a broker that is configured so
+/// writes them into each message that is published (`message_interceptors`).
+fn is_hidden(name: &str) -> bool {
+    matches!(name, "CC" | "BCC" | FORWARD | fields::TIMESTAMP_IN_MS | "x-routed-by")
 }
 
 /// A message as it was delivered.
@@ -123,8 +61,10 @@ pub struct Forward {
     routing_key: ShortString,
     properties: Arc<BasicProperties>,
     body: Arc<Vec<u8>>,
-    is_part: bool,
+    restored: Restored,
     again: bool,
+    /// Bytes of memory that it takes, about.
+    size: usize,
 }
 
 /// A forward, ready to be published to the queue of its home.
@@ -141,37 +81,14 @@ pub struct ForwardMessage {
 /// What a message means elsewhere.
 pub(crate) struct Elsewhere {
     pub(crate) here: Vec<NewItem>,
-    pub(crate) parts: Vec<ForwardPart>,
+    pub(crate) parts: Vec<HomePart>,
 }
 
 /// The part of a message for one shard.
-pub(crate) struct ForwardPart {
+pub(crate) struct HomePart {
     shard: u16,
     /// `None`: the whole body.
     body: Option<Vec<u8>>,
-}
-
-/// What the table adds to a message that it has restored.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Restored {
-    /// The body is a part of the original's array: entries that are `null` are elsewhere.
-    pub(crate) is_part: bool,
-    /// Headers were left out; bytes of the properties, or -1.
-    left_out: Option<i64>,
-}
-
-impl Restored {
-    /// # Errors
-    /// The message was too large for a forward: it is rejected, as its shard would have rejected it.
-    pub(crate) fn check(self, message: &Message<'_>) -> Result<(), Dead> {
-        match self.left_out {
-            None => Ok(()),
-            Some(bytes) => match usize::try_from(bytes) {
-                Ok(bytes) => Err(message.too_large(bytes)),
-                Err(_) => Err(too_deep()),
-            },
-        }
-    }
 }
 
 impl Delivered {
@@ -196,7 +113,7 @@ impl Delivered {
             std::str::from_utf8(value.as_bytes()).ok().map(short)
         };
         let mut original = FieldTable::default();
-        for (name, value) in headers.into_iter().flatten().filter(|(name, _)| name.as_str() != FORWARD) {
+        for (name, value) in headers.into_iter().flatten().filter(|(name, _)| !is_hidden(name.as_str())) {
             original.insert(name.clone(), value.clone());
         }
         if let Some(AMQPValue::FieldTable(kept)) = table.inner().get(entry::HEADERS) {
@@ -204,7 +121,11 @@ impl Delivered {
                 original.insert(name.clone(), value.clone());
             }
         }
-        let mut properties = basic.to_transient(original);
+        let timestamp = match table.inner().get(entry::TIMESTAMP) {
+            Some(AMQPValue::Timestamp(seconds)) => Some(*seconds),
+            Some(_) | None => None,
+        };
+        let mut properties = Basic { timestamp, ..basic }.to_transient(original);
         if let Some(user_id) = text(entry::USER_ID) {
             properties = properties.with_user_id(user_id);
         }
@@ -228,40 +149,27 @@ impl Delivered {
     }
 
     /// The forwards of these parts.
-    pub(crate) fn forwards(self, restored: Restored, body: Vec<u8>, parts: Vec<ForwardPart>) -> Vec<Forward> {
+    pub(crate) fn forwards(self, restored: Restored, body: Vec<u8>, parts: Vec<HomePart>) -> Vec<Forward> {
         let Delivered { exchange, routing_key, properties, redelivered, .. } = self;
+        // Decoded headers take more than their encoding. Those that are nested too deep have no size.
+        let headers = size(&properties).min(LARGEST_FRAME) * 2;
         let (properties, whole) = (Arc::new(properties), Arc::new(body));
-        let forward = |ForwardPart { shard, body }| Forward {
-            shard,
-            exchange: exchange.clone(),
-            routing_key: routing_key.clone(),
-            properties: Arc::clone(&properties),
-            is_part: restored.is_part || body.is_some(),
-            body: body.map_or_else(|| Arc::clone(&whole), Arc::new),
-            again: redelivered,
+        let forward = |HomePart { shard, body }| {
+            let is_part = restored.is_part || body.is_some();
+            let body = body.map_or_else(|| Arc::clone(&whole), Arc::new);
+            Forward {
+                shard,
+                exchange: exchange.clone(),
+                routing_key: routing_key.clone(),
+                properties: Arc::clone(&properties),
+                restored: Restored { is_part, ..restored },
+                again: redelivered,
+                size: body.len() + headers + std::mem::size_of::<Forward>(),
+                body,
+            }
         };
         parts.into_iter().map(forward).collect()
     }
-}
-
-/// The exchange and the routing key of a forward's original, whoever has made the table: for people who look
-/// at a dead letter, and for sending it back, which anybody could do who can make it up.
-pub(crate) fn origin(properties: &BasicProperties) -> Option<(String, String)> {
-    let Some(AMQPValue::FieldTable(table)) = properties.headers().as_ref()?.inner().get(FORWARD) else {
-        return None;
-    };
-    let text = |name: &str| fields::text(name, table.inner().get(name), usize::MAX).ok();
-    let text = |name: &str| text(name).map(|text| text.unwrap_or_default().into_owned());
-    Some((text(entry::EXCHANGE)?, text(entry::KEY)?))
-}
-
-/// The id of a forward that the broker has returned.
-pub fn forward_id_of(properties: &BasicProperties) -> Option<BatchId> {
-    let AMQPValue::FieldTable(table) = properties.headers().as_ref()?.inner().get(FORWARD)? else {
-        return None;
-    };
-    let proof = table.inner().get(entry::PROOF)?.as_long_string()?;
-    proof.as_bytes().first_chunk().copied().map(BatchId)
 }
 
 impl Forward {
@@ -270,26 +178,29 @@ impl Forward {
         self.again = true;
     }
 
-    /// Bytes of the body.
-    pub fn bytes(&self) -> usize {
-        self.body.len()
+    /// Bytes of memory that it takes, about.
+    pub fn size(&self) -> usize {
+        self.size
     }
 
-    /// The message for a connection with frames of `frame_max` bytes. If its headers do not fit with the
+    /// The message for a connection with frames of `frame_max` bytes; `copy` differs from that of all others
+    /// that are not confirmed. If its headers do not fit with the
     /// table, most are left out, and its home rejects it as it would have rejected the original.
-    pub fn message(&self, key: &ForwardKey, frame_max: u32) -> ForwardMessage {
+    pub fn message(&self, key: &ForwardKey, copy: u64, frame_max: u32) -> ForwardMessage {
         let fits = |properties: &BasicProperties| size(properties) <= room(frame_max);
-        let whole = self.copy(key, None, |_, _| true);
-        let whole = whole.ok().filter(|(properties, _)| fits(properties));
+        let is_whole = self.restored.left_out.is_none();
+        let whole = is_whole.then(|| self.copy(key, copy, None, |_, _| true).ok()).flatten();
+        let whole = whole.filter(|(properties, _)| fits(properties));
         let (properties, id) = whole.unwrap_or_else(|| {
             // Without the delivery mode, which is not kept. Headers that are nested too deep have no size.
             let left_out = i64::try_from(size(&self.properties) - 1).unwrap_or(-1);
+            let left_out = self.restored.left_out.unwrap_or(left_out);
             let kept = |name: &str, value: &AMQPValue| {
                 let names = [fields::APPLICATION, fields::CUSTOMER];
                 let text = value.as_long_string().is_some_and(|text| text.as_bytes().len() <= MOST_KEPT);
                 names.contains(&name) && text
             };
-            self.copy(key, Some(left_out), kept).unwrap_or_default()
+            self.copy(key, copy, Some(left_out), kept).unwrap_or_default()
         });
         ForwardMessage { properties, body: Arc::clone(&self.body), id }
     }
@@ -297,6 +208,7 @@ impl Forward {
     fn copy(
         &self,
         key: &ForwardKey,
+        number: u64,
         left_out: Option<i64>,
         keep: impl Fn(&str, &AMQPValue) -> bool,
     ) -> Result<(BasicProperties, BatchId), TooDeep> {
@@ -304,7 +216,7 @@ impl Forward {
         for (name, value) in self.properties.headers().iter().flatten() {
             let target = match name.as_str() {
                 name if !keep(name, value) => continue,
-                "CC" | "BCC" | FORWARD => &mut hidden,
+                name if is_hidden(name) => &mut hidden,
                 // The broker's counts of another queue.
                 name if NEVER_COPIED.contains(&name) => continue,
                 _ => &mut headers,
@@ -315,6 +227,7 @@ impl Forward {
         set_text(&mut table, entry::EXCHANGE, self.exchange.as_str());
         set_text(&mut table, entry::KEY, self.routing_key.as_str());
         table.insert(entry::AGAIN.into(), AMQPValue::Boolean(self.again));
+        set_number(&mut table, entry::COPY, number);
         let texts =
             [(entry::USER_ID, self.properties.user_id()), (entry::EXPIRATION, self.properties.expiration())];
         for (name, text) in texts {
@@ -323,7 +236,10 @@ impl Forward {
         if let Some(mode) = self.properties.delivery_mode() {
             set_number(&mut table, entry::DELIVERY_MODE, u64::from(*mode));
         }
-        if self.is_part {
+        if let Some(seconds) = self.properties.timestamp() {
+            table.insert(entry::TIMESTAMP.into(), AMQPValue::Timestamp(*seconds));
+        }
+        if self.restored.is_part {
             table.insert(entry::PART.into(), AMQPValue::Boolean(true));
         }
         if !hidden.inner().is_empty() {
@@ -345,7 +261,7 @@ impl Message<'_> {
     /// Where the whole message goes, if its application has its home elsewhere.
     pub(crate) fn elsewhere(&self, application: &str) -> Option<Elsewhere> {
         let shard = self.sharing?.elsewhere(application)?;
-        Some(Elsewhere { here: Vec::new(), parts: vec![ForwardPart { shard, body: None }] })
+        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { shard, body: None }] })
     }
 
     /// Where a message goes that is not understood. A shard keeps it, so that it goes round no further.
@@ -353,7 +269,7 @@ impl Message<'_> {
         let sharing = self.sharing.filter(|sharing| sharing.own.is_none())?;
         let application = self.application().ok().flatten();
         let shard = application.map_or(0, |application| home(&application, sharing.count));
-        Some(Elsewhere { here: Vec::new(), parts: vec![ForwardPart { shard, body: None }] })
+        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { shard, body: None }] })
     }
 
     /// Divides the items of an envelope among their homes.
@@ -370,13 +286,14 @@ impl Message<'_> {
         match &shards[..] {
             [] => return Err(items),
             [shard] if !stays => {
-                let parts = vec![ForwardPart { shard: *shard, body: None }];
+                let parts = vec![HomePart { shard: *shard, body: None }];
                 return Ok(Elsewhere { here: Vec::new(), parts });
             }
             _ => {}
         }
-        let part = |shard: u16| ForwardPart { shard, body: Some(envelope::part(body, &homes, shard)) };
-        let parts = shards.into_iter().map(part).collect();
+        let bodies = envelope::parts(body, &homes, &shards);
+        let part = |(shard, body)| HomePart { shard, body: Some(body) };
+        let parts = shards.into_iter().zip(bodies).map(part).collect();
         let here = items.into_iter().zip(&homes).filter(|(_, home)| home.is_none());
         Ok(Elsewhere { here: here.map(|(item, _)| item).collect(), parts })
     }

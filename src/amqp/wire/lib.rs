@@ -24,6 +24,7 @@ mod json;
 mod message;
 mod properties;
 mod request;
+mod sharing;
 mod time;
 mod trace;
 
@@ -32,13 +33,14 @@ pub use batch::{batch_id_of, encode, item_id, with_message_id, Body, Exchanges, 
 pub use dead_letter::RawLetter;
 pub use envelope::text_of as envelope_text;
 pub use fields::near_misses;
-pub use forward::{forward_id_of, Delivered, Forward, ForwardKey, ForwardMessage, Sharing};
+pub use forward::{Delivered, Forward, ForwardMessage};
 pub use frame::fit;
 pub use home::home;
 pub use identity::{identity, target};
 pub use json::is_embeddable;
 pub use message::RequestLimits;
 pub use request::{request, shared_request, Incoming, SharedRequest};
+pub use sharing::{forward_id_of, ForwardKey, Sharing};
 pub use trace::{SpanName, MOST_LINKS};
 
 #[cfg(test)]

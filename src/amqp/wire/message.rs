@@ -2,12 +2,12 @@
 
 use super::batch::batch_id;
 use super::copied::Choices;
-use super::fields::{self, Fields, Made, OwnTime};
-use super::forward::{Restored, Sharing};
+use super::fields::{self, Fields, Made, OwnTime, RETRIED};
 use super::header_value::{header_value, HeaderValue};
 use super::identity::{identity, read_assigned};
 use super::json::{coding, is_embeddable, media_type};
 use super::properties::{put_headers, Basic, TooDeep, MAX_DEPTH};
+use super::sharing::{Restored, Sharing};
 use lapin::types::AMQPValue;
 use lapin::BasicProperties;
 use std::borrow::Cow;
@@ -187,8 +187,25 @@ impl<'a> Message<'a> {
         Ok(())
     }
 
+    /// Whether it may be a part of an array: it was divided on its way, or it has died as a part, and is sent
+    /// back.
+    pub(crate) fn is_part(&self) -> bool {
+        let sent_back = self.properties.headers().as_ref().and_then(|headers| headers.inner().get(RETRIED));
+        self.restored.is_part || self.sharing.is_some() && sent_back.is_some()
+    }
+
+    /// # Errors
+    /// The message was too large for a forward: it is rejected, as it would have been without one.
+    pub(crate) fn check_restored(&self) -> Result<(), Dead> {
+        match self.restored.left_out.map(usize::try_from) {
+            None => Ok(()),
+            Some(Ok(bytes)) => Err(self.too_large(bytes)),
+            Some(Err(_)) => Err(too_deep()),
+        }
+    }
+
     /// Reason and sentence for properties of so many bytes.
-    pub(crate) fn too_large(&self, bytes: usize) -> Dead {
+    fn too_large(&self, bytes: usize) -> Dead {
         let most = self.limits.max_properties();
         let text = format!(
             "the properties have {bytes} bytes, more than {most} (half of the largest frame agreed upon with \

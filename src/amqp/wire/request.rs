@@ -7,9 +7,10 @@ use super::envelope;
 use super::event;
 use super::fields::{self, Fields};
 use super::fingerprint::Fingerprint;
-use super::forward::{Delivered, Elsewhere, Forward, Restored, Sharing};
+use super::forward::{Delivered, Elsewhere, Forward};
 use super::message::{item, too_deep, Message, RequestLimits, Terms};
 use super::properties::{Basic, TooDeep};
+use super::sharing::{Restored, Sharing};
 use lapin::BasicProperties;
 use std::sync::Arc;
 use tidegate_config::terms::MAX_NAME;
@@ -127,7 +128,7 @@ impl Message<'_> {
 
     /// Takes the body only once no check can fail any more.
     fn read(&self, body: &mut Vec<u8>) -> Result<Meaning, Dead> {
-        self.restored.check(self)?;
+        self.check_restored()?;
         let batch = self.returned_batch();
         let most = if batch.is_some() { self.most_of_a_batch() } else { self.limits.max_body };
         if body.len() as u64 > most {

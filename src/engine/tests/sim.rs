@@ -290,6 +290,11 @@ impl Sim {
         if !out.is_empty() {
             self.world.input(Input::Answered(out));
         }
+        self.take_forwards();
+    }
+
+    /// Lets the parts for other shards arrive there.
+    fn take_forwards(&mut self) {
         let mut forwards: Vec<Delivery> =
             self.world.forwards_out.as_mut().map(std::mem::take).unwrap_or_default();
         if !forwards.is_empty() {

@@ -37,7 +37,7 @@ fn delivered(exchange: &str, key: &str, properties: BasicProperties, body: &[u8]
 
 /// What arrives at the queue of its home, encoded and decoded as on the way through a broker.
 fn arrived(forward: &Forward) -> Delivered {
-    let message = forward.message(&key(), FRAME);
+    let message = forward.message(&key(), 1, FRAME);
     let (mut bytes, _) = gen_properties(&message.properties)(Vec::new().into()).unwrap().into_inner();
     let (_, properties) = parse_properties(&*std::mem::take(&mut bytes)).unwrap();
     delivered("", &format!("ingest.{}", forward.shard), properties, &message.body)
@@ -166,7 +166,7 @@ fn what_a_copy_cannot_carry_comes_back() {
     let properties = properties.with_delivery_mode(1).with_priority(9).with_message_id("1".into());
     let came = Delivered { redelivered: true, ..delivered("in", "shop", properties, b"x") };
     let request = read_at(None, came);
-    let copy = request.forwards[0].message(&key(), FRAME).properties;
+    let copy = request.forwards[0].message(&key(), 1, FRAME).properties;
     assert_eq!((copy.user_id(), copy.expiration()), (&None, &None));
     assert_eq!((copy.delivery_mode(), copy.priority()), (&Some(2), &Some(9)));
     let names: Vec<&str> = copy.headers().iter().flatten().map(|(name, _)| name.as_str()).collect();
@@ -188,10 +188,11 @@ fn a_second_copy_is_marked_and_proves_itself() {
     let request = read_at(None, delivered("in", "shop", with(&[]).with_message_id("1".into()), b"x"));
     let mut forward = request.forwards[0].clone();
     let first = read_at(Some(3), arrived(&forward));
-    let id = forward.message(&key(), FRAME).id;
-    assert_eq!(crate::forward_id_of(&forward.message(&key(), FRAME).properties), Some(id));
+    let id = forward.message(&key(), 1, FRAME).id;
+    assert_eq!(crate::forward_id_of(&forward.message(&key(), 1, FRAME).properties), Some(id));
+    assert_ne!(forward.message(&key(), 2, FRAME).id, id, "an equal request");
     forward.repeats();
-    assert_ne!(forward.message(&key(), FRAME).id, id);
+    assert_ne!(forward.message(&key(), 1, FRAME).id, id);
     let second = read_at(Some(3), arrived(&forward));
     assert_eq!((first.redelivered, second.redelivered), (false, true));
     same(first.body, BTreeMap::from([(3, second)]));
@@ -239,7 +240,7 @@ fn headers_that_leave_no_room_for_the_table_are_rejected_at_home() {
         [("x-application", text("shop")), ("x-customer", text("ann")), ("large", text(large.as_str()))];
     let Some(whole) = dead_letter_of(from("in", "k", with(&entries), b"{}")) else { panic!("accepted") };
     let request = read_at(None, delivered("in", "k", with(&entries), b"{}"));
-    let copy = request.forwards[0].message(&key(), FRAME).properties;
+    let copy = request.forwards[0].message(&key(), 1, FRAME).properties;
     assert!(super::super::frame::size(&copy) < 1_000);
     let there = dead_letter_of(read_at(Some(3), arrived(&request.forwards[0])).body).unwrap();
     assert_eq!((there.dead.reason, &there.dead.error), (Reason::TooLarge, &whole.dead.error));
@@ -263,7 +264,7 @@ fn dead_letter_of(body: RequestBody) -> Option<Rejected> {
 #[test]
 fn a_dead_letter_that_died_on_its_way_knows_where_it_came_from() {
     let request = read_at(None, delivered("in", "shop", with(&[]), b"x"));
-    let message = request.forwards[0].message(&key(), FRAME);
+    let message = request.forwards[0].message(&key(), 1, FRAME);
     let letter =
         crate::RawLetter { routing_key: "ingest.3", properties: &message.properties, body: &message.body };
     assert_eq!(letter.routing_key(), "shop");
@@ -271,4 +272,58 @@ fn a_dead_letter_that_died_on_its_way_knows_where_it_came_from() {
     let back = letter.sent_back(&crate::dead_letters::RetryTerms::default(), NOW, "1").unwrap();
     let names: Vec<&str> = back.headers().iter().flatten().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["x-tidegate-retried"], "it is read anew");
+}
+
+/// A broker may be configured to write them into every message that is published to it.
+#[test]
+fn what_a_broker_stamps_on_a_copy_is_not_the_producers() {
+    let stamped = [("timestamp_in_ms", number(1)), ("x-routed-by", text("rabbit@a"))];
+    for headers in [&stamped[..], &[]] {
+        let sent = with(headers).with_message_id("1".into());
+        let sent = if headers.is_empty() { sent } else { sent.with_timestamp(7) };
+        let whole = from("in", "shop", sent.clone(), b"x");
+        let request = read_at(None, delivered("in", "shop", sent, b"x"));
+        let mut copy = arrived(&request.forwards[0]);
+        let mut table = copy.properties.headers().clone().unwrap();
+        table.insert("timestamp_in_ms".into(), number(NOW as i64));
+        table.insert("x-routed-by".into(), text("rabbit@b"));
+        copy.properties = copy.properties.with_headers(table).with_timestamp(NOW / 1_000);
+        same(whole, BTreeMap::from([(3, read_at(Some(3), copy))]));
+    }
+}
+
+/// A shard may reject its part, or the broker move it after many returns.
+#[test]
+fn a_part_of_an_array_that_died_is_sent_back_as_it_is() {
+    let entries = [r#"{"payload":1,"application":"shop"}"#, r#"{"payload":2,"application":"mail"}"#];
+    let (properties, body) = envelope(&entries);
+    let request = read_at(None, delivered("in", "k", properties.clone(), &body));
+    let part = request.forwards.iter().find(|forward| forward.shard == 2).unwrap().message(&key(), 1, FRAME);
+    let letter = crate::RawLetter { routing_key: "ingest.2", properties: &part.properties, body: &part.body };
+    let back = letter.sent_back(&crate::dead_letters::RetryTerms::default(), NOW, "1").unwrap();
+    let parts = all_bodies(None, delivered("in", "k", back, &part.body));
+    let RequestBody::Items(items) = &parts[&2].body else { panic!("{parts:?}") };
+    assert_eq!((parts.len(), items.len(), &*items[0].application), (1, 1, "mail"));
+    assert_eq!(items[0].identity, given("mail", "m/1"), "the index of the original");
+    let nothing = with(&[("x-tidegate-retried", text("1"))]);
+    let nothing = nothing.with_content_type("application/vnd.tidegate+json".into());
+    assert!(dead_letter_of(from("in", "k", nothing, b"[null]")).is_some());
+}
+
+#[test]
+fn what_was_left_out_is_told_over_a_further_queue() {
+    let large = "x".repeat(FRAME as usize - 150);
+    let entries = [("x-application", text("shop")), ("large", text(large.as_str()))];
+    let request = read_at(None, delivered("in", "k", with(&entries), b"{}"));
+    let again = read_at(None, arrived(&request.forwards[0]));
+    let there = dead_letter_of(read_at(Some(3), arrived(&again.forwards[0])).body).unwrap();
+    assert_eq!(there.dead.reason, Reason::TooLarge);
+}
+
+#[test]
+fn a_forward_counts_the_memory_that_it_takes() {
+    let large = "x".repeat(60_000);
+    let request = read_at(None, delivered("in", "shop", with(&[("large", text(&large))]), &[0; 5_000]));
+    let size = request.forwards[0].size();
+    assert!((2 * 60_000 + 5_000..130_000).contains(&size), "{size}");
 }

@@ -130,7 +130,7 @@ impl Plan {
             holds: matches!(seed % 40, 10 | 27 | 35),
             rates: matches!(seed % 40, 6 | 15 | 36),
             paces: matches!(seed % 40, 14 | 22 | 27 | 31 | 36 | 39),
-            foreign: matches!(seed % 40, 4 | 12 | 21 | 26 | 33 | 37),
+            foreign: matches!(seed % 40, 5 | 12 | 16 | 25 | 38 | 39),
             prefetch: (seed % 5 == 2).then(|| [1, 4, 40][seed as usize / 5 % 3]),
         }
     }

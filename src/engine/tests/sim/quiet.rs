@@ -34,6 +34,7 @@ const CONTENTS_AT_REST: u64 = 80 * 200;
 impl Sim {
     /// Lets the store execute all its work and time pass until every wait of the engine is over, without any confirm.
     pub(super) fn rest(&mut self) {
+        self.take_forwards();
         self.come_to_rest();
         // Twice, as batches of the first pass may have made room.
         let large = if self.model.settings.thresholds.large == 1 { DEFER_LARGE_MS } else { 0 };
