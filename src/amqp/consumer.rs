@@ -592,6 +592,10 @@ impl ConnectionUser for Ingest {
             while let Ok(order) = self.orders.try_recv() {
                 self.note(order);
             }
+            // Also while paused: the shards go on with what is in their queues.
+            if let (Some(forwarding), Some(lock), None) = (sharder, &lock, &open) {
+                open = Some((forwarding.gate.open(&self.shutdown), *lock == IngestLock::Held));
+            }
             if self.intake == Intake::Pause || self.stopped {
                 self.shared.link(Side::Ingest, LinkStatus::Paused { address: session.address().to_owned() });
                 if !self.idle(session).await? {
@@ -612,9 +616,6 @@ impl ConnectionUser for Ingest {
                 // Orders may have arrived during the wait.
                 continue;
             };
-            if let Some(forwarding) = sharder.filter(|_| open.is_none()) {
-                open = Some((forwarding.gate.open(&self.shutdown), held == IngestLock::Held));
-            }
             outdone = match self.generation(session, &notes, held).await {
                 Ok(AfterGeneration::Shutdown) => return Ok(()),
                 Ok(AfterGeneration::Returned) => None,

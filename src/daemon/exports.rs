@@ -218,6 +218,16 @@ mod tests {
         runtime.block_on(feed(asked.collect(), runtime.handle().clone())).unwrap()
     }
 
+    /// All lines that are told.
+    fn told(mut feed: ExportFeed, runtime: &Runtime) -> Vec<serde_json::Value> {
+        let mut text = Vec::new();
+        while let Some(chunk) = runtime.block_on(feed.recv()) {
+            text.extend(chunk.unwrap());
+        }
+        let text = String::from_utf8(text).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
     #[test]
     fn a_shard_has_one_export_at_a_time_which_ends_when_it_is_dropped_or_read() {
         let (dir, runtime) = (tempfile::tempdir().unwrap(), one_worker("export", &Span::none()).unwrap());
@@ -226,15 +236,8 @@ mod tests {
         assert!(first.is_ok());
         assert!(matches!(begun(&exports, &runtime), Err(ExportRefusal::Busy)));
         drop(first);
-        let mut feed = fed(vec![begun(&exports, &runtime)], &runtime).unwrap();
-        let mut lines = Vec::new();
-        while let Some(chunk) = runtime.block_on(feed.recv()) {
-            lines.extend(chunk.unwrap());
-        }
-        let lines = String::from_utf8(lines).unwrap();
-        let kinds: Vec<serde_json::Value> =
-            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!((&kinds[0]["kind"], &kinds[kinds.len() - 1]["kind"]), (&"store".into(), &"end".into()));
+        let lines = told(fed(vec![begun(&exports, &runtime)], &runtime).unwrap(), &runtime);
+        assert_eq!((&lines[0]["kind"], &lines[lines.len() - 1]["kind"]), (&"store".into(), &"end".into()));
         // The thread that reads may not have ended yet.
         runtime.block_on(exports.slot.acquire()).unwrap().forget();
     }
@@ -245,14 +248,7 @@ mod tests {
         let runtime = one_worker("export", &Span::none()).unwrap();
         let shards = dirs.each_ref().map(|dir| exports(dir, &runtime));
         let parts = shards.each_ref().map(|shard| begun(shard, &runtime));
-        let mut feed = fed(parts.into(), &runtime).unwrap();
-        let mut lines = Vec::new();
-        while let Some(chunk) = runtime.block_on(feed.recv()) {
-            lines.extend(chunk.unwrap());
-        }
-        let lines = String::from_utf8(lines).unwrap();
-        let lines: Vec<serde_json::Value> =
-            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let lines = told(fed(parts.into(), &runtime).unwrap(), &runtime);
         assert_eq!((&lines[0]["kind"], &lines[0]["shards"]), (&"store".into(), &2.into()));
         assert_eq!(lines.iter().filter(|line| line["kind"] == "end").count(), 1, "{lines:?}");
         shards.iter().for_each(|shard| runtime.block_on(shard.slot.acquire()).unwrap().forget());

@@ -166,6 +166,11 @@ fn is_refused_as_incomplete(path: &Path, text: &str) {
         Exporter::open(path, MEMORY).err().map(|error| error.to_string()),
         super::compact::compact(path, MEMORY, &mut Sound).err().map(|error| error.to_string()),
     ];
+    name_what_is_incomplete(path, refusals);
+}
+
+/// Checks that each refusal names the directory and the way out.
+pub(super) fn name_what_is_incomplete(path: &Path, refusals: impl IntoIterator<Item = Option<String>>) {
     for refusal in refusals {
         let refusal = refusal.expect("refused");
         let (said, way) = ("was interrupted, and what is in it is incomplete", "remove the directory");

@@ -6,6 +6,7 @@ use super::import::{import, ImportError, ImportTarget, Imported};
 use super::joined::Joined;
 use super::layout::begin_import;
 use super::lines::{ExportLine, ItemLine, StoreLine, WindowLine};
+use super::moving_tests::name_what_is_incomplete;
 use super::naming::Naming;
 use super::tests::{given, group, item, open_at, put_item};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
@@ -371,12 +372,7 @@ fn is_refused(path: &Path, text: &str) {
         imported(path, Some(4), text).err().map(|error| error.to_string()),
         imported(path, None, text).err().map(|error| error.to_string()),
     ];
-    for refusal in refusals {
-        let refusal = refusal.expect("refused");
-        let (said, way) = ("was interrupted, and what is in it is incomplete", "remove the directory");
-        assert!(refusal.contains(said) && refusal.contains(way), "{refusal}");
-        assert!(refusal.contains(&path.display().to_string()), "{refusal}");
-    }
+    name_what_is_incomplete(path, refusals);
 }
 
 #[test]
