@@ -465,10 +465,22 @@ fn a_number_of_shards_that_cannot_work_is_refused_with_what_it_needs() {
     let queue = |bytes: usize| format!("ingest.queue = \"{}\"\nlimits.memory = \"1GiB\"", "q".repeat(bytes));
     let found = faults(&with(11, &queue(253)));
     assert!(
-        found.contains("has a name of 256 bytes, and 255 are possible: shorten ingest.queue to 252 bytes"),
+        found.contains("has a name of 256 bytes, and 255 are possible: shorten ingest.queue to 250 bytes"),
         "{found}"
     );
-    assert_eq!(good(&with(11, &queue(252))).shard_queue(10).len(), 255);
+    let found = faults(&with(11, &queue(251)));
+    assert!(
+        found.contains(
+            ".apps' of several shards has a name of 256 bytes, and 255 are possible: shorten ingest.queue"
+        ),
+        "{found}"
+    );
+    assert_eq!(good(&with(11, &queue(250))).map_exchange().len(), 255);
+    for key in ["ingest", "egress", "dead"] {
+        let found = faults(&with(2, &format!("{key}.exchange = \"tidegate.new\"")));
+        let wanted = format!("an exchange 'tidegate.new' of their own, and {key}.exchange has this name");
+        assert!(found.contains(&wanted), "{found}");
+    }
     // A body has to fit into the memory of one shard.
     let found = faults(&with(4, "limits.memory = \"64MiB\"\nlimits.max_body = \"17MiB\""));
     assert!(found.ends_with("would not fit into a shard's part of limits.memory (16MiB)"), "{found}");

@@ -9,6 +9,7 @@ mod broker;
 mod commands;
 mod directory;
 mod killed;
+mod map;
 mod two;
 
 use tidegate_harness::{Inbox, Site};

@@ -142,7 +142,7 @@ pub fn options(port: u16) -> Options {
             exchange: "tidegate.in".into(),
             prefetch: 1_000,
         },
-        shard_queues: Vec::new(),
+        names: tidegate_amqp::blueprint::Names::of(&tidegate_config::Config::default()),
         forwarding: None,
         egress: tidegate_config::EgressConfig {
             exchange: "tidegate.out".into(),

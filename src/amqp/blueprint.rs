@@ -3,7 +3,8 @@
 //! [`super::topology`] declares them; `tidegate topology print` prints them for operators who let tidegate
 //! declare nothing.
 
-use tidegate_config::{Config, DeadLetters, DeadQueueKind, EgressConfig, IngestConfig, Topology};
+use tidegate_config::{Config, DeadLetters, DeadQueueKind, Topology};
+use tidegate_wire::home;
 
 const LOCK_PREFIX: &str = "tidegate.lock.";
 /// Longest name of a queue, bytes.
@@ -31,6 +32,8 @@ pub struct Names {
     pub queue: String,
     /// The queues of the shards; empty with a single one.
     pub shards: Vec<String>,
+    /// The way of requests to the queues of the shards; `None` with a single one.
+    pub map: Option<RequestMap>,
     /// The exchange of requests; empty where none leads to the ingest queue, as with that of one shard.
     pub ingest: String,
     /// The exchange of batches.
@@ -39,24 +42,53 @@ pub struct Names {
     pub dead: DeadLetters,
 }
 
+/// How requests come to the queues of several shards. The exchange of requests leads to a direct one, which
+/// has a binding for each configured application. What it has no binding for goes to its alternate exchange,
+/// and so to the ingest queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestMap {
+    /// The direct exchange.
+    pub exchange: String,
+    /// Its alternate exchange.
+    pub unmapped: String,
+    /// The configured applications, by name.
+    pub applications: Vec<String>,
+}
+
+impl RequestMap {
+    fn of(config: &Config) -> Self {
+        RequestMap {
+            exchange: config.map_exchange(),
+            unmapped: config.unmapped_exchange(),
+            applications: config.applications.keys().cloned().collect(),
+        }
+    }
+}
+
 impl Names {
     /// The names of a configuration: of a node with its shards, or of one shard.
     pub fn of(config: &Config) -> Names {
+        let shards = config.shard_queues();
         Names {
-            shards: config.shard_queues(),
-            ..Names::without_shards(&config.ingest, &config.egress, &config.dead)
+            map: (!shards.is_empty()).then(|| RequestMap::of(config)),
+            shards,
+            queue: config.ingest.queue.clone(),
+            ingest: config.ingest.exchange.clone(),
+            egress: config.egress.exchange.clone(),
+            dead: config.dead.clone(),
         }
     }
 
-    /// The names without the queues of shards.
-    pub(crate) fn without_shards(ingest: &IngestConfig, egress: &EgressConfig, dead: &DeadLetters) -> Names {
-        Names {
-            queue: ingest.queue.clone(),
-            shards: Vec::new(),
-            ingest: ingest.exchange.clone(),
-            egress: egress.exchange.clone(),
-            dead: dead.clone(),
-        }
+    /// The queue of a shard, or of the consumer of the ingest queue.
+    pub(crate) fn queue_of(&self, own: Option<u16>) -> &str {
+        own.and_then(|own| self.shards.get(usize::from(own))).unwrap_or(&self.queue)
+    }
+
+    /// The configured applications of this shard, with true, and of all others.
+    pub(crate) fn mapped_to(&self, shard: u16) -> impl Iterator<Item = (&str, bool)> {
+        let count = u16::try_from(self.shards.len()).unwrap_or(u16::MAX);
+        let all = self.map.iter().flat_map(|map| &map.applications);
+        all.map(move |application| (application.as_str(), home(application, count) == shard))
     }
 
     /// All queues with requests: the ingest queue, then those of the shards.
@@ -93,6 +125,8 @@ pub enum Declared {
         name: String,
         /// How it routes.
         kind: Routing,
+        /// The exchange of the messages that it has no binding for.
+        alternate: Option<String>,
     },
     /// A durable queue.
     Queue {
@@ -101,13 +135,33 @@ pub enum Declared {
         /// The arguments of its declaration.
         arguments: Vec<(&'static str, Argument)>,
     },
-    /// A binding without a routing key.
+    /// A binding to a queue.
     Binding {
         /// The exchange it leads from.
         exchange: String,
         /// The queue it leads to.
         queue: String,
+        /// Its routing key; empty where the exchange has no use for one.
+        key: String,
     },
+    /// A binding of one exchange to another, without a routing key.
+    ExchangeBinding {
+        /// The exchange it leads from.
+        source: String,
+        /// The exchange it leads to.
+        destination: String,
+    },
+}
+
+/// An exchange without an alternate one.
+fn exchange(name: &str, kind: Routing) -> Declared {
+    Declared::Exchange { name: name.to_owned(), kind, alternate: None }
+}
+
+/// A binding without a routing key.
+fn binding(exchange: &str, queue: &str) -> Declared {
+    let (exchange, queue) = (exchange.to_owned(), queue.to_owned());
+    Declared::Binding { exchange, queue, key: String::new() }
 }
 
 /// Permissions of a login in its virtual host, as regular expressions over names.
@@ -122,9 +176,26 @@ pub struct Rights {
 }
 
 /// Requests: where they are published, and where they are consumed from. In the order of creation, as are all
-/// lists here. Only the ingest queue is bound; tidegate itself publishes to the queues of the shards, through
-/// the default exchange.
+/// lists here.
 pub fn ingest(names: &Names) -> Vec<Declared> {
+    let mut all = vec![request_queue(names, None)];
+    all.extend(request_exchange(names));
+    match &names.map {
+        None => all.extend(direct_way(names)),
+        Some(map) => {
+            all.extend(map_way(names, map));
+            for shard in 0..u16::try_from(names.shards.len()).unwrap_or(u16::MAX) {
+                all.push(request_queue(names, Some(shard)));
+                let own = names.mapped_to(shard).filter(|(_, is_own)| *is_own);
+                all.extend(own.map(|(application, _)| mapped(names, map, shard, application)));
+            }
+        }
+    }
+    all
+}
+
+/// The queue of a shard, or of the consumer of the ingest queue.
+pub(crate) fn request_queue(names: &Names, own: Option<u16>) -> Declared {
     let text = |value: &str| Argument::Text(value.to_owned());
     let arguments = vec![
         ("x-queue-type", text("quorum")),
@@ -133,25 +204,51 @@ pub fn ingest(names: &Names) -> Vec<Declared> {
         ("x-overflow", text("reject-publish")),
         ("x-delivery-limit", Argument::Number(DELIVERY_LIMIT)),
     ];
-    let declared = |name: &String| Declared::Queue { name: name.clone(), arguments: arguments.clone() };
-    let mut all = vec![declared(&names.queue)];
-    if !names.ingest.is_empty() {
-        let (queue, exchange) = (names.queue.clone(), names.ingest.clone());
-        all.push(Declared::Exchange { name: exchange.clone(), kind: Routing::Fanout });
-        all.push(Declared::Binding { exchange, queue });
+    Declared::Queue { name: names.queue_of(own).to_owned(), arguments }
+}
+
+/// Where producers publish, if anything leads from there to the queue.
+pub(crate) fn request_exchange(names: &Names) -> Option<Declared> {
+    (!names.ingest.is_empty()).then(|| exchange(&names.ingest, Routing::Fanout))
+}
+
+/// The way of all requests to the ingest queue.
+pub(crate) fn direct_way(names: &Names) -> Option<Declared> {
+    (!names.ingest.is_empty()).then(|| binding(&names.ingest, &names.queue))
+}
+
+/// The ways by the map. At no moment of their creation is a request without a way, or in two queues: a queue
+/// gets a message once, whatever number of ways lead to it.
+pub(crate) fn map_way(names: &Names, map: &RequestMap) -> Vec<Declared> {
+    vec![
+        exchange(&map.unmapped, Routing::Fanout),
+        binding(&map.unmapped, &names.queue),
+        Declared::Exchange {
+            name: map.exchange.clone(),
+            kind: Routing::Direct,
+            alternate: Some(map.unmapped.clone()),
+        },
+        Declared::ExchangeBinding { source: names.ingest.clone(), destination: map.exchange.clone() },
+    ]
+}
+
+/// The way of an application's requests to the queue of its shard.
+pub(crate) fn mapped(names: &Names, map: &RequestMap, shard: u16, application: &str) -> Declared {
+    Declared::Binding {
+        exchange: map.exchange.clone(),
+        queue: names.queue_of(Some(shard)).to_owned(),
+        key: application.to_owned(),
     }
-    all.extend(names.shards.iter().map(declared));
-    all
 }
 
 /// Where batches are published.
 pub fn egress(exchange: &str) -> Declared {
-    Declared::Exchange { name: exchange.to_owned(), kind: Routing::Direct }
+    self::exchange(exchange, Routing::Direct)
 }
 
 /// Dead letters: their exchange, which both sides name.
 pub fn dead_exchange(name: &str) -> Declared {
-    Declared::Exchange { name: name.to_owned(), kind: Routing::Fanout }
+    exchange(name, Routing::Fanout)
 }
 
 /// Dead letters: the queue behind the exchange, and its binding; empty if none is to be declared. A full
@@ -173,9 +270,9 @@ pub fn dead_queue(dead: &DeadLetters) -> Vec<Declared> {
     if arguments.iter().any(|(name, _)| name.starts_with("x-max-")) {
         arguments.push(("x-overflow", text("reject-publish")));
     }
-    let (exchange, name) = (dead.exchange.clone(), dead.queue_name().unwrap_or_default().to_owned());
-    let binding = Declared::Binding { exchange, queue: name.clone() };
-    vec![Declared::Queue { name, arguments }, binding]
+    let name = dead.queue_name().unwrap_or_default().to_owned();
+    let bound = binding(&dead.exchange, &name);
+    vec![Declared::Queue { name, arguments }, bound]
 }
 
 /// All that dead letters need, in the order of creation.
@@ -203,13 +300,16 @@ pub fn ingest_rights(config: &Config) -> Rights {
     let queues: Vec<&str> = names.request_queues().collect();
     let locks: Vec<String> = queues.iter().map(|queue| lock_name(queue)).collect();
     let locks: Vec<&str> = locks.iter().map(String::as_str).collect();
+    let map: Vec<&str> = names.map.iter().flat_map(|map| [&*map.exchange, &*map.unmapped]).collect();
+    let shards: Vec<&str> = names.shards.iter().map(String::as_str).collect();
     match config.amqp.topology {
         Topology::Declare => Rights {
-            configure: any_of(&[&*locks, &*queues, &[exchange], &*dead].concat()),
-            // A binding needs the permission to write to the queue and to read from the exchange; naming a
-            // dead-letter exchange needs that to read from the queue and to write to the exchange.
-            write: any_of(&[&["amq.default", &*names.queue, exchange], &*dead].concat()),
-            read: any_of(&[&*queues, &[exchange], &*dead].concat()),
+            configure: any_of(&[&*locks, &*queues, &[exchange], &*map, &*dead].concat()),
+            // A binding needs the permission to write to what it leads to and to read from the exchange;
+            // naming a dead-letter or alternate exchange needs that to read from what names it and to write
+            // to the exchange.
+            write: any_of(&[&["amq.default", &*names.queue, exchange], &*shards, &*map, &*dead].concat()),
+            read: any_of(&[&*queues, &[exchange], &*map, &*dead].concat()),
         },
         Topology::Passive | Topology::Off => Rights {
             configure: any_of(&locks),
@@ -333,27 +433,51 @@ mod tests {
 
     #[test]
     fn a_node_declares_the_queue_of_each_shard_like_its_own_and_a_shard_its_queue_alone() {
-        let config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        let mut config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        let of = |shard: u16| (0..).map(|n| format!("app-{n}")).find(|name| home(name, 2) == shard);
+        let applications = [of(0).unwrap(), of(1).unwrap()];
+        for application in &applications {
+            config.applications.insert(application.clone(), config.defaults.clone());
+        }
         let names = |all: &[Declared]| -> Vec<String> {
             let name = |declared: &Declared| match declared {
                 Declared::Queue { name, .. } => format!("queue {name}"),
-                Declared::Exchange { name, .. } => format!("exchange {name}"),
-                Declared::Binding { exchange, queue } => format!("{exchange} to {queue}"),
+                Declared::Exchange { name, alternate, .. } => match alternate {
+                    None => format!("exchange {name}"),
+                    Some(other) => format!("exchange {name}, else {other}"),
+                },
+                Declared::Binding { exchange, queue, key } => format!("{exchange} to {queue} by '{key}'"),
+                Declared::ExchangeBinding { source, destination } => format!("{source} to {destination}"),
             };
             all.iter().map(name).collect()
         };
         let node = ingest(&Names::of(&config));
-        let of_one = ["queue tidegate.ingest", "exchange tidegate.in", "tidegate.in to tidegate.ingest"];
-        let of_shards = ["queue tidegate.ingest.0", "queue tidegate.ingest.1"];
-        assert_eq!(names(&node), [&of_one[..], &of_shards[..]].concat());
-        assert_eq!(names(&ingest(&Names::of(&Config::default()))), of_one);
+        let home_of = |name: &str| format!("tidegate.apps to tidegate.ingest.{} by '{name}'", home(name, 2));
+        let of_both = ["queue tidegate.ingest".to_owned(), "exchange tidegate.in".to_owned()];
+        let mut wanted = of_both.to_vec();
+        wanted.extend(
+            [
+                "exchange tidegate.new",
+                "tidegate.new to tidegate.ingest by ''",
+                "exchange tidegate.apps, else tidegate.new",
+                "tidegate.in to tidegate.apps",
+            ]
+            .map(str::to_owned),
+        );
+        for (shard, name) in applications.iter().enumerate() {
+            wanted.extend([format!("queue tidegate.ingest.{shard}"), home_of(name)]);
+        }
+        assert_eq!(names(&node), wanted);
+        let single = names(&ingest(&Names::of(&Config::default())));
+        assert_eq!(single, [&of_both[..], &["tidegate.in to tidegate.ingest by ''".to_owned()]].concat());
         let shard = ingest(&Names::of(&config.of_shard(1)));
-        assert_eq!(names(&shard), of_shards[1..]);
-        assert_eq!(shard[0], node[4], "both sides declare the same queue");
-        let [Declared::Queue { arguments: own, .. }, .., Declared::Queue { arguments, .. }] = &*node else {
+        assert_eq!(names(&shard), ["queue tidegate.ingest.1"]);
+        let [Declared::Queue { arguments: own, .. }, .., Declared::Queue { arguments, .. }, _] = &*node
+        else {
             panic!("{node:?}")
         };
         assert_eq!(own, arguments);
+        assert!(node.contains(&shard[0]), "both sides declare the same queue");
     }
 
     #[test]
@@ -362,10 +486,11 @@ mod tests {
         let queues = r"tidegate\.ingest|tidegate\.ingest\.0|tidegate\.ingest\.1";
         let locks = queues.replace("tidegate", r"tidegate\.lock\.tidegate");
         let (exchanges, dead) = (r"amq\.default|tidegate\.ingest|tidegate\.in", r"tidegate\.dead");
+        let (shards, map) = (r"tidegate\.ingest\.0|tidegate\.ingest\.1", r"tidegate\.apps|tidegate\.new");
         let declare = Rights {
-            configure: format!(r"^({locks}|{queues}|tidegate\.in|{dead})$"),
-            write: format!("^({exchanges}|{dead})$"),
-            read: format!(r"^({queues}|tidegate\.in|{dead})$"),
+            configure: format!(r"^({locks}|{queues}|tidegate\.in|{map}|{dead})$"),
+            write: format!("^({exchanges}|{shards}|{map}|{dead})$"),
+            read: format!(r"^({queues}|tidegate\.in|{map}|{dead})$"),
         };
         assert_eq!(ingest_rights(&config), declare);
         config.amqp.topology = Topology::Passive;

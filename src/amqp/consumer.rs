@@ -567,8 +567,11 @@ impl ConnectionUser for Ingest {
 
     async fn work(&mut self, session: &Arc<Session>) -> Result<(), Fault> {
         let options = self.options.clone();
-        let names = options.names();
-        let setup = prepare_ingest(session, options.amqp.topology, &names, options.timeouts.connect);
+        let (names, own) = match &options.forwarding {
+            Some(Forwarding { names, sharing, .. }) => (&**names, sharing.own),
+            None => (&options.names, None),
+        };
+        let setup = prepare_ingest(session, options.amqp.topology, (names, own), options.timeouts.connect);
         let shared = Arc::clone(&self.shared);
         let setup = shared.while_waiting(Side::Ingest, setup);
         let mut notes = match unless_shutdown(&mut self.shutdown, setup).await {

@@ -16,6 +16,7 @@
 mod republisher;
 mod walk;
 
+use super::blueprint::Names;
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::supervise::Dialer;
@@ -56,7 +57,7 @@ const GIVES_WAY_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct DeadLetterService {
     amqp: tidegate_config::AmqpConfig,
-    ingest: tidegate_config::IngestConfig,
+    names: Names,
     egress: tidegate_config::EgressConfig,
     dead: tidegate_config::DeadLetters,
     /// The holder of the lock has the turn; a walk inside waits for its next call.
@@ -86,7 +87,7 @@ impl DeadLetterService {
     pub fn new(config: &Config) -> Self {
         DeadLetterService {
             amqp: config.amqp.clone(),
-            ingest: config.ingest.clone(),
+            names: Names::of(config),
             egress: config.egress.clone(),
             dead: config.dead.clone(),
             open: Arc::default(),

@@ -1,6 +1,5 @@
 //! `check --connect`: logs in at the broker on both sides and inspects what exists. Creates nothing.
 
-use super::blueprint::Names;
 use super::connection::Session;
 use super::fault::Fault;
 use super::rights::inspect_rights;
@@ -42,8 +41,8 @@ pub async fn inspect(options: &Options) -> Vec<CheckLine> {
                         findings.extend(
                             found.into_iter().map(|found| finding(side, options.amqp.topology, found)),
                         );
-                        let (names, limit) = (all_names(options), options.timeouts.connect);
-                        findings.extend(inspect_rights(&session, side, &names, limit).await);
+                        let (names, limit) = (&options.names, options.timeouts.connect);
+                        findings.extend(inspect_rights(&session, side, names, limit).await);
                     }
                     session.close(Duration::from_secs(2)).await;
                 }
@@ -56,16 +55,11 @@ pub async fn inspect(options: &Options) -> Vec<CheckLine> {
     findings
 }
 
-/// The names of the node, with the queues of its shards.
-fn all_names(options: &Options) -> Names {
-    Names { shards: options.shard_queues.clone(), ..options.names() }
-}
-
 async fn look(session: &Session, side: Side, options: &Options) -> Vec<Result<Note, Fault>> {
-    let names = all_names(options);
+    let names = &options.names;
     match side {
-        Side::Ingest => inspect_ingest(session, &names, options.timeouts.connect).await,
-        Side::Egress => inspect_egress(session, &names, options.timeouts.connect).await,
+        Side::Ingest => inspect_ingest(session, options.amqp.topology, names, options.timeouts.connect).await,
+        Side::Egress => inspect_egress(session, names, options.timeouts.connect).await,
     }
 }
 

@@ -221,8 +221,8 @@ pub struct Options {
     pub amqp: tidegate_config::AmqpConfig,
     /// Section `[ingest]` of the configuration.
     pub ingest: tidegate_config::IngestConfig,
-    /// The queues of the shards, to which the forwarders publish; empty for a shard.
-    pub shard_queues: Vec<String>,
+    /// The objects on the broker: those of the node, or those of a shard alone.
+    pub names: blueprint::Names,
     /// Section `[egress]` of the configuration.
     pub egress: tidegate_config::EgressConfig,
     /// Section `[dead]` of the configuration.
@@ -264,6 +264,8 @@ pub struct Forwarding {
     pub sender: ForwardSender,
     /// Whether the sharder serves the ingest queue.
     pub gate: ShardGate,
+    /// The objects on the broker that the whole daemon uses.
+    pub names: Arc<blueprint::Names>,
 }
 
 impl Forwarding {
@@ -285,7 +287,7 @@ impl Options {
         Options {
             amqp: config.amqp.clone(),
             ingest: config.ingest.clone(),
-            shard_queues: config.shard_queues(),
+            names: blueprint::Names::of(config),
             egress: config.egress.clone(),
             dead: config.dead.clone(),
             limits: request_limits(config),
@@ -301,12 +303,6 @@ impl Options {
             quarantine,
             held_limit: HELD_LIMIT,
         }
-    }
-
-    /// What the consumer needs on the broker: its queue, and the exchange that leads to it, if there is one.
-    /// The queue of each shard is its own consumer's.
-    fn names(&self) -> blueprint::Names {
-        blueprint::Names::without_shards(&self.ingest, &self.egress, &self.dead)
     }
 }
 
@@ -405,7 +401,7 @@ impl Amqp {
         let (shutdown, signal) = watch::channel(None);
         let consumer = consumer::Ingest::new(shared.clone(), options.clone(), ingest_orders, signal.clone());
         let mut tasks = vec![runtime.spawn(consumer.run())];
-        for ((shard, parts), queue) in queues.by_shard().zip(&options.shard_queues) {
+        for ((shard, parts), queue) in queues.by_shard().zip(&options.names.shards) {
             let on_link = Arc::clone(&on_link);
             let on_event = move |event| {
                 if let Event::Broker(BrokerEvent::Link { link, .. }) = event {

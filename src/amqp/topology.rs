@@ -4,10 +4,10 @@
 //! Deliberately absent: deleting or changing an existing object. A queue with other arguments is used as it
 //! is.
 
-use super::blueprint::{self, Argument, Declared, Names, Routing};
+use super::blueprint::{self, Argument, Declared, Names, RequestMap, Routing};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use lapin::options::{ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 use std::time::Duration;
@@ -22,12 +22,12 @@ pub(crate) struct Note {
     pub(crate) text: String,
 }
 
-/// Prepares what the consumer needs: ingest queue, exchange and binding, the queues of shards, and the dead
-/// exchange that the queues name.
+/// Prepares what a consumer needs: its queue, the exchange that requests are published to with the ways from
+/// there, and the dead exchange that the queue names. `own`: its shard; `None`: it consumes the ingest queue.
 pub(crate) async fn prepare_ingest(
     session: &Session,
     mode: Topology,
-    names: &Names,
+    (names, own): (&Names, Option<u16>),
     limit: Duration,
 ) -> Result<Vec<Note>, Fault> {
     let mut setup = Setup::new(session, limit);
@@ -36,15 +36,15 @@ pub(crate) async fn prepare_ingest(
         Topology::Passive => {
             let dead = setup.check_exchange(&names.dead.exchange).await;
             setup.tolerate_dead(&names.dead.exchange, dead)?;
-            for queue in names.request_queues() {
-                setup.check_queue(queue).await?;
+            setup.check_queue(names.queue_of(own)).await?;
+            if own.is_none() {
+                setup.check_exchange(&names.ingest).await?;
             }
-            setup.check_exchange(&names.ingest).await?;
         }
         Topology::Declare => {
             let dead = setup.declare_dead(&names.dead).await;
             setup.tolerate_dead(&names.dead.exchange, dead)?;
-            setup.declare_all(&blueprint::ingest(names)).await?;
+            setup.declare_requests(names, own).await?;
         }
     }
     Ok(setup.finish().await)
@@ -178,13 +178,28 @@ pub(crate) async fn declare_exclusive(session: &Session, name: &str, limit: Dura
 /// the object exists, so that the broker reports how it differs.
 pub(crate) async fn inspect_ingest(
     session: &Session,
+    mode: Topology,
     names: &Names,
     limit: Duration,
 ) -> Vec<Result<Note, Fault>> {
     let mut setup = Setup::new(session, limit);
     let mut found = Vec::new();
     for declared in blueprint::ingest(names) {
-        setup.inspect(&mut found, &declared).await;
+        match (&declared, &names.map) {
+            // Without them, requests come through the ingest queue.
+            (Declared::Exchange { name, .. }, Some(map))
+                if mode != Topology::Declare && [&map.exchange, &map.unmapped].contains(&name) =>
+            {
+                match setup.check_exchange(name).await {
+                    Err(fault) if fault.code == Some(404) => {
+                        let text = format!("{}: all requests go through queue '{}'", fault.text, names.queue);
+                        found.push(Ok(Note { risky: false, text }));
+                    }
+                    Ok(()) | Err(_) => setup.inspect(&mut found, &declared).await,
+                }
+            }
+            _ => setup.inspect(&mut found, &declared).await,
+        }
     }
     setup.inspect_dead(&mut found, &names.dead).await;
     setup.finish().await;
@@ -340,9 +355,82 @@ impl<'a> Setup<'a> {
     async fn declare(&mut self, declared: &Declared) -> Result<(), Fault> {
         match declared {
             Declared::Queue { name, arguments } => self.declare_queue(name, arguments).await,
-            Declared::Exchange { name, kind } => self.declare_exchange(name, *kind).await,
-            Declared::Binding { exchange, queue } => self.bind(queue, exchange).await,
+            Declared::Exchange { name, kind, alternate } => {
+                self.declare_exchange(name, *kind, alternate.as_deref()).await
+            }
+            Declared::Binding { exchange, queue, key } => self.bind(queue, exchange, key).await,
+            Declared::ExchangeBinding { source, destination } => {
+                self.bind_exchange(destination, source).await
+            }
         }
+    }
+
+    /// The queue of a consumer, and the ways that lead to it.
+    async fn declare_requests(&mut self, names: &Names, own: Option<u16>) -> Result<(), Fault> {
+        self.declare(&blueprint::request_queue(names, None)).await?;
+        let Some(map) = &names.map else {
+            let ways = blueprint::request_exchange(names).into_iter().chain(blueprint::direct_way(names));
+            return self.declare_all(&ways.collect::<Vec<_>>()).await;
+        };
+        let before = self.notes.len();
+        let is_mapped = self.lead_by_map(names, map).await?;
+        let Some(own) = own else { return Ok(()) };
+        // The consumer of the ingest queue tells of them.
+        self.notes.truncate(before);
+        self.declare(&blueprint::request_queue(names, Some(own))).await?;
+        if is_mapped {
+            self.map_applications(names, map, own).await?;
+        }
+        Ok(())
+    }
+
+    /// Leads the requests through the map. Whether that is certain: only then no way but the map leads to the
+    /// ingest queue, and applications may be bound. A request that two ways lead to two queues would arrive
+    /// twice.
+    ///
+    /// # Errors
+    /// The connection fails, or there are exchanges of these names that would lose requests.
+    async fn lead_by_map(&mut self, names: &Names, map: &RequestMap) -> Result<bool, Fault> {
+        let before = self.notes.len();
+        self.declare_all(&blueprint::request_exchange(names).into_iter().collect::<Vec<_>>()).await?;
+        // An exchange of another type routes by rules of its own.
+        let mut is_certain = self.notes.len() == before;
+        if is_certain {
+            match self.declare_all(&blueprint::map_way(names, map)).await {
+                Ok(()) => is_certain = self.notes.len() == before,
+                Err(fault) if matches!(fault.code, Some(403 | 404)) => {
+                    is_certain = false;
+                    let text = format!("all requests go through queue '{}': {}", names.queue, fault.text);
+                    self.note(false, text);
+                    self.declare_all(&blueprint::direct_way(names).into_iter().collect::<Vec<_>>()).await?;
+                }
+                Err(fault) => return Err(fault),
+            }
+        } else {
+            self.declare_all(&blueprint::direct_way(names).into_iter().collect::<Vec<_>>()).await?;
+        }
+        if is_certain {
+            self.unbind(&names.queue, &names.ingest, "").await?;
+        }
+        Ok(is_certain)
+    }
+
+    /// Binds the configured applications of this shard, and takes away the bindings of others to its queue,
+    /// which another number of shards has left.
+    async fn map_applications(&mut self, names: &Names, map: &RequestMap, own: u16) -> Result<(), Fault> {
+        let before = self.notes.len();
+        for (application, is_own) in names.mapped_to(own) {
+            if is_own {
+                self.declare(&blueprint::mapped(names, map, own, application)).await?;
+            } else {
+                self.unbind(names.queue_of(Some(own)), &map.exchange, application).await?;
+            }
+            // Without the permission, the first refusal tells of all.
+            if self.notes.len() > before {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Requests are consumed without the dead exchange too: only what the broker itself dead-letters from the
@@ -393,18 +481,25 @@ impl<'a> Setup<'a> {
         }
     }
 
-    async fn declare_exchange(&mut self, name: &str, routing: Routing) -> Result<(), Fault> {
+    async fn declare_exchange(
+        &mut self,
+        name: &str,
+        routing: Routing,
+        alternate: Option<&str>,
+    ) -> Result<(), Fault> {
         if name.is_empty() {
             return Ok(());
         }
         let channel = self.channel().await?;
-        let wanted = format!("{}, durable, no arguments", routing.as_str());
+        let argument = alternate.map(|other| ("alternate-exchange", Argument::Text(other.to_owned())));
+        let arguments: Vec<_> = argument.into_iter().collect();
+        let wanted = format!("{}, {}", routing.as_str(), named(&arguments));
         let kind = match routing {
             Routing::Direct => ExchangeKind::Direct,
             Routing::Fanout => ExchangeKind::Fanout,
         };
         let options = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
-        let call = channel.exchange_declare(short(name)?, kind, options, FieldTable::default());
+        let call = channel.exchange_declare(short(name)?, kind, options, field_table(&arguments));
         let result = timeout(self.limit, call).await;
         let Err(mut fault) = self.done(&format!("declaring exchange '{name}'"), result) else {
             return Ok(());
@@ -415,6 +510,16 @@ impl<'a> Setup<'a> {
                 fault.kind = FaultKind::Setup;
                 fault.text =
                     format!("exchange '{name}' is of another type. {}. Wanted: {wanted}", fault.text);
+                Err(fault)
+            }
+            // Requests of applications without a binding would be lost.
+            Some(406) if alternate.is_some() && !fault.text.contains("'durable'") => {
+                fault.kind = FaultKind::Setup;
+                fault.text = format!(
+                    "exchange '{name}' has another alternate exchange. {}. Wanted: {wanted}. Delete it while \
+                     nothing is published, and it will be created",
+                    fault.text
+                );
                 Err(fault)
             }
             Some(406) => {
@@ -436,24 +541,41 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Bindings cannot be checked. Without the permission to bind, the binding is assumed to exist.
-    async fn bind(&mut self, queue: &str, exchange: &str) -> Result<(), Fault> {
+    async fn bind(&mut self, queue: &str, exchange: &str, key: &str) -> Result<(), Fault> {
         if exchange.is_empty() {
             return Ok(());
         }
         let channel = self.channel().await?;
-        let call = channel.queue_bind(
-            short(queue)?,
-            short(exchange)?,
-            "".into(),
-            QueueBindOptions::default(),
-            FieldTable::default(),
-        );
+        let (options, arguments) = (QueueBindOptions::default(), FieldTable::default());
+        let call = channel.queue_bind(short(queue)?, short(exchange)?, short(key)?, options, arguments);
         let result = timeout(self.limit, call).await;
-        let what = format!("binding queue '{queue}' to exchange '{exchange}'");
-        match self.done(&what, result) {
+        let done = self.done(&format!("binding queue '{queue}' to exchange '{exchange}'"), result);
+        self.tolerate_refusal(done, "the binding is assumed to exist")
+    }
+
+    async fn bind_exchange(&mut self, destination: &str, source: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let (options, arguments) = (ExchangeBindOptions::default(), FieldTable::default());
+        let call = channel.exchange_bind(short(destination)?, short(source)?, "".into(), options, arguments);
+        let result = timeout(self.limit, call).await;
+        let done = self.done(&format!("binding exchange '{destination}' to exchange '{source}'"), result);
+        self.tolerate_refusal(done, "the binding is assumed to exist")
+    }
+
+    /// Takes a binding away, if there is one.
+    async fn unbind(&mut self, queue: &str, exchange: &str, key: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let call = channel.queue_unbind(short(queue)?, short(exchange)?, short(key)?, FieldTable::default());
+        let result = timeout(self.limit, call).await;
+        let done = self.done(&format!("unbinding queue '{queue}' from exchange '{exchange}'"), result);
+        self.tolerate_refusal(done, "it is assumed that there is no binding")
+    }
+
+    /// Bindings cannot be checked. Without the permission to change one, it is assumed to be as it should.
+    fn tolerate_refusal(&mut self, done: Result<(), Fault>, assumed: &str) -> Result<(), Fault> {
+        match done {
             Err(fault) if fault.code == Some(403) => {
-                self.note(false, format!("{}; the binding is assumed to exist", fault.text));
+                self.note(false, format!("{}; {assumed}", fault.text));
                 Ok(())
             }
             other => other,
@@ -501,7 +623,7 @@ impl<'a> Setup<'a> {
         let (name, queue) = match declared {
             Declared::Queue { name, .. } => (name, true),
             Declared::Exchange { name, .. } => (name, false),
-            Declared::Binding { .. } => return,
+            Declared::Binding { .. } | Declared::ExchangeBinding { .. } => return,
         };
         if self.exists(found, name, queue).await {
             let outcome = self.declare(declared).await;

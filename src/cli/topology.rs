@@ -133,8 +133,15 @@ fn permission(vhost: &str, user: &str, rights: &Rights) -> String {
 fn command(vhost: &str, declared: &Declared) -> String {
     let admin = format!("rabbitmqadmin --vhost {} declare", quoted(vhost));
     match declared {
-        Declared::Exchange { name, kind } => {
-            format!("{admin} exchange --name {} --type {} --durable true", quoted(name), kind.as_str())
+        Declared::Exchange { name, kind, alternate } => {
+            let argument = alternate.as_ref().map(|other| json!({ "alternate-exchange": other }).to_string());
+            let arguments = argument.map(|text| format!(" --arguments {}", quoted(&text)));
+            format!(
+                "{admin} exchange --name {} --type {} --durable true{}",
+                quoted(name),
+                kind.as_str(),
+                arguments.unwrap_or_default()
+            )
         }
         Declared::Queue { name, arguments } => {
             let kind = arguments.iter().find_map(|(name, value)| match value {
@@ -151,10 +158,16 @@ fn command(vhost: &str, declared: &Declared) -> String {
             let kind = kind.unwrap_or("classic");
             format!("{admin} queue --name {} --type {kind} --durable true{arguments}", quoted(name))
         }
-        Declared::Binding { exchange, queue } => format!(
-            "{admin} binding --source {} --destination-type queue --destination {} --routing-key ''",
+        Declared::Binding { exchange, queue, key } => format!(
+            "{admin} binding --source {} --destination-type queue --destination {} --routing-key {}",
             quoted(exchange),
-            quoted(queue)
+            quoted(queue),
+            quoted(key)
+        ),
+        Declared::ExchangeBinding { source, destination } => format!(
+            "{admin} binding --source {} --destination-type exchange --destination {} --routing-key ''",
+            quoted(source),
+            quoted(destination)
         ),
     }
 }
@@ -174,10 +187,14 @@ fn definitions(config: &Config) -> Value {
     let (mut exchanges, mut queues, mut bindings) = (Vec::new(), Vec::new(), Vec::new());
     for (vhost, declared) in declared(&ends) {
         match declared {
-            Declared::Exchange { name, kind } => exchanges.push(json!({
-                "vhost": vhost, "name": name, "type": kind.as_str(), "durable": true, "auto_delete": false,
-                "internal": false, "arguments": {},
-            })),
+            Declared::Exchange { name, kind, alternate } => {
+                let arguments =
+                    alternate.as_ref().map_or(json!({}), |other| json!({ "alternate-exchange": other }));
+                exchanges.push(json!({
+                    "vhost": vhost, "name": name, "type": kind.as_str(), "durable": true,
+                    "auto_delete": false, "internal": false, "arguments": arguments,
+                }));
+            }
             Declared::Queue { name, arguments } => {
                 let arguments: Map<String, Value> =
                     arguments.iter().map(|(name, value)| ((*name).to_owned(), json(value))).collect();
@@ -186,9 +203,13 @@ fn definitions(config: &Config) -> Value {
                     "arguments": arguments,
                 }));
             }
-            Declared::Binding { exchange, queue } => bindings.push(json!({
+            Declared::Binding { exchange, queue, key } => bindings.push(json!({
                 "vhost": vhost, "source": exchange, "destination": queue, "destination_type": "queue",
-                "routing_key": "", "arguments": {},
+                "routing_key": key, "arguments": {},
+            })),
+            Declared::ExchangeBinding { source, destination } => bindings.push(json!({
+                "vhost": vhost, "source": source, "destination": destination,
+                "destination_type": "exchange", "routing_key": "", "arguments": {},
             })),
         }
     }
@@ -239,7 +260,7 @@ mod tests {
 
     #[test]
     fn the_queues_of_shards_are_made_and_permitted_too() {
-        let config = configured("[shards]\ncount = 2\n");
+        let config = configured("[shards]\ncount = 2\n[applications.shop]\n");
         let lines = script(&config);
         let queues: Vec<_> =
             lines.iter().filter_map(|line| line.split_once("declare queue --name ")).collect();
@@ -253,11 +274,27 @@ mod tests {
             made["queues"].as_array().unwrap().iter().map(|queue| queue["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["tidegate.dead", "tidegate.ingest", "tidegate.ingest.0", "tidegate.ingest.1"]);
         assert_eq!(made["queues"][3]["arguments"], made["queues"][1]["arguments"]);
+        let bindings = made["bindings"].as_array().unwrap().iter();
+        let bindings: Vec<_> = bindings
+            .map(|one| {
+                ["source", "destination_type", "destination", "routing_key"]
+                    .map(|key| one[key].as_str().unwrap())
+            })
+            .collect();
+        let shop = format!("tidegate.ingest.{}", tidegate_wire::home("shop", 2));
         assert_eq!(
-            made["bindings"].as_array().unwrap().len(),
-            2,
-            "no exchange leads to the queue of a shard"
+            bindings,
+            [
+                ["tidegate.dead", "queue", "tidegate.dead", ""],
+                ["tidegate.new", "queue", "tidegate.ingest", ""],
+                ["tidegate.in", "exchange", "tidegate.apps", ""],
+                ["tidegate.apps", "queue", &shop, "shop"],
+            ]
         );
+        let apps = made["exchanges"].as_array().unwrap().iter().find(|one| one["name"] == "tidegate.apps");
+        assert_eq!(apps.unwrap()["arguments"], json!({ "alternate-exchange": "tidegate.new" }));
+        let line = lines.iter().find(|line| line.contains("exchange --name tidegate.apps")).unwrap();
+        assert!(line.ends_with(r#" --arguments '{"alternate-exchange":"tidegate.new"}'"#), "{line}");
     }
 
     #[test]

@@ -59,6 +59,23 @@ impl Config {
         }
     }
 
+    /// Name of the exchange that leads requests of configured applications to the queues of their shards. It
+    /// follows from the ingest queue, whose last word `ingest` is replaced.
+    pub fn map_exchange(&self) -> String {
+        self.beside_ingest("apps")
+    }
+
+    /// Name of the exchange that leads the requests of all others to the ingest queue.
+    pub fn unmapped_exchange(&self) -> String {
+        self.beside_ingest("new")
+    }
+
+    fn beside_ingest(&self, word: &str) -> String {
+        let queue = &*self.ingest.queue;
+        let stem = queue.strip_suffix(".ingest").filter(|stem| !stem.is_empty()).unwrap_or(queue);
+        format!("{stem}.{word}")
+    }
+
     /// Directory of a shard's store: `<store.path>/shard-<number>`; `store.path` without other shards.
     pub fn shard_path(&self, number: u16) -> PathBuf {
         match self.shards.count {
@@ -139,6 +156,7 @@ pub(crate) fn shards_can_work(
     }
     if !ingest.failed(&["queue"]) {
         queues_are_possible(config, s);
+        exchanges_are_possible(config, s);
     }
 }
 
@@ -146,7 +164,8 @@ pub(crate) fn shards_can_work(
 fn queues_are_possible(config: &Config, s: &mut Section<'_, '_>) {
     let queues = config.shard_queues();
     if let Some(queue) = queues.last().filter(|queue| queue.len() > LONGEST_QUEUE) {
-        let most = LONGEST_QUEUE - (queue.len() - config.ingest.queue.len());
+        // The exchanges are named after it as well.
+        let most = LONGEST_QUEUE - (queue.len() - config.ingest.queue.len()).max(".apps".len());
         s.fault(
             KEY,
             format!(
@@ -166,6 +185,38 @@ fn queues_are_possible(config: &Config, s: &mut Section<'_, '_>) {
                  requests. Rename one of the two"
             ),
         );
+    }
+}
+
+/// Checks the names of the two exchanges beside the ingest queue.
+fn exchanges_are_possible(config: &Config, s: &mut Section<'_, '_>) {
+    let others = [
+        ("ingest.exchange", &config.ingest.exchange),
+        ("egress.exchange", &config.egress.exchange),
+        ("dead.exchange", &config.dead.exchange),
+    ];
+    for name in [config.map_exchange(), config.unmapped_exchange()] {
+        let is_told = config.shard_queues().last().is_some_and(|queue| queue.len() > LONGEST_QUEUE);
+        if name.len() > LONGEST_QUEUE && !is_told {
+            let most = LONGEST_QUEUE - (name.len() - config.ingest.queue.len());
+            s.fault(
+                KEY,
+                format!(
+                    "the exchange '{name}' of several shards has a name of {} bytes, and {LONGEST_QUEUE} are \
+                     possible: shorten ingest.queue to {most} bytes",
+                    name.len()
+                ),
+            );
+        }
+        for (key, _) in others.into_iter().filter(|(_, other)| **other == name) {
+            s.fault(
+                KEY,
+                format!(
+                    "several shards need an exchange '{name}' of their own, and {key} has this name: rename \
+                     it, or the ingest queue"
+                ),
+            );
+        }
     }
 }
 
@@ -225,6 +276,19 @@ mod tests {
         let shard = running.reloaded(&new).of_shard(1);
         assert_eq!((shard.limits.customers, shard.limits.memory, shard.defaults.window), (10, 64 << 20, 7));
         assert_eq!((shard.shards.count, &*shard.ingest.queue), (4, "tidegate.ingest.1"));
+    }
+
+    #[test]
+    fn two_exchanges_are_named_after_the_ingest_queue_and_are_no_other_ones() {
+        let mut node = node(2);
+        let names = |node: &Config| (node.map_exchange(), node.unmapped_exchange());
+        assert_eq!(names(&node), ("tidegate.apps".to_owned(), "tidegate.new".to_owned()));
+        for (queue, stem) in
+            [("q", "q"), (".ingest", ".ingest"), ("a.ingest.b", "a.ingest.b"), ("ä.ingest", "ä")]
+        {
+            node.ingest.queue = queue.to_owned();
+            assert_eq!(names(&node), (format!("{stem}.apps"), format!("{stem}.new")));
+        }
     }
 
     #[test]

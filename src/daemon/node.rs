@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tidegate_amqp::blueprint::Names;
 use tidegate_amqp::{forward_queues, DeadLetterService, ForwardQueues, Forwarding, ShardGate};
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
@@ -112,8 +113,9 @@ impl Sharding {
             let (sender, queues) = forward_queues(count);
             let sharing = Sharing { own: None, count, key: ForwardKey::new(key) };
             let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
+            let names = Arc::new(Names::of(config));
             Sharding {
-                forwarding: Forwarding { sharing, sender, gate: ShardGate::default() },
+                forwarding: Forwarding { sharing, sender, gate: ShardGate::default(), names },
                 queues: Some(queues),
                 health: ShardHealth { progress, ..ShardHealth::default() },
                 links: Arc::default(),

@@ -291,6 +291,7 @@ impl Keeper {
 mod tests {
     use super::super::lasting::own_waits;
     use super::*;
+    use tidegate_amqp::blueprint::Names;
     use tidegate_amqp::{forward_queues, ShardGate};
     use tidegate_config::{Listen, ShardsConfig};
     use tidegate_wire::{ForwardKey, Sharing};
@@ -310,7 +311,8 @@ mod tests {
         let config = nowhere(&dir);
         let (sender, queues) = forward_queues(2);
         let sharing = Sharing { own: None, count: 2, key: ForwardKey::new([1; 32]) };
-        let forwarding = Forwarding { sharing, sender, gate: ShardGate::default() };
+        let names = Arc::new(Names::of(&config));
+        let forwarding = Forwarding { sharing, sender, gate: ShardGate::default(), names };
         let (health, links) = (ShardHealth::default(), Arc::default());
         assert_eq!(locked(&links).states().len(), 1, "before the start");
         let sharder = Sharder::start(&config, (forwarding, queues), &health, Arc::clone(&links)).unwrap();

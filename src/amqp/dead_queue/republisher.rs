@@ -1,7 +1,6 @@
 //! Republishes dead letters to the ingest exchange, as requests.
 
 use super::{raw, DeadLetterService, CLOSE_WITHIN, STEP_WITHIN};
-use crate::blueprint::Names;
 use crate::connection::Session;
 use crate::fault::Fault;
 use crate::message::confirm_channel;
@@ -72,7 +71,7 @@ impl<'d> Republisher<'d> {
         if chunk.is_empty() {
             return (Vec::new(), Ok(()));
         }
-        let exchange = &self.service.ingest.exchange;
+        let exchange = &self.service.names.ingest;
         // The code is cleared: the caller would read it as one about the dead-letter queue.
         let explained = |fault: Fault| Fault {
             code: None,
@@ -103,12 +102,11 @@ impl<'d> Republisher<'d> {
         if let Some((_, channel)) = &self.open {
             return Ok(channel.clone());
         }
-        let DeadLetterService { amqp, ingest, egress, dead, .. } = self.service;
+        let DeadLetterService { amqp, names, .. } = self.service;
         let session = self.service.connect(&amqp.endpoints).await?;
-        // A request that only another queue of the exchange takes is confirmed as well. So the binding of the
+        // A request that only another queue of the exchange takes is confirmed as well. So the way to the
         // ingest queue is ensured first, as at each connect.
-        let names = Names::without_shards(ingest, egress, dead);
-        let prepared = prepare_ingest(&session, amqp.topology, &names, STEP_WITHIN).await;
+        let prepared = prepare_ingest(&session, amqp.topology, (names, None), STEP_WITHIN).await;
         let channel = match prepared {
             Ok(_) => confirm_channel(&session, STEP_WITHIN).await,
             Err(fault) => Err(fault),
