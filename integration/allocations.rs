@@ -5,7 +5,6 @@
 //!
 //! `make allocations` runs it; it is part of `make test-long`.
 #![expect(clippy::unwrap_used, reason = "a test")]
-#![expect(clippy::print_stdout, reason = "the figures are to be seen")]
 
 use allocation_counter::measure;
 use amq_protocol::types::{AMQPValue, FieldTable};

@@ -515,9 +515,21 @@ impl Ingest {
             let body = tidegate_wire::request(incoming, &limits, &self.readings, store_identity);
             return Request { delivery: handle, redelivered, received, body };
         };
+        // Those of a forward are in its table.
+        let has_more_keys = properties.headers().as_ref().is_some_and(|all| all.inner().contains_key("CC"));
+        let copied = has_more_keys.then(|| routing_key.clone()).filter(|_| sharing.own.is_some());
         let delivered = Delivered { exchange, routing_key, properties, body, redelivered, received };
         let read = tidegate_wire::shared_request(delivered, &limits, &self.readings, store_identity, sharing);
         let SharedRequest { body, redelivered, forwards: parts } = read;
+        if let Some(key) = copied.filter(|_| !parts.is_empty()) {
+            let detail = format!("queue '{}', routing key '{key}'", self.options.ingest.queue);
+            self.log.warn(
+                "further routing keys",
+                &detail,
+                "a request comes to the queues of several shards by its header CC: without message_id it is \
+                 one request in each",
+            );
+        }
         if !parts.is_empty() {
             forwards.push((handle, parts));
         }

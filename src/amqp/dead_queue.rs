@@ -59,7 +59,6 @@ pub struct DeadLetterService {
     amqp: tidegate_config::AmqpConfig,
     names: Names,
     egress: tidegate_config::EgressConfig,
-    dead: tidegate_config::DeadLetters,
     /// The holder of the lock has the turn; a walk inside waits for its next call.
     open: Arc<Mutex<Option<OpenWalk>>>,
 }
@@ -89,7 +88,6 @@ impl DeadLetterService {
             amqp: config.amqp.clone(),
             names: Names::of(config),
             egress: config.egress.clone(),
-            dead: config.dead.clone(),
             open: Arc::default(),
         }
     }
@@ -106,7 +104,7 @@ impl DeadLetterService {
         task: &LetterTask,
         gone: &Arc<AtomicBool>,
     ) -> Result<LetterReport, LetterTrouble> {
-        let Some(queue) = self.dead.queue_name() else {
+        let Some(queue) = self.names.dead.queue_name() else {
             let text = "no dead-letter queue is configured: dead.queue.type is \"none\", and \
                         dead.queue.name is empty";
             return Err(LetterTrouble::Refused(text.to_owned()));
@@ -227,8 +225,8 @@ impl DeadLetterService {
     async fn begin(&self, queue: &str) -> Result<(Session, Walk), Fault> {
         let session = self.connect(&self.egress.endpoints).await?;
         let begun = async {
-            let own = is_own_dead_queue(&session, self.amqp.topology, &self.dead, STEP_WITHIN).await?;
-            let most_returns = Some(self.dead.queue.max_looks).filter(|most| *most > 0 && !own);
+            let own = is_own_dead_queue(&session, self.amqp.topology, &self.names.dead, STEP_WITHIN).await?;
+            let most_returns = Some(self.names.dead.queue.max_looks).filter(|most| *most > 0 && !own);
             Ok(Walk::new(session.channel(STEP_WITHIN).await?, queue, most_returns))
         };
         match begun.await {

@@ -394,25 +394,43 @@ impl<'a> Setup<'a> {
         let before = self.notes.len();
         self.declare_all(&blueprint::request_exchange(names).into_iter().collect::<Vec<_>>()).await?;
         // An exchange of another type routes by rules of its own.
-        let mut is_certain = self.notes.len() == before;
-        if is_certain {
-            match self.declare_all(&blueprint::map_way(names, map)).await {
-                Ok(()) => is_certain = self.notes.len() == before,
-                Err(fault) if matches!(fault.code, Some(403 | 404)) => {
-                    is_certain = false;
-                    let text = format!("all requests go through queue '{}': {}", names.queue, fault.text);
-                    self.note(false, text);
-                    self.declare_all(&blueprint::direct_way(names).into_iter().collect::<Vec<_>>()).await?;
-                }
-                Err(fault) => return Err(fault),
+        let is_plain = self.notes.len() == before;
+        let made = match is_plain {
+            true => self.make_map(names, map).await,
+            false => Err(Fault::setup(format!("exchange '{}' is used as it is", names.ingest))),
+        };
+        match made {
+            Ok(()) if self.notes.len() == before => {
+                self.unbind(&names.queue, &names.ingest, "").await?;
+                Ok(self.notes.len() == before)
             }
-        } else {
-            self.declare_all(&blueprint::direct_way(names).into_iter().collect::<Vec<_>>()).await?;
+            // What may not be changed is the operator's, and assumed to be complete.
+            Ok(()) => Ok(false),
+            Err(fault) if !is_plain || matches!(fault.code, Some(403 | 404)) => {
+                self.note(false, format!("all requests go through queue '{}': {}", names.queue, fault.text));
+                self.declare_all(&blueprint::direct_way(names).into_iter().collect::<Vec<_>>()).await?;
+                Ok(false)
+            }
+            Err(fault) => Err(fault),
         }
-        if is_certain {
-            self.unbind(&names.queue, &names.ingest, "").await?;
+    }
+
+    /// Creates the ways of the map, the one from the producers last: none leads to an exchange that would
+    /// lose requests.
+    async fn make_map(&mut self, names: &Names, map: &RequestMap) -> Result<(), Fault> {
+        for declared in blueprint::map_way(names, map) {
+            let before = self.notes.len();
+            self.declare(&declared).await?;
+            if let Some(note) = self.notes.get(before).filter(|note| note.risky) {
+                let text = format!(
+                    "{}. But requests would be lost there: delete it while nothing is published, and it will \
+                     be created",
+                    note.text
+                );
+                return Err(Fault::setup(text));
+            }
         }
-        Ok(is_certain)
+        Ok(())
     }
 
     /// Binds the configured applications of this shard, and takes away the bindings of others to its queue,
@@ -516,8 +534,8 @@ impl<'a> Setup<'a> {
             Some(406) if alternate.is_some() && !fault.text.contains("'durable'") => {
                 fault.kind = FaultKind::Setup;
                 fault.text = format!(
-                    "exchange '{name}' has another alternate exchange. {}. Wanted: {wanted}. Delete it while \
-                     nothing is published, and it will be created",
+                    "exchange '{name}' has another alternate exchange. {}. Wanted: {wanted}. Requests would \
+                     be lost there: delete it while nothing is published, and it will be created",
                     fault.text
                 );
                 Err(fault)

@@ -350,6 +350,22 @@ impl Node {
         self.of_queue(queue, "length(rabbit_amqqueue:consumers(Q))")
     }
 
+    /// The bindings of an exchange of the virtual host `/`, sorted: the name of the queue or exchange that it
+    /// leads to, and the routing key. Empty if there is no such exchange.
+    pub fn bindings(&self, exchange: &str) -> Vec<(String, String)> {
+        // The letter in front keeps an empty key in quotation marks.
+        let told = self.eval(&format!(
+            "[{{element(4, element(4, B)), <<\"k\", (element(3, B))/binary>>}} || B <- \
+             rabbit_binding:list_for_source(rabbit_misc:r(<<\"/\">>, exchange, <<\"{exchange}\">>))]."
+        ));
+        let told = told.replace('\\', "");
+        let words: Vec<&str> = told.split('"').skip(1).step_by(2).collect();
+        let binding = |pair: &[&str]| (pair[0].to_owned(), pair[1].trim_start_matches('k').to_owned());
+        let mut all: Vec<_> = words.chunks_exact(2).map(binding).collect();
+        all.sort();
+        all
+    }
+
     /// A number that an Erlang expression returns for the queue `Q`; `None` if there is no such queue.
     fn of_queue(&self, queue: &str, expression: &str) -> Option<u64> {
         let found = format!("rabbit_amqqueue:lookup(rabbit_misc:r(<<\"/\">>, queue, <<\"{queue}\">>))");

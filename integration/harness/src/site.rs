@@ -58,6 +58,16 @@ impl<'n> Site<'n> {
         format!("{}.{shard}", self.ingest_queue())
     }
 
+    /// Name of the exchange whose bindings lead each application to its shard.
+    pub fn map_exchange(&self) -> String {
+        format!("{}.apps", self.prefix)
+    }
+
+    /// Name of the exchange of what that one has no binding for.
+    pub fn unmapped_exchange(&self) -> String {
+        format!("{}.new", self.prefix)
+    }
+
     /// Name of the ingest exchange.
     pub fn ingest(&self) -> String {
         format!("{}.in", self.prefix)
