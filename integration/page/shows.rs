@@ -52,6 +52,17 @@ fn items_applications_and_what_is_due_when() {
     browser.wait(&format!("!({})", row_has("rows", &["new", "mail"])));
     browser.wait("document.getElementById('late-figures').innerText.match(/within\\s+[\\d.]+ (µs|ms)/)");
     browser.wait("document.querySelector('#rates-chart polyline.out')");
+    // With several shards the counters of the map have a line; simulated here.
+    let ends = |map: &str| {
+        browser.run(&format!(
+            "board = {{ ...board, map: {map} }}; showEnds(); return document.getElementById('ends').textContent"
+        ))
+    };
+    let counters = "{ forwarded: 40, misplaced: 3, bound: 5, corrected: 2, bind_failures: 1 }";
+    let line = "mapforwarded: 40 by the sharder, 3 by shards; bindings: 5 made, 2 corrected, 1 failed";
+    let (several, alone) = (ends(counters), ends("undefined"));
+    assert!(several.as_str().is_some_and(|text| text.contains(line)), "{several}");
+    assert!(alone.as_str().is_some_and(|text| !text.contains("map")), "{alone}");
     was_well_behaved(&browser, &daemon);
 }
 

@@ -1,39 +1,20 @@
-//! The way of requests to the queues of several shards: straight there for configured applications, through
-//! the ingest queue for all others, and never by two ways; bindings that are removed or wrong; the way from a
-//! single shard.
+//! The way of requests to the queues of several shards: straight there for configured applications and for
+//! those that were met, through the ingest queue for all others, and never by two ways; bindings that are
+//! removed, wrong or refused; the way from a single shard.
 
-use super::{applications, consumed, home, killed, queues, site, COUNT};
-use std::fs::{self, File};
-use std::process::{Command, Stdio};
+use super::{
+    applications, arrives, consumed, counted, elsewhere, end, home, killed, leads_home, maps, moves, naming,
+    nothing_more, queues, site, COUNT, LIMIT,
+};
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldArray};
 use tidegate_harness::lapin::ExchangeKind;
-use tidegate_harness::{
-    binary, holds_within, text, wait_until, Client, Config, Daemon, Inbox, Ledger, Node, Recorder, Site,
-};
+use tidegate_harness::{holds_within, text, wait_until, Client, Daemon, Ledger, Node, Recorder, Site};
 
-/// Time limit of a wait.
-const LIMIT: Duration = Duration::from_secs(60);
+/// A user of this test alone.
+const UNBOUND: &str = "shards-unbound";
 /// Nobody configures it.
 const OTHER: &str = "not-configured";
-
-/// The configuration with these applications.
-fn naming(config: Config, applications: &[String]) -> Config {
-    applications
-        .iter()
-        .fold(config, |config, name| config.text(&format!("applications.{name}.window"), "200ms"))
-}
-
-/// The configuration of several shards over another store than before.
-fn elsewhere(site: &Site<'_>, config: Config) -> Config {
-    let path = site.dir.join("several");
-    config.set("shards.count", &COUNT.to_string()).text("store.path", &path.to_string_lossy())
-}
-
-fn end(daemon: &mut Daemon) {
-    daemon.term();
-    assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
-}
 
 /// Publishes three requests for each of these and of one more application, while no daemon runs.
 fn publish(site: &Site<'_>, applications: &[String]) {
@@ -41,43 +22,13 @@ fn publish(site: &Site<'_>, applications: &[String]) {
     site.client.publish_all(all.flat_map(|name| (0..3).map(|_| site.push(name, "{}")).collect::<Vec<_>>()));
 }
 
-/// Each lies in one queue: those of the applications in the queues of their homes.
-fn lie_at_home(site: &Site<'_>, applications: &[String]) {
+/// Each lies in one queue: those of the applications in the queues of their homes, others in the ingest queue.
+fn lie_at_home(site: &Site<'_>, applications: &[String], unmapped: u32) {
     for shard in 0..COUNT {
         let of_it = applications.iter().filter(|name| home(name) == shard).count();
         site.lies(&site.shard_queue(shard), 3 * u32::try_from(of_it).expect("few"));
     }
-    site.lies(&site.ingest_queue(), 3);
-}
-
-/// Waits until requests go through the map alone, which leads each of these applications to its home.
-fn leads_home(site: &Site<'_>, names: &[String]) {
-    let mut homes: Vec<_> = names.iter().map(|name| (site.shard_queue(home(name)), name.clone())).collect();
-    homes.sort();
-    for (exchange, wanted) in [
-        (site.ingest(), vec![(site.map_exchange(), String::new())]),
-        (site.unmapped_exchange(), vec![(site.ingest_queue(), String::new())]),
-        (site.map_exchange(), homes),
-    ] {
-        let mut found = Vec::new();
-        let held = holds_within(LIMIT, || {
-            found = site.node.bindings(&exchange);
-            found == wanted
-        });
-        assert!(held, "{exchange} has the bindings {found:?}, not {wanted:?}");
-    }
-}
-
-/// Publishes a request with this id for each application, which arrives once.
-fn arrives(site: &Site<'_>, applications: &[(String, Inbox)], id: &str) {
-    site.client.publish_all(applications.iter().map(|(name, _)| site.push(name, "{}").id(id)));
-    for (name, inbox) in applications {
-        assert_eq!(inbox.batch().ids(), [id], "{name}");
-    }
-}
-
-fn nothing_more(applications: &[(String, Inbox)]) {
-    applications.iter().for_each(|(_, inbox)| inbox.quiet(Duration::from_millis(50)));
+    site.lies(&site.ingest_queue(), unmapped);
 }
 
 #[test]
@@ -86,7 +37,7 @@ fn requests_of_configured_applications_go_straight_home_and_all_others_through_t
     let names = applications(2);
     end(&mut site.start(&naming(site.config(), &names)));
     publish(&site, &names);
-    lie_at_home(&site, &names);
+    lie_at_home(&site, &names, 3);
     let inboxes: Vec<_> = names.iter().map(|name| site.inbox(name)).chain([site.inbox(OTHER)]).collect();
     let _daemon = site.start(&naming(site.config(), &names));
     for inbox in &inboxes {
@@ -107,16 +58,20 @@ fn the_broker_of_a_single_shard_serves_several_and_no_request_goes_two_ways() {
     publish(&single, &names);
     single.lies(&single.ingest_queue(), 27);
     let site = single.divided(COUNT);
-    let several = elsewhere(&site, naming(site.config(), &names));
+    let several = elsewhere(&site, naming(site.config(), &names), COUNT);
     let inboxes: Vec<_> = names.iter().map(|name| site.inbox(name)).chain([site.inbox(OTHER)]).collect();
     let mut daemon = site.start(&several);
     for inbox in &inboxes {
         assert_eq!(inbox.items(3, LIMIT).len(), 3);
         inbox.quiet(Duration::from_millis(50));
     }
+    // All came through the ingest queue, the other one as well, which has a binding from now on.
+    wait_until("nine are bound", LIMIT, || counted(&daemon, "bound") == 9);
+    assert_eq!((counted(&daemon, "forwarded"), counted(&daemon, "misplaced")), (27, 0));
     end(&mut daemon);
     publish(&site, &names);
-    lie_at_home(&site, &names);
+    let bound: Vec<String> = names.into_iter().chain([OTHER.to_owned()]).collect();
+    lie_at_home(&site, &bound, 0);
 }
 
 #[test]
@@ -125,9 +80,9 @@ fn another_number_of_shards_takes_away_the_bindings_of_the_former_one() {
     let names = applications(2);
     end(&mut site.start(&naming(site.config(), &names)));
     let site = site.divided(COUNT);
-    end(&mut site.start(&elsewhere(&site, naming(site.config(), &names))));
+    end(&mut site.start(&elsewhere(&site, naming(site.config(), &names), COUNT)));
     publish(&site, &names);
-    lie_at_home(&site, &names);
+    lie_at_home(&site, &names, 3);
 }
 
 #[test]
@@ -156,59 +111,102 @@ fn bindings_show_one_home_each_and_outlast_a_restart_of_the_broker() {
     };
     let mut site = Site::on(&node, "shards-bound").divided(COUNT);
     let names = applications(2);
-    let before = consumed(&site);
-    let mut daemon = site.start(&naming(site.config(), &names));
+    let met = consumed(&site);
+    // One of each home is configured; the other one is met.
+    let configured = || names.iter().step_by(2);
+    let mut daemon = site.start(&naming(site.config(), configured()));
+    leads_home(&site, configured());
+    assert_eq!((counted(&daemon, "forwarded"), counted(&daemon, "bound")), (0, 0));
+    arrives(&site, &met, "first");
     leads_home(&site, &names);
-    arrives(&site, &before, "before");
-    drop(before);
+    wait_until("four are counted", LIMIT, || counted(&daemon, "bound") == 4);
+    assert_eq!(counted(&daemon, "forwarded"), 4);
+
+    drop(met);
     node.stop();
     wait_until("the broker is gone", LIMIT, || daemon.ask("GET", "/readyz").0 != 200);
     node.start_again();
     daemon.wait_ready();
     site.client = Client::connect(node.uri());
     leads_home(&site, &names);
-    let after = consumed(&site);
-    arrives(&site, &after, "after");
-    nothing_more(&after);
+    let again = consumed(&site);
+    (0..20).for_each(|n| arrives(&site, &again, &format!("again-{n}")));
+    assert_eq!((counted(&daemon, "forwarded"), counted(&daemon, "misplaced")), (4, 0));
+
+    // Another run of the daemon finds the bindings of those that it has met.
     end(&mut daemon);
-    site.client.publish_all(names.iter().flat_map(|name| (0..3).map(|_| site.push(name, "{}"))));
-    site.lies(&site.ingest_queue(), 0);
-    (0..COUNT).for_each(|shard| site.lies(&site.shard_queue(shard), 6));
+    daemon.start_again();
+    daemon.wait_ready();
+    arrives(&site, &again, "another-run");
+    nothing_more(&again);
+    assert_eq!((counted(&daemon, "forwarded"), counted(&daemon, "misplaced")), (0, 0));
+    leads_home(&site, &names);
+    queues(&site).chain([site.dead()]).for_each(|queue| site.lies(&queue, 0));
 }
 
 /// Judges promise 3.
 #[test]
-fn removed_and_wrong_bindings_under_load_lose_nothing_and_repeat_nothing() {
+fn removed_and_wrong_bindings_under_load_lose_nothing_and_are_put_right() {
+    let test = "removed_and_wrong_bindings_under_load_lose_nothing_and_are_put_right";
+    let Some(node) = Node::controlled(test) else { return };
     let site = site("shards-disturbed");
     let names = applications(2);
     let inboxes: Vec<String> = names.iter().map(|name| site.queue(name)).collect();
     names.iter().for_each(|name| site.application(name));
     let ledger = Ledger::new();
-    let recorder = Recorder::start(site.node.uri(), &inboxes, &ledger);
+    let recorder = Recorder::start(node.uri(), &inboxes, &ledger);
     let daemon = site.start(&naming(site.config(), &names));
     let load = killed::load(&site, &ledger, "amid", &names);
-    let some_more = |count: usize| {
-        let sent = ledger.confirmed_count() + count;
-        wait_until("some more have come", LIMIT, || ledger.arrived_count() >= sent);
-    };
+    leads_home(&site, &names);
     let map = site.map_exchange();
-    for (round, name) in names.iter().enumerate() {
-        let (own, wrong) = (site.shard_queue(home(name)), site.shard_queue((home(name) + 1) % COUNT));
-        if round % 2 == 1 {
-            // Its requests come twice for a moment, and with their ids arrive once.
-            site.client.bind(&wrong, &map, name);
-        }
-        site.client.unbind(&own, &map, name);
-        some_more(50);
+    let own = |name: &String| site.shard_queue(home(name));
+    let wrong = |name: &String| site.shard_queue((home(name) + 1) % COUNT);
+    for (removed, moved) in names.iter().zip(names.iter().skip(4)) {
+        let misplaced = counted(&daemon, "misplaced");
+        site.client.unbind(&own(removed), &map, removed);
+        // Its requests come twice for a moment, and with their ids arrive once.
+        site.client.bind(&wrong(moved), &map, moved);
+        site.client.unbind(&own(moved), &map, moved);
+        wait_until("some come to a wrong shard", LIMIT, || counted(&daemon, "misplaced") > misplaced);
+        maps(&site, &names);
     }
-    some_more(200);
+    let sent = ledger.confirmed_count() + 200;
+    wait_until("some more have come", LIMIT, || ledger.arrived_count() >= sent);
     load.stop();
     ledger.settle(LIMIT).assert_exact();
     drop(recorder);
+    assert_eq!((counted(&daemon, "corrected"), counted(&daemon, "bound")), (4, 8));
+    assert!(counted(&daemon, "forwarded") > 0, "what was removed passed the sharder");
+    assert_eq!(counted(&daemon, "bind_failures"), 0);
+    leads_home(&site, &names);
     daemon.holds("waiting", 0);
-    for queue in queues(&site).chain([site.dead()]) {
-        site.lies(&queue, 0);
+    queues(&site).chain([site.dead()]).for_each(|queue| site.lies(&queue, 0));
+}
+
+/// Judges promise 3.
+#[test]
+fn a_login_that_may_not_bind_to_the_queues_of_shards_delivers_all_through_the_ingest_queue() {
+    let test = "a_login_that_may_not_bind_to_the_queues_of_shards_delivers_all_through_the_ingest_queue";
+    let Some(node) = Node::controlled(test) else { return };
+    node.ctl(&["add_user", UNBOUND, UNBOUND]);
+    node.ctl(&["set_permissions", "-p", "/", UNBOUND, ".*", r"^(?!.*\.ingest\.\d+$)", ".*"]);
+    let site = site("shards-unbound");
+    let all = consumed(&site);
+    let daemon = site.start(&site.config().text("amqp.uri", &node.uri_of(UNBOUND, "%2f")));
+    arrives(&site, &all, "first");
+    // In each shard one binding is tried, and refused.
+    wait_until("four failures", LIMIT, || counted(&daemon, "bind_failures") == 4);
+    arrives(&site, &all, "second");
+    nothing_more(&all);
+    assert_eq!((counted(&daemon, "forwarded"), counted(&daemon, "bound")), (16, 0));
+    assert_eq!(counted(&daemon, "bind_failures"), 4);
+    let told = daemon.log();
+    for shard in 0..COUNT {
+        let queue = site.shard_queue(shard);
+        let of_it = |line: &&str| line.contains("no binding is made") && line.contains(&queue);
+        assert_eq!(told.lines().filter(of_it).count(), 1, "{queue}: {}", daemon.log_tail());
     }
+    leads_home(&site, &[]);
 }
 
 /// Judges promise 3.
@@ -221,7 +219,8 @@ fn a_single_shard_becomes_four_under_load() {
     names.iter().for_each(|name| site.application(name));
     let ledger = Ledger::new();
     let recorder = Recorder::start(node.uri(), &inboxes, &ledger);
-    let one = naming(site.config(), &names);
+    // One of each home is configured; the other one is met.
+    let one = naming(site.config(), names.iter().step_by(2));
     let mut daemon = site.start(&one);
     let some_more = || {
         let sent = ledger.confirmed_count() + 300;
@@ -232,16 +231,7 @@ fn a_single_shard_becomes_four_under_load() {
     assert_eq!(node.bindings(&site.ingest()), [(site.ingest_queue(), String::new())]);
 
     end(&mut daemon);
-    let told = daemon.cli(&["store", "export"]);
-    assert_eq!(told.code, 0, "{}", told.err);
-    let file = site.dir.join("export.ndjson");
-    fs::write(&file, &told.out).expect("the export's file");
-    daemon.rewrite(&elsewhere(&site, one));
-    let mut import = Command::new(binary());
-    import.args(["store", "import", "--config"]).arg(daemon.config_file());
-    import.stdin(Stdio::from(File::open(&file).expect("the export's file")));
-    let output = import.output().expect("the binary");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    moves(&daemon, &elsewhere(&site, one, COUNT), &site.dir);
     let waits = node.messages(&site.ingest_queue()).expect("the ingest queue");
     wait_until("the producers go on", LIMIT, || node.messages(&site.ingest_queue()) > Some(waits + 100));
 
@@ -249,10 +239,15 @@ fn a_single_shard_becomes_four_under_load() {
     daemon.wait_ready();
     some_more();
     leads_home(&site, &names);
+    wait_until("the sharder has nothing left", LIMIT, || node.messages(&site.ingest_queue()) == Some(0));
+    let forwarded = counted(&daemon, "forwarded");
+    assert!(forwarded > 100, "what waited passed the sharder: {forwarded}");
     some_more();
+    assert_eq!(counted(&daemon, "forwarded"), forwarded, "later requests do not");
     load.stop();
     ledger.settle(LIMIT).assert_exact();
     drop(recorder);
+    assert_eq!((counted(&daemon, "misplaced"), counted(&daemon, "bind_failures")), (0, 0));
     assert_eq!(daemon.state()["shards"].as_array().map(Vec::len), Some(usize::from(COUNT)));
     daemon.holds("waiting", 0);
     for queue in queues(&site).chain([site.dead()]) {
@@ -275,6 +270,8 @@ fn a_key_that_is_not_the_application_leads_home_and_further_keys_make_copies_tha
         }
     }
     nothing_more(&all);
+    assert_eq!(counted(&daemon, "forwarded"), 8, "those whose key names nobody");
+    assert_eq!(counted(&daemon, "misplaced"), 24, "six of eight for each key of an application");
     let further = || AMQPValue::FieldArray(FieldArray::from(vec![text(&names[3]), text(&names[7])]));
     site.client.publish(&site.push(&names[0], "{}").header("CC", further()).id("copies"));
     assert_eq!(all[0].1.batch().ids(), ["copies"]);
@@ -284,6 +281,8 @@ fn a_key_that_is_not_the_application_leads_home_and_further_keys_make_copies_tha
     site.client.publish(&site.push(&names[0], "{}").header("CC", further()));
     assert_eq!(all[0].1.items(3, LIMIT).len(), 3);
     nothing_more(&all);
+    // What a foreign key has misplaced says nothing about its binding.
+    assert_eq!((counted(&daemon, "corrected"), counted(&daemon, "bound")), (0, 0));
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! whole process, so that a reconnect breaks no rate. Labels have values of closed sets. They never contain a
 //! customer, an id or an application, since a producer may invent any number of those.
 
-use super::state::{Document, LinkState, STATES};
+use super::state::{Document, LinkState, MapState, STATES};
 use super::traffic::Traffic;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -189,7 +189,8 @@ impl DaemonFigures {
         to.counter("answers_unroutable", help, traffic.answers_unroutable)?;
         let help = "Headers ignored although their name is close to one that tidegate reads.";
         to.counter("headers_near_miss", help, traffic.near_miss_headers)?;
-        to.gauge("prefetch", "Current prefetch of the consumer.", None, f64::from(traffic.prefetch))
+        to.gauge("prefetch", "Current prefetch of the consumer.", None, f64::from(traffic.prefetch))?;
+        self.document.map.as_ref().map_or(Ok(()), |map| map_figures(map, to))
     }
 
     fn store(&self, to: &mut Writer<'_>) -> fmt::Result {
@@ -220,6 +221,16 @@ impl DaemonFigures {
         }
         Ok(())
     }
+}
+
+/// Of several shards only.
+fn map_figures(map: &MapState, to: &mut Writer<'_>) -> fmt::Result {
+    let MapState { forwarded, misplaced, bound, corrected, bind_failures } = *map;
+    let help = "Requests that came through the ingest queue, or to a wrong shard, and are forwarded.";
+    to.counters("forwarded_requests", help, by("by", [("sharder", forwarded), ("shard", misplaced)]))?;
+    let help = "Bindings of applications to the queues of their shards.";
+    let results = [("bound", bound), ("corrected", corrected), ("failed", bind_failures)];
+    to.counters("map_bindings", help, by("result", results))
 }
 
 fn flag(is: bool) -> f64 {
@@ -326,7 +337,7 @@ impl Collector for ProcessFigures {
 #[cfg(test)]
 mod tests {
     use super::super::health::NodeHealth;
-    use super::super::state::tests::example;
+    use super::super::state::tests::{example, with_map};
     use super::*;
 
     fn example_page() -> String {
@@ -387,6 +398,29 @@ mod tests {
         assert!(
             page.contains("process_resident_memory_bytes ") && page.contains("process_cpu_seconds_total ")
         );
+    }
+
+    #[test]
+    fn the_map_has_figures_with_several_shards_only() {
+        let page = |input| {
+            let document = Document::new(&input, &NodeHealth::ready_but(&[]));
+            super::page(document, Traffic::default(), 0).unwrap()
+        };
+        let of_map = |page: &str| -> Vec<String> {
+            let names = ["tidegate_forwarded_requests", "tidegate_map_bindings"];
+            let is_of_map = |line: &&str| names.iter().any(|name| line.starts_with(name));
+            page.lines().filter(is_of_map).map(str::to_owned).collect()
+        };
+        let told = [
+            "tidegate_forwarded_requests_total{by=\"sharder\"} 40",
+            "tidegate_forwarded_requests_total{by=\"shard\"} 3",
+            "tidegate_map_bindings_total{result=\"bound\"} 5",
+            "tidegate_map_bindings_total{result=\"corrected\"} 2",
+            "tidegate_map_bindings_total{result=\"failed\"} 1",
+        ];
+        assert_eq!(of_map(&page(with_map())), told);
+        let alone = page(example());
+        assert!(!alone.contains("forwarded_requests") && !alone.contains("map_bindings"), "{alone}");
     }
 
     /// The page for ten thousand applications is no longer than the page for two.

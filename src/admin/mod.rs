@@ -33,7 +33,7 @@ pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use export::{ExportFeed, ExportRefusal};
 pub use health::{NodeHealth, ShardHealth};
 pub use readiness::{Latch, Readiness};
-pub use state::{LinkState, NodeFacts, ShardLine, ShardState, StateInput, StoreState};
+pub use state::{LinkState, MapState, NodeFacts, ShardLine, ShardState, StateInput, StoreState};
 pub use sum::sum;
 pub use traffic::Traffic;
 

@@ -106,7 +106,9 @@ fn words_are_those_of_the_code() {
 /// The schema of the state document has all its keys.
 #[test]
 fn the_state_is_told_key_by_key() {
-    let state = state::Document::new(&state::tests::example(), &NodeHealth::ready_but(&["egress"]));
-    let state = serde_json::to_value(state).unwrap();
-    assert_eq!(schema_faults(&document(), "#/components/schemas/State", &state), [""; 0]);
+    for input in [state::tests::example(), state::tests::with_map()] {
+        let state = state::Document::new(&input, &NodeHealth::ready_but(&["egress"]));
+        let state = serde_json::to_value(state).unwrap();
+        assert_eq!(schema_faults(&document(), "#/components/schemas/State", &state), [""; 0]);
+    }
 }

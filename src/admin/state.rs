@@ -101,6 +101,8 @@ pub struct StateInput {
     pub snapshot: Snapshot,
     /// The ingest and the egress connection of each shard.
     pub links: Vec<LinkState>,
+    /// Counters of the map, if there are several shards.
+    pub map: Option<MapState>,
     /// Counters of the store.
     pub store: StoreState,
     /// The figures that only the metrics show.
@@ -154,6 +156,34 @@ impl LinkGroup<'_> {
         let many = if *of > 1 { format!(" ({count} of {of})") } else { String::new() };
         let detail = if detail.is_empty() { String::new() } else { format!("{separator}{detail}") };
         format!("{state}{many}{detail}")
+    }
+}
+
+/// Counters of the map, which leads requests straight to the queues of their homes, since the start of the
+/// process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MapState {
+    /// Requests that the sharder has forwarded.
+    pub forwarded: u64,
+    /// Requests that came, as a whole or in part, to a shard that is not their home, and were forwarded.
+    pub misplaced: u64,
+    /// Bindings made for applications.
+    pub bound: u64,
+    /// Wrong bindings taken away because a request came by them.
+    pub corrected: u64,
+    /// Bindings that the broker refused, or did not confirm in time.
+    pub bind_failures: u64,
+}
+
+impl MapState {
+    /// The counters in words, for a display.
+    pub(crate) fn text(&self) -> String {
+        let MapState { forwarded, misplaced, bound, corrected, bind_failures } = self;
+        format!(
+            "forwarded: {forwarded} by the sharder, {misplaced} by shards; \
+             bindings: {bound} made, {corrected} corrected, {bind_failures} failed"
+        )
     }
 }
 
@@ -232,6 +262,9 @@ pub(crate) struct Document {
     pub shards: Vec<ShardLine>,
     /// The ingest and the egress connection of each shard.
     pub links: Vec<LinkState>,
+    /// Counters of the map; absent with one shard.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub map: Option<MapState>,
     /// Counters of the store.
     pub store: StoreState,
     /// Moment of publish minus due.
@@ -261,6 +294,7 @@ impl Document {
             node: input.node.clone(),
             shards: input.shards.clone(),
             links: input.links.clone(),
+            map: input.map,
             store: input.store.clone(),
             lateness: LatenessState {
                 count: lateness.count,
@@ -359,6 +393,12 @@ pub(crate) mod tests {
         sum(&facts(), vec![shard()])
     }
 
+    /// The same daemon, as if it had several shards.
+    pub(crate) fn with_map() -> StateInput {
+        let map = MapState { forwarded: 40, misplaced: 3, bound: 5, corrected: 2, bind_failures: 1 };
+        StateInput { map: Some(map), ..example() }
+    }
+
     /// A shard with one open and one parked application.
     pub(crate) fn shard() -> ShardState {
         let app = |name: &str, delivery| Application {
@@ -451,6 +491,19 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn the_map_is_told_of_several_shards_only() {
+        let health = NodeHealth::ready_but(&[]);
+        let told = |input: &StateInput| serde_json::to_value(Document::new(input, &health)).unwrap();
+        let (alone, mut several) = (told(&example()), told(&with_map()));
+        assert_eq!(alone.get("map"), None);
+        let map = several.as_object_mut().unwrap().remove("map");
+        let counters =
+            json!({ "forwarded": 40, "misplaced": 3, "bound": 5, "corrected": 2, "bind_failures": 1 });
+        assert_eq!(map, Some(counters));
+        assert_eq!(several, alone, "nothing else differs");
+    }
+
+    #[test]
     fn the_state_word_is_the_gravest_that_applies() {
         let mut input = example();
         let word = |input: &StateInput, missing: &[&str]| {
@@ -486,9 +539,11 @@ pub(crate) mod tests {
 
     #[test]
     fn it_reads_back_and_forgives_what_is_left_out_or_new() {
-        let doc = Document::new(&example(), &NodeHealth::ready_but(&["egress"]));
-        let back: Document = serde_json::from_str(&serde_json::to_string(&doc).unwrap()).unwrap();
-        assert_eq!(back, doc);
+        for input in [example(), with_map()] {
+            let doc = Document::new(&input, &NodeHealth::ready_but(&["egress"]));
+            let back: Document = serde_json::from_str(&serde_json::to_string(&doc).unwrap()).unwrap();
+            assert_eq!(back, doc);
+        }
         let other: Document = serde_json::from_value(json!({ "version": "9", "new": 1 })).unwrap();
         assert_eq!(other, Document { version: "9".into(), ..Document::default() });
     }

@@ -29,6 +29,8 @@ pub fn sum(facts: &NodeFacts, shards: Vec<ShardState>) -> StateInput {
         shards: lines,
         snapshot: all.snapshot,
         links: all.links,
+        // It is the node's, and no sum.
+        map: None,
         store: all.store,
         traffic: all.traffic,
         draining: all.draining,

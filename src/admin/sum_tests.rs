@@ -139,6 +139,7 @@ fn one_shard_is_unchanged() {
         shards: vec![line],
         snapshot,
         links,
+        map: None,
         store,
         traffic,
         draining,

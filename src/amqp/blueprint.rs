@@ -7,7 +7,7 @@ use tidegate_config::{Config, DeadLetters, DeadQueueKind, Topology};
 use tidegate_wire::home;
 
 const LOCK_PREFIX: &str = "tidegate.lock.";
-/// Longest name of a queue, bytes.
+/// Longest name of a queue or exchange, bytes.
 const MAX_NAME: usize = 255;
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
 const DELIVERY_LIMIT: i64 = 50;
@@ -34,6 +34,9 @@ pub struct Names {
     pub shards: Vec<String>,
     /// The way of requests to the queues of the shards; `None` with a single one.
     pub map: Option<RequestMap>,
+    /// With a single one: what several ones would have on the broker, and may have left there; `None` if that
+    /// cannot be, since its names are too long, or those of other objects.
+    pub left: Option<RequestMap>,
     /// The exchange of requests; empty where none leads to the ingest queue, as with that of one shard.
     pub ingest: String,
     /// The exchange of batches.
@@ -63,6 +66,16 @@ impl RequestMap {
             applications: config.applications.keys().cloned().collect(),
         }
     }
+
+    /// Whether these two could be the exchanges of several shards of this configuration, with which it is
+    /// checked, and with a single one not.
+    fn is_possible(&self, config: &Config) -> bool {
+        let others = [&config.ingest.exchange, &config.egress.exchange, &config.dead.exchange];
+        !config.ingest.exchange.is_empty()
+            && [&self.exchange, &self.unmapped]
+                .iter()
+                .all(|name| name.len() <= MAX_NAME && !others.contains(name))
+    }
 }
 
 impl Names {
@@ -71,6 +84,7 @@ impl Names {
         let shards = config.shard_queues();
         Names {
             map: (!shards.is_empty()).then(|| RequestMap::of(config)),
+            left: shards.is_empty().then(|| RequestMap::of(config)).filter(|left| left.is_possible(config)),
             shards,
             queue: config.ingest.queue.clone(),
             ingest: config.ingest.exchange.clone(),

@@ -23,7 +23,7 @@ use super::supervise::{
     frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
     RateLimitedLog,
 };
-use super::topology::{count_queue, prepare_ingest};
+use super::topology::{count_queue, prepare_ingest, Prepared};
 use super::{BrokerEvent, Event, Forwarding, IngestOrder, LinkStatus, Options, ShutdownSignal, Side, FAR_MS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
@@ -435,8 +435,8 @@ impl Ingest {
             self.shared.post(Event::Requests { requests, may_wait });
             // Their confirms come after the requests.
             for (delivery, parts) in forwards {
-                if let Some(Forwarding { sender, .. }) = &self.options.forwarding {
-                    sender.send(delivery, parts, &self.shared);
+                if let Some(Forwarding { sender, sharing, .. }) = &self.options.forwarding {
+                    sender.send(delivery, parts, (&self.shared, sharing.own));
                 }
             }
             if !is_last {
@@ -586,10 +586,14 @@ impl ConnectionUser for Ingest {
         let setup = prepare_ingest(session, options.amqp.topology, (names, own), options.timeouts.connect);
         let shared = Arc::clone(&self.shared);
         let setup = shared.while_waiting(Side::Ingest, setup);
-        let mut notes = match unless_shutdown(&mut self.shutdown, setup).await {
+        let Prepared { mut notes, is_mapped } = match unless_shutdown(&mut self.shutdown, setup).await {
             Some(done) => done?,
             None => return Ok(()),
         };
+        let sharder = options.forwarding.as_ref().filter(|forwarding| forwarding.sharing.own.is_none());
+        if let Some(Forwarding { map, .. }) = sharder {
+            map.prepared(is_mapped);
+        }
         notes.extend(frame_note(session, &options.amqp));
         let notes = self.notes.take(Side::Ingest, notes);
         if !self.is_gate_open(session).await? {
@@ -600,7 +604,6 @@ impl ConnectionUser for Ingest {
         if lock.is_none() {
             return Ok(());
         }
-        let sharder = options.forwarding.as_ref().filter(|forwarding| forwarding.sharing.own.is_none());
         let mut open = None;
         let mut outdone = None;
         loop {

@@ -17,6 +17,7 @@
 use super::backoff::Backoff;
 use super::connection::Session;
 use super::fault::Fault;
+use super::mapper::Mapper;
 use super::message::{confirm_channel, PublishMessage, TurnOutput};
 use super::publish_channel::PublishChannel;
 use super::shared::Shared;
@@ -49,6 +50,8 @@ struct OpenRequest {
     delivery: Delivery,
     /// The consumer that it came to.
     from: Arc<Shared>,
+    /// The shard of that consumer; `None`: it is the sharder's.
+    came_to: Option<u16>,
     parts_left: AtomicUsize,
 }
 
@@ -93,9 +96,15 @@ impl ForwardQueues {
 pub(crate) struct PartQueue(UnboundedReceiver<ForwardPart>);
 
 impl ForwardSender {
-    pub(crate) fn send(&self, delivery: Delivery, parts: Vec<Forward>, from: &Arc<Shared>) {
+    /// Hands over a request of the consumer `from`, which is that of the shard `came_to`, or the sharder's.
+    pub(crate) fn send(
+        &self,
+        delivery: Delivery,
+        parts: Vec<Forward>,
+        (from, came_to): (&Arc<Shared>, Option<u16>),
+    ) {
         let parts_left = AtomicUsize::new(parts.len());
-        let request = Arc::new(OpenRequest { delivery, from: Arc::clone(from), parts_left });
+        let request = Arc::new(OpenRequest { delivery, from: Arc::clone(from), came_to, parts_left });
         for forward in parts {
             let queue = self.0.get(usize::from(forward.shard));
             let part = ForwardPart { request: Arc::clone(&request), forward };
@@ -116,6 +125,7 @@ pub(crate) struct Forwarder {
     shared: Arc<Shared>,
     options: Arc<Options>,
     key: ForwardKey,
+    mapper: Mapper,
     queue: ShortString,
     parts: UnboundedReceiver<ForwardPart>,
     shutdown: ShutdownSignal,
@@ -141,7 +151,7 @@ impl Forwarder {
     pub(crate) fn new(
         shared: Arc<Shared>,
         options: Arc<Options>,
-        key: ForwardKey,
+        (key, mapper): (ForwardKey, Mapper),
         (queue, PartQueue(parts)): (&str, PartQueue),
         shutdown: ShutdownSignal,
     ) -> Self {
@@ -151,6 +161,7 @@ impl Forwarder {
             shared,
             options,
             key,
+            mapper,
             parts,
             shutdown,
             waiting: BTreeMap::new(),
@@ -177,6 +188,7 @@ impl Forwarder {
         if self.waiting.first_key_value().is_some_and(|(_, oldest)| !oldest.request.is_wanted()) {
             self.waiting.retain(|_, part| part.request.is_wanted());
         }
+        self.mapper.meet(&part.forward, part.request.came_to, Instant::now());
         self.last += 1;
         self.waiting.insert(self.last, part);
     }
@@ -218,7 +230,8 @@ impl Forwarder {
             match settled.outcome {
                 Outcome::Confirmed(_) => {
                     if part.request.confirmed() {
-                        let OpenRequest { delivery, from, .. } = &*part.request;
+                        let OpenRequest { delivery, from, came_to, .. } = &*part.request;
+                        self.mapper.map().forwarded(came_to.is_none());
                         match safe.iter_mut().find(|(known, _)| Arc::ptr_eq(known, from)) {
                             Some((_, deliveries)) => deliveries.push(*delivery),
                             None => safe.push((Arc::clone(from), vec![*delivery])),
@@ -277,19 +290,21 @@ impl Forwarder {
         let mut reason = "a memory or disk alarm of the broker".to_owned();
         loop {
             self.shared.moved(Side::Egress);
+            let mut bindings = false;
             tokio::select! {
                 () = requested(&mut self.shutdown), if closing.is_none() => {
                     let end = self.shutdown.borrow().unwrap_or_else(Instant::now);
                     closing = Some(Instant::now() + end.saturating_duration_since(Instant::now()) / 2);
                 }
                 () = channel.woken() => {}
+                () = self.mapper.answered() => bindings = true,
                 // The status of the connection shows everything else.
                 Some(event) = events.next() => {
                     if let lapin::Event::ConnectionBlocked(text) = event {
                         reason = text;
                     }
                 }
-                _ = check.tick() => {}
+                _ = check.tick() => bindings = true,
                 part = self.parts.recv(), if closing.is_none() => match part {
                     Some(part) => self.take(part),
                     None => return Ok(()),
@@ -317,7 +332,12 @@ impl Forwarder {
                 Some(end) if channel.is_idle() || end <= Instant::now() => return Ok(()),
                 Some(_) => {}
                 None if blocked => {}
-                None => self.publish(channel, session.frame_max()),
+                None => {
+                    self.publish(channel, session.frame_max());
+                    if bindings {
+                        self.mapper.order(Instant::now());
+                    }
+                }
             }
         }
     }
@@ -343,7 +363,12 @@ impl ConnectionUser for Forwarder {
         // The queue may not exist yet.
         self.careful = true;
         let mut channel = PublishChannel::new(channel, forward_id_of);
-        let result = self.forward(session, &mut channel, &up).await;
+        let bindings = self.mapper.connected(session);
+        let result = tokio::select! {
+            biased;
+            result = self.forward(session, &mut channel, &up) => result,
+            never = bindings => match never {},
+        };
         self.end(channel);
         result
     }
@@ -383,3 +408,7 @@ impl ConnectionUser for Forwarder {
         &mut self.backoff
     }
 }
+
+#[cfg(test)]
+#[path = "forwarder_tests.rs"]
+mod tests;

@@ -8,11 +8,12 @@
 //!
 //! Deliberately absent: the meaning of requests and batches (`wire`), the decision which of them to ack,
 //! publish or retry (the engine), and any change to an existing object on the broker (`topology` only
-//! creates).
+//! creates; the command of `adopt` takes bindings away, and deletes the exchanges of several shards).
 //!
 //! Bounds: the prefetch bounds deliveries, the engine's slots bound publishes, and a time limit bounds every
 //! wait for the broker.
 
+mod adopt;
 mod alone;
 mod backoff;
 pub mod blueprint;
@@ -31,6 +32,7 @@ mod gate;
 mod ingest_lock;
 mod inspect;
 mod liveness;
+mod mapper;
 mod message;
 mod prefetch;
 mod publish_channel;
@@ -40,12 +42,14 @@ mod reopening;
 mod replies;
 mod rights;
 mod shared;
+mod shared_map;
 mod spans;
 mod supervise;
 mod suspects;
 mod topology;
 mod unacked;
 
+pub use adopt::adopt;
 pub use blueprint::lock_name;
 pub use connection::{address, connect, is_exposed, ConnectError};
 pub use dead_queue::DeadLetterService;
@@ -54,6 +58,7 @@ pub use forwarder::{forward_queues, ForwardQueues, ForwardSender};
 pub use gate::ShardGate;
 pub use inspect::inspect;
 pub use replies::OutgoingReply;
+pub use shared_map::{MapStats, SharedMap};
 pub use spans::{OnSpan, PublishSpan};
 
 use replies::{Handed, Replies};
@@ -266,6 +271,8 @@ pub struct Forwarding {
     pub gate: ShardGate,
     /// The objects on the broker that the whole daemon uses.
     pub names: Arc<blueprint::Names>,
+    /// What the whole daemon knows of the map.
+    pub map: Arc<SharedMap>,
 }
 
 impl Forwarding {
@@ -393,7 +400,8 @@ impl Amqp {
         on_event: Arc<dyn Fn(Event) + Send + Sync>,
         on_link: Arc<dyn Fn(u16, LinkStatus) + Send + Sync>,
     ) -> Amqp {
-        let key = forwarding.sharing.key.clone();
+        let (key, map) = (forwarding.sharing.key.clone(), Arc::clone(&forwarding.map));
+        let names = Arc::clone(&forwarding.names);
         let options = Options { forwarding: Some(forwarding), ..options };
         let (shared, options) = Shared::of(options, on_event);
         let (ingest, ingest_orders) = mpsc::unbounded_channel();
@@ -411,8 +419,10 @@ impl Amqp {
             // All of them run on one thread, so one mark shows whether it moves.
             let (progress, figures) = (Arc::clone(&options.progress), Arc::clone(&options.figures));
             let own = Arc::new(Shared::new(Arc::new(on_event), progress, figures));
-            let (options, key, signal) = (options.clone(), key.clone(), signal.clone());
-            let forwarder = forwarder::Forwarder::new(own, options, key, (queue, parts), signal);
+            let (options, signal) = (options.clone(), signal.clone());
+            let mapper = mapper::Mapper::new(Arc::clone(&map), Arc::clone(&names), shard);
+            let way = (key.clone(), mapper);
+            let forwarder = forwarder::Forwarder::new(own, options, way, (queue, parts), signal);
             tasks.push(runtime.spawn(forwarder.run()));
         }
         Amqp { shared, ingest, egress, replies, shutdown, tasks: Mutex::new(tasks) }

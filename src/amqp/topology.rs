@@ -1,13 +1,16 @@
 //! Queues, exchanges and bindings: created, checked, or left alone at each connect.
 //!
 //! Each side handles the objects that it uses, since the two may have different logins or even brokers.
-//! Deliberately absent: deleting or changing an existing object. A queue with other arguments is used as it
-//! is.
+//! Deliberately absent: deleting or changing an existing object, which only [`super::adopt`] does, with the
+//! steps from here. A queue with other arguments is used as it is.
 
 use super::blueprint::{self, Argument, Declared, Names, RequestMap, Routing};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
-use lapin::options::{ExchangeBindOptions, ExchangeDeclareOptions, QueueBindOptions, QueueDeclareOptions};
+use lapin::options::{
+    ExchangeBindOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, ExchangeUnbindOptions,
+    QueueBindOptions, QueueDeclareOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{Channel, ExchangeKind};
 use std::time::Duration;
@@ -22,6 +25,13 @@ pub(crate) struct Note {
     pub(crate) text: String,
 }
 
+/// What [`prepare_ingest`] has found.
+pub(crate) struct Prepared {
+    pub(crate) notes: Vec<Note>,
+    /// No way but the map leads to the ingest queue: applications may be bound.
+    pub(crate) is_mapped: bool,
+}
+
 /// Prepares what a consumer needs: its queue, the exchange that requests are published to with the ways from
 /// there, and the dead exchange that the queue names. `own`: its shard; `None`: it consumes the ingest queue.
 pub(crate) async fn prepare_ingest(
@@ -29,8 +39,9 @@ pub(crate) async fn prepare_ingest(
     mode: Topology,
     (names, own): (&Names, Option<u16>),
     limit: Duration,
-) -> Result<Vec<Note>, Fault> {
+) -> Result<Prepared, Fault> {
     let mut setup = Setup::new(session, limit);
+    let mut is_mapped = false;
     match mode {
         Topology::Off => {}
         Topology::Passive => {
@@ -44,10 +55,10 @@ pub(crate) async fn prepare_ingest(
         Topology::Declare => {
             let dead = setup.declare_dead(&names.dead).await;
             setup.tolerate_dead(&names.dead.exchange, dead)?;
-            setup.declare_requests(names, own).await?;
+            is_mapped = setup.declare_requests(names, own).await?;
         }
     }
-    Ok(setup.finish().await)
+    Ok(Prepared { notes: setup.finish().await, is_mapped })
 }
 
 /// Prepares what batches need: the output exchange.
@@ -159,6 +170,36 @@ impl<'a> QueueWatch<'a> {
     }
 }
 
+/// Makes bindings of the map, on one channel as long as the broker refuses none.
+pub(crate) struct MapSetup<'a>(Setup<'a>);
+
+impl<'a> MapSetup<'a> {
+    pub(crate) fn new(session: &'a Session, limit: Duration) -> Self {
+        MapSetup(Setup::strict(session, limit))
+    }
+
+    /// Leads an application to this shard, after it leads no longer to the queue of a `wrong` one.
+    ///
+    /// # Errors
+    /// What the broker refused, or did not answer in time.
+    pub(crate) async fn lead(
+        &mut self,
+        names: &Names,
+        shard: u16,
+        application: &str,
+        wrong: Option<u16>,
+    ) -> Result<(), String> {
+        let Some(map) = &names.map else { return Ok(()) };
+        let done = async {
+            if wrong.is_some() {
+                self.0.unbind(names.queue_of(wrong), &map.exchange, application).await?;
+            }
+            self.0.declare(&blueprint::mapped(names, map, shard, application)).await
+        };
+        done.await.map_err(|fault: Fault| fault.text)
+    }
+}
+
 /// Counts of a queue, as the broker answers a passive declaration.
 pub(crate) struct QueueCounts {
     pub(crate) consumers: u32,
@@ -200,6 +241,9 @@ pub(crate) async fn inspect_ingest(
             }
             _ => setup.inspect(&mut found, &declared).await,
         }
+    }
+    if let Some(left) = &names.left {
+        setup.inspect_left(&mut found, names, left).await;
     }
     setup.inspect_dead(&mut found, &names.dead).await;
     setup.finish().await;
@@ -251,19 +295,31 @@ fn short(name: &str) -> Result<ShortString, Fault> {
 }
 
 /// Runs each step on a channel, which the broker may close over the step.
-struct Setup<'a> {
+pub(crate) struct Setup<'a> {
     session: &'a Session,
     channel: Option<Channel>,
     limit: Duration,
     notes: Vec<Note>,
+    /// What is missing or differs is a fault, and not a note; except for the arguments of a queue.
+    is_strict: bool,
 }
 
 impl<'a> Setup<'a> {
     fn new(session: &'a Session, limit: Duration) -> Self {
-        Setup { session, channel: None, limit, notes: Vec::new() }
+        Setup { session, channel: None, limit, notes: Vec::new(), is_strict: false }
     }
 
-    async fn finish(self) -> Vec<Note> {
+    /// Refused permissions and exchanges that differ are faults, which name the broker's own reason.
+    pub(crate) fn strict(session: &'a Session, limit: Duration) -> Self {
+        Setup { is_strict: true, ..Setup::new(session, limit) }
+    }
+
+    /// Takes the notes of the steps so far.
+    pub(crate) fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    pub(crate) async fn finish(self) -> Vec<Note> {
         if let Some(channel) = self.channel {
             // The end of the session closes it at the latest.
             let _ = timeout(self.limit, channel.close(200, "OK".into())).await;
@@ -313,7 +369,7 @@ impl<'a> Setup<'a> {
         self.done(&format!("declaring queue '{name}'"), result).map(drop)
     }
 
-    async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {
+    pub(crate) async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {
         // The default exchange always exists, and may not be declared.
         if name.is_empty() {
             return Ok(());
@@ -352,7 +408,7 @@ impl<'a> Setup<'a> {
         Ok(())
     }
 
-    async fn declare(&mut self, declared: &Declared) -> Result<(), Fault> {
+    pub(crate) async fn declare(&mut self, declared: &Declared) -> Result<(), Fault> {
         match declared {
             Declared::Queue { name, arguments } => self.declare_queue(name, arguments).await,
             Declared::Exchange { name, kind, alternate } => {
@@ -365,23 +421,24 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// The queue of a consumer, and the ways that lead to it.
-    async fn declare_requests(&mut self, names: &Names, own: Option<u16>) -> Result<(), Fault> {
+    /// The queue of a consumer, and the ways that lead to it. Whether applications may be bound.
+    async fn declare_requests(&mut self, names: &Names, own: Option<u16>) -> Result<bool, Fault> {
         self.declare(&blueprint::request_queue(names, None)).await?;
         let Some(map) = &names.map else {
             let ways = blueprint::request_exchange(names).into_iter().chain(blueprint::direct_way(names));
-            return self.declare_all(&ways.collect::<Vec<_>>()).await;
+            self.declare_all(&ways.collect::<Vec<_>>()).await?;
+            return Ok(false);
         };
         let before = self.notes.len();
         let is_mapped = self.lead_by_map(names, map).await?;
-        let Some(own) = own else { return Ok(()) };
+        let Some(own) = own else { return Ok(is_mapped) };
         // The consumer of the ingest queue tells of them.
         self.notes.truncate(before);
         self.declare(&blueprint::request_queue(names, Some(own))).await?;
         if is_mapped {
             self.map_applications(names, map, own).await?;
         }
-        Ok(())
+        Ok(is_mapped)
     }
 
     /// Leads the requests through the map. Whether that is certain: only then no way but the map leads to the
@@ -491,7 +548,7 @@ impl<'a> Setup<'a> {
                 );
                 self.check_queue(name).await.map(drop)
             }
-            Some(403) => {
+            Some(403) if !self.is_strict => {
                 let checked = self.check_queue(name).await.map(drop);
                 self.instead(checked, fault)
             }
@@ -523,6 +580,7 @@ impl<'a> Setup<'a> {
             return Ok(());
         };
         match fault.code {
+            _ if self.is_strict => Err(fault),
             // Batches would go to the wrong queues.
             Some(406) if routing == Routing::Direct && fault.text.contains("'type'") => {
                 fault.kind = FaultKind::Setup;
@@ -581,7 +639,7 @@ impl<'a> Setup<'a> {
     }
 
     /// Takes a binding away, if there is one.
-    async fn unbind(&mut self, queue: &str, exchange: &str, key: &str) -> Result<(), Fault> {
+    pub(crate) async fn unbind(&mut self, queue: &str, exchange: &str, key: &str) -> Result<(), Fault> {
         let channel = self.channel().await?;
         let call = channel.queue_unbind(short(queue)?, short(exchange)?, short(key)?, FieldTable::default());
         let result = timeout(self.limit, call).await;
@@ -589,10 +647,29 @@ impl<'a> Setup<'a> {
         self.tolerate_refusal(done, "it is assumed that there is no binding")
     }
 
+    /// Takes a binding between exchanges away, if there is one.
+    pub(crate) async fn unbind_exchange(&mut self, destination: &str, source: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let (options, arguments) = (ExchangeUnbindOptions::default(), FieldTable::default());
+        let call =
+            channel.exchange_unbind(short(destination)?, short(source)?, "".into(), options, arguments);
+        let result = timeout(self.limit, call).await;
+        let done = self.done(&format!("unbinding exchange '{destination}' from exchange '{source}'"), result);
+        self.tolerate_refusal(done, "it is assumed that there is no binding")
+    }
+
+    /// Deletes an exchange with its bindings, if there is one.
+    pub(crate) async fn delete_exchange(&mut self, name: &str) -> Result<(), Fault> {
+        let channel = self.channel().await?;
+        let call = channel.exchange_delete(short(name)?, ExchangeDeleteOptions::default());
+        let result = timeout(self.limit, call).await;
+        self.done(&format!("deleting exchange '{name}'"), result)
+    }
+
     /// Bindings cannot be checked. Without the permission to change one, it is assumed to be as it should.
     fn tolerate_refusal(&mut self, done: Result<(), Fault>, assumed: &str) -> Result<(), Fault> {
         match done {
-            Err(fault) if fault.code == Some(403) => {
+            Err(fault) if fault.code == Some(403) && !self.is_strict => {
                 self.note(false, format!("{}; {assumed}", fault.text));
                 Ok(())
             }
@@ -646,6 +723,23 @@ impl<'a> Setup<'a> {
         if self.exists(found, name, queue).await {
             let outcome = self.declare(declared).await;
             self.compared(found, outcome);
+        }
+    }
+
+    /// Reports an exchange that an earlier number of shards has left. Without any right to it, nobody knows.
+    async fn inspect_left(&mut self, found: &mut Vec<Result<Note, Fault>>, names: &Names, left: &RequestMap) {
+        match self.check_exchange(&left.exchange).await {
+            Ok(()) => {
+                let text = format!(
+                    "exchange '{}' of several shards exists: what it has bindings for goes to queues other \
+                     than '{}', which a single shard does not consume; `tidegate shards adopt` leads \
+                     requests back",
+                    left.exchange, names.queue
+                );
+                found.push(Ok(Note { risky: true, text }));
+            }
+            Err(fault) if matches!(fault.code, Some(403 | 404)) => {}
+            Err(fault) => found.push(Err(fault)),
         }
     }
 

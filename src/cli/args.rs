@@ -145,6 +145,9 @@ pub(super) enum CliCommand {
     /// Print what the broker must provide
     #[command(subcommand)]
     Topology(TopologyCommand),
+    /// Lead requests on the broker to the queues of the configured shards, or back to one queue
+    #[command(subcommand)]
+    Shards(ShardsCommand),
     /// Print the SQL that creates the tables of a store in PostgreSQL, in the configured schema, for a
     /// database in which the daemon may not create them
     Schema,
@@ -164,6 +167,7 @@ impl CliCommand {
             | CliCommand::Push(_)
             | CliCommand::Config(_)
             | CliCommand::Topology(_)
+            | CliCommand::Shards(_)
             | CliCommand::Schema
             | CliCommand::Store(
                 StoreCommand::Verify(_) | StoreCommand::Import(_) | StoreCommand::Compact(_),
@@ -206,6 +210,18 @@ pub(super) enum TopologyCommand {
     ///
     /// With --output json: definitions without accounts, for `rabbitmqctl import_definitions`.
     Print,
+}
+
+/// Subcommands of `shards`.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(super) enum ShardsCommand {
+    /// Create the exchanges, queues and bindings of several shards, and lead requests there without a gap
+    ///
+    /// The login of [amqp] needs the rights for topology = "declare", whatever the configuration says; with
+    /// that value the daemon does the same itself. With shards.count = 1, requests are led back to the
+    /// ingest queue alone, and both exchanges are deleted. What is done already is done again, with no
+    /// effect.
+    Adopt,
 }
 
 /// Arguments of `health`.
@@ -456,6 +472,19 @@ mod tests {
         let cli = parse("tidegate config sample --config a.toml").unwrap();
         assert!(matches!(cli.command, CliCommand::Config(ConfigCommand::Sample)));
         assert_eq!(cli.config.as_deref(), Some(std::path::Path::new("a.toml")));
+    }
+
+    #[test]
+    fn shards_are_adopted_without_the_daemon() {
+        let cli = parse("tidegate shards adopt --output json --config a.toml").unwrap();
+        assert!(matches!(cli.command, CliCommand::Shards(ShardsCommand::Adopt)));
+        assert!(!cli.command.asks_the_daemon());
+        for (line, kind) in [
+            ("tidegate shards", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("tidegate shards adopt 4", ErrorKind::UnknownArgument),
+        ] {
+            assert_eq!(parse(line).unwrap_err(), kind, "{line}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod output;
 mod paper;
 mod progress;
 mod push;
+mod shards;
 mod status;
 mod store;
 mod tail;
@@ -26,7 +27,9 @@ mod topology;
 mod unix;
 
 use crate::daemon;
-use args::{Cli, CliCommand, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs, TopologyCommand};
+use args::{
+    Cli, CliCommand, ConfigCommand, DaemonArgs, ParkedCommand, RunArgs, ShardsCommand, TopologyCommand,
+};
 use clap::Parser;
 use client::Client;
 use output::{note, plain, Failure, Out};
@@ -96,6 +99,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Completions(args) => paper::completions(args)?,
         CliCommand::Man(args) => paper::man(&args)?,
         CliCommand::Topology(TopologyCommand::Print) => topology::print(&quietly(path.as_deref())?, output)?,
+        CliCommand::Shards(ShardsCommand::Adopt) => shards::adopt(&quietly(path.as_deref())?, output)?,
         CliCommand::Schema => Out::lock().line(database_schema(&quietly(path.as_deref())?).trim_end())?,
         CliCommand::Health(args) => health::run(&daemon()?, &args, output)?,
         CliCommand::Store(command) => {

@@ -81,6 +81,9 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
     for links in d.link_groups() {
         add(&links.first.side, links.text(": "));
     }
+    if let Some(map) = &d.map {
+        add("map", map.text());
+    }
     let i = &d.snapshot.items;
     add(
         "items",
@@ -230,7 +233,7 @@ pub(super) fn bytes(n: u64) -> String {
 mod tests {
     use super::super::client::tests::{running, Daemon};
     use super::*;
-    use crate::admin::state::tests::example;
+    use crate::admin::state::tests::{example, with_map};
     use crate::admin::{Latch, LinkState, NodeHealth, Query};
     use std::sync::Arc;
     use tidegate_config::Config;
@@ -319,6 +322,17 @@ mod tests {
         let ingest = ["connected (1 of 4): 127.0.0.1:5672", "down (2 of 4): refused", "paused (1 of 4)"];
         assert_eq!(of("ingest"), ingest);
         assert_eq!(of("egress"), ["connected (4 of 4): 127.0.0.1:5672"]);
+    }
+
+    #[test]
+    fn the_map_has_a_line_with_several_shards_only() {
+        let lines = |input| -> Vec<String> {
+            let rows = summary(&Document::new(&input, &NodeHealth::ready_but(&[])));
+            rows.into_iter().filter(|row| row[0] == "map").map(|row| row[1].clone()).collect()
+        };
+        assert_eq!(lines(example()), [""; 0]);
+        let map = "forwarded: 40 by the sharder, 3 by shards; bindings: 5 made, 2 corrected, 1 failed";
+        assert_eq!(lines(with_map()), [map]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::mailbox::{ControlEvent, Inlet, ShardOrder};
 use super::queries::QueryDesk;
 use super::reload::Reload;
 use super::reports::{FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
-use super::sharder::{Sharder, SharderLinks};
+use super::sharder::{Sharder, SharderLinks, SharderView};
 use super::{shard_thread, RunError, RunOptions};
 use crate::admin::{self, NodeHealth, ShardHealth};
 use crate::notify::{watchdog_interval, Notify};
@@ -115,12 +115,23 @@ impl Sharding {
             let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
             let names = Arc::new(Names::of(config));
             Sharding {
-                forwarding: Forwarding { sharing, sender, gate: ShardGate::default(), names },
+                forwarding: Forwarding {
+                    sharing,
+                    sender,
+                    gate: ShardGate::default(),
+                    names,
+                    map: Arc::default(),
+                },
                 queues: Some(queues),
                 health: ShardHealth { progress, ..ShardHealth::default() },
                 links: Arc::default(),
             }
         }))
+    }
+
+    /// Where the state reads what it tells of the sharder.
+    fn view(&self) -> SharderView {
+        SharderView { links: Arc::clone(&self.links), map: Arc::clone(&self.forwarding.map) }
     }
 
     /// How this shard passes requests on.
@@ -347,7 +358,7 @@ impl DaemonNode {
             runtime: self.runtime.handle().clone(),
             dead_letters: Arc::new(DeadLetterService::new(&self.config)),
             shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
-            sharder: self.sharding.as_ref().map(|sharding| Arc::clone(&sharding.links)),
+            sharder: self.sharding.as_ref().map(Sharding::view),
             started: self.started,
         }
     }

@@ -9,11 +9,11 @@ use super::exports;
 use super::joined::JoinedAnswer;
 use super::lasting::facts_at_present;
 use super::mailbox::{ControlEvent, Inlet, LoopEvent};
-use super::sharder::SharderLinks;
+use super::sharder::SharderView;
 use crate::admin::{sum, CommandRequest, CommandResponse, Query, ShardState, StateInput};
 use futures_util::{stream, StreamExt as _};
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tidegate_amqp::DeadLetterService;
 use tidegate_common::clock;
 use tidegate_types::Now;
@@ -31,8 +31,8 @@ pub(super) struct QueryDesk {
     pub(super) dead_letters: Arc<DeadLetterService>,
     /// Of each shard, by its number.
     pub(super) shards: Vec<Arc<Inlet>>,
-    /// The links of the sharder, if there is one.
-    pub(super) sharder: Option<Arc<Mutex<SharderLinks>>>,
+    /// What there is to tell of the sharder, if there is one.
+    pub(super) sharder: Option<SharderView>,
     /// Start of the process.
     pub(super) started: Now,
 }
@@ -111,7 +111,7 @@ async fn deliver<A>(mut reply: Sender<A>, answer: impl Future<Output = Option<A>
 /// The sum; `None`: a shard has ended.
 async fn state(
     asked: Vec<Receiver<ShardState>>,
-    sharder: Option<Arc<Mutex<SharderLinks>>>,
+    sharder: Option<SharderView>,
     started: Now,
 ) -> Option<StateInput> {
     let mut states = Vec::with_capacity(asked.len());
@@ -119,9 +119,7 @@ async fn state(
         states.push(answer.await.ok()?);
     }
     let mut state = sum(&facts_at_present(started), states);
-    if let Some(links) = sharder {
-        state.links.extend(links.lock().unwrap_or_else(PoisonError::into_inner).states());
-    }
+    sharder.into_iter().for_each(|sharder| sharder.add_to(&mut state));
     Some(state)
 }
 

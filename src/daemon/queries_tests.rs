@@ -1,7 +1,7 @@
 //! Tests of where queries go, and of what becomes of them.
 
 use super::*;
-use crate::admin::{parse, ExportRefusal, ItemOf, Status};
+use crate::admin::{parse, ExportRefusal, ItemOf, MapState, Status};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -205,6 +205,40 @@ fn shards_see_that_a_client_has_left() {
     let (_, only) = site.only(home);
     drop(answer);
     site.is_left(only);
+}
+
+#[test]
+fn the_state_has_the_map_and_the_links_of_a_sharder_if_there_is_one() {
+    let told = |sharder: Option<SharderView>| {
+        let mut site = site(2);
+        site.desk.sharder = sharder;
+        let (sender, answer) = channel();
+        site.desk.ask(Query::State(sender));
+        for shard in &site.desk.shards {
+            let mut events = VecDeque::new();
+            shard.take(Duration::ZERO, &mut events);
+            let event = events.pop_front();
+            let Some(LoopEvent::Control(ControlEvent::State(reply))) = event else { panic!("{event:?}") };
+            reply.send(ShardState::default()).unwrap();
+        }
+        site.heard(answer).unwrap()
+    };
+    let alone = told(None);
+    assert_eq!((alone.map, alone.links.len()), (None, 0));
+    let view = SharderView::default();
+    let counted = |of: [u64; 5]| {
+        let [forwarded, misplaced, bound, corrected, bind_failures] = of;
+        Some(MapState { forwarded, misplaced, bound, corrected, bind_failures })
+    };
+    assert_eq!(told(Some(view.clone())).map, counted([0; 5]), "before the sharder starts");
+    (0..5).for_each(|_| view.map.forwarded(true));
+    (0..4).for_each(|_| view.map.forwarded(false));
+    (0..3).for_each(|_| view.map.bound());
+    (0..2).for_each(|_| view.map.corrected());
+    view.map.bind_failed();
+    let several = told(Some(view));
+    assert_eq!(several.map, counted([5, 4, 3, 2, 1]));
+    assert_eq!(several.links.iter().map(|link| &*link.side).collect::<Vec<_>>(), ["sharder"]);
 }
 
 #[test]

@@ -9,12 +9,12 @@
 use super::guard::PartWatch;
 use super::lasting::one_worker;
 use super::starts::Starts;
-use super::status::link_state;
+use super::status::{link_state, map_state};
 use super::RunError;
-use crate::admin::{Latch, LinkState, ShardHealth};
+use crate::admin::{Latch, LinkState, ShardHealth, StateInput};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidegate_amqp::{Amqp, BrokerEvent, Event, ForwardQueues, Forwarding, LinkStatus, Options};
+use tidegate_amqp::{Amqp, BrokerEvent, Event, ForwardQueues, Forwarding, LinkStatus, Options, SharedMap};
 use tidegate_common::clock;
 use tidegate_common::progress::DaemonPart;
 use tidegate_config::Config;
@@ -50,6 +50,22 @@ impl SharderLinks {
     /// Whether a forwarder can publish.
     fn may_forward(&self) -> bool {
         self.forwarders.iter().any(|link| matches!(link, Some(LinkStatus::Up { .. })))
+    }
+}
+
+/// What the state tells of a daemon with several shards beside its shards, also before its sharder starts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharderView {
+    pub(super) links: Arc<Mutex<SharderLinks>>,
+    /// Counters of the map, of the sharder and all shards.
+    pub(super) map: Arc<SharedMap>,
+}
+
+impl SharderView {
+    /// Adds what there is to tell at this moment.
+    pub(super) fn add_to(&self, state: &mut StateInput) {
+        state.links.extend(locked(&self.links).states());
+        state.map = Some(map_state(self.map.stats()));
     }
 }
 
@@ -312,7 +328,8 @@ mod tests {
         let (sender, queues) = forward_queues(2);
         let sharing = Sharing { own: None, count: 2, key: ForwardKey::new([1; 32]) };
         let names = Arc::new(Names::of(&config));
-        let forwarding = Forwarding { sharing, sender, gate: ShardGate::default(), names };
+        let (gate, map) = (ShardGate::default(), Arc::default());
+        let forwarding = Forwarding { sharing, sender, gate, names, map };
         let (health, links) = (ShardHealth::default(), Arc::default());
         assert_eq!(locked(&links).states().len(), 1, "before the start");
         let sharder = Sharder::start(&config, (forwarding, queues), &health, Arc::clone(&links)).unwrap();

@@ -2,8 +2,8 @@
 
 use super::lasting::Lasting;
 use super::shard::{Shard, LINKS};
-use crate::admin::{Latch, LinkState, Readiness, ShardLine, ShardState, StoreState, Traffic};
-use tidegate_amqp::{LinkStatus, Side};
+use crate::admin::{Latch, LinkState, MapState, Readiness, ShardLine, ShardState, StoreState, Traffic};
+use tidegate_amqp::{LinkStatus, MapStats, Side};
 use tidegate_common::clock;
 use tidegate_types::snapshot::Snapshot;
 
@@ -39,6 +39,12 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardSt
 pub(super) fn link_state(side: &str, link: Option<&LinkStatus>) -> LinkState {
     let (state, detail) = link.map_or(("connecting", String::new()), describe);
     LinkState { side: side.to_owned(), state: state.to_owned(), detail }
+}
+
+/// The counters of the map in the state.
+pub(super) fn map_state(stats: MapStats) -> MapState {
+    let MapStats { forwarded, misplaced, bound, corrected, bind_failures } = stats;
+    MapState { forwarded, misplaced, bound, corrected, bind_failures }
 }
 
 /// Records a connection's new state.

@@ -371,6 +371,11 @@ function showEnds() {
     ["delivered", totals.confirmed], ["cancelled", totals.cancelled], ["replaced", totals.replaced],
     ["rejected", totals.rejected]].map(([name, n]) => `${count(n)} ${name}`).join(", ") +
     `; ${things(totals.returned, "batch", "batches")} returned, ${count(totals.nacked)} nacked`]);
+  if (board.map) {
+    const { forwarded, misplaced, bound, corrected, bind_failures: failed } = board.map;
+    facts.push(["map", `forwarded: ${count(forwarded)} by the sharder, ${count(misplaced)} by shards; ` +
+      `bindings: ${count(bound)} made, ${count(corrected)} corrected, ${count(failed)} failed`]);
+  }
   if (board.shards.length > 1) {
     const states = new Map();
     for (const { state } of board.shards) states.set(state, (states.get(state) ?? 0) + 1);

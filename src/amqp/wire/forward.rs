@@ -62,6 +62,8 @@ pub struct Forward {
     properties: Arc<BasicProperties>,
     body: Arc<Vec<u8>>,
     restored: Restored,
+    /// Its routing key is its application: see [`Forward::keyed_application`].
+    is_keyed: bool,
     again: bool,
     /// Bytes of memory that it takes, about.
     size: usize,
@@ -89,6 +91,13 @@ pub(crate) struct HomePart {
     shard: u16,
     /// `None`: the whole body.
     body: Option<Vec<u8>>,
+    is_keyed: bool,
+}
+
+impl HomePart {
+    fn whole(shard: u16) -> Self {
+        HomePart { shard, body: None, is_keyed: false }
+    }
 }
 
 impl Delivered {
@@ -140,7 +149,8 @@ impl Delivered {
             properties = properties.with_delivery_mode(mode);
         }
         let is = |name: &str| table.inner().get(name) == Some(&AMQPValue::Boolean(true));
-        let restored = Restored { is_part: is(entry::PART), left_out: number(entry::LEFT_OUT) };
+        let restored =
+            Restored { is_forward: true, is_part: is(entry::PART), left_out: number(entry::LEFT_OUT) };
         let names = [entry::EXCHANGE, entry::KEY].map(|name| text(name).unwrap_or_default());
         self.redelivered |= is(entry::AGAIN);
         [self.exchange, self.routing_key] = names;
@@ -154,7 +164,7 @@ impl Delivered {
         // Decoded headers take more than their encoding. Those that are nested too deep have no size.
         let headers = size(&properties).min(LARGEST_FRAME) * 2;
         let (properties, whole) = (Arc::new(properties), Arc::new(body));
-        let forward = |HomePart { shard, body }| {
+        let forward = |HomePart { shard, body, is_keyed }| {
             let is_part = restored.is_part || body.is_some();
             let body = body.map_or_else(|| Arc::clone(&whole), Arc::new);
             Forward {
@@ -163,6 +173,7 @@ impl Delivered {
                 routing_key: routing_key.clone(),
                 properties: Arc::clone(&properties),
                 restored: Restored { is_part, ..restored },
+                is_keyed,
                 again: redelivered,
                 size: body.len() + headers + std::mem::size_of::<Forward>(),
                 body,
@@ -176,6 +187,12 @@ impl Forward {
     /// The next copy may be a second one: the first may have arrived.
     pub fn repeats(&mut self) {
         self.again = true;
+    }
+
+    /// Its application, if that is its routing key, and a binding of the map by this key would have led it
+    /// straight to its home. Not of an array, and not of what came as a forward.
+    pub fn keyed_application(&self) -> Option<&ShortString> {
+        self.is_keyed.then_some(&self.routing_key)
     }
 
     /// Bytes of memory that it takes, about.
@@ -260,8 +277,15 @@ impl Forward {
 impl Message<'_> {
     /// Where the whole message goes, if its application has its home elsewhere.
     pub(crate) fn elsewhere(&self, application: &str) -> Option<Elsewhere> {
-        let shard = self.sharing?.elsewhere(application)?;
-        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { shard, body: None }] })
+        let sharing = self.sharing?;
+        let shard = sharing.elsewhere(application)?;
+        // By another key of these, it came to a shard without a fault of a binding.
+        let headers = self.properties.headers().as_ref();
+        let has_more_keys = || headers.is_some_and(|all| all.inner().contains_key("CC"));
+        let is_keyed = self.routing_key == application
+            && !self.restored.is_forward
+            && (sharing.own.is_none() || !has_more_keys());
+        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { is_keyed, ..HomePart::whole(shard) }] })
     }
 
     /// Where a message goes that is not understood. A shard keeps it, so that it goes round no further.
@@ -269,7 +293,7 @@ impl Message<'_> {
         let sharing = self.sharing.filter(|sharing| sharing.own.is_none())?;
         let application = self.application().ok().flatten();
         let shard = application.map_or(0, |application| home(&application, sharing.count));
-        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { shard, body: None }] })
+        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart::whole(shard)] })
     }
 
     /// Divides the items of an envelope among their homes.
@@ -286,13 +310,13 @@ impl Message<'_> {
         match &shards[..] {
             [] => return Err(items),
             [shard] if !stays => {
-                let parts = vec![HomePart { shard: *shard, body: None }];
+                let parts = vec![HomePart::whole(*shard)];
                 return Ok(Elsewhere { here: Vec::new(), parts });
             }
             _ => {}
         }
         let bodies = envelope::parts(body, &homes, &shards);
-        let part = |(shard, body)| HomePart { shard, body: Some(body) };
+        let part = |(shard, body)| HomePart { body: Some(body), ..HomePart::whole(shard) };
         let parts = shards.into_iter().zip(bodies).map(part).collect();
         let here = items.into_iter().zip(&homes).filter(|(_, home)| home.is_none());
         Ok(Elsewhere { here: here.map(|(item, _)| item).collect(), parts })

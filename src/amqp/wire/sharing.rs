@@ -91,6 +91,8 @@ impl Sharing {
 /// What the table adds to a message that it has restored.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Restored {
+    /// It came as a forward, so by none of the map's bindings.
+    pub(crate) is_forward: bool,
     /// The body is a part of the original's array: entries that are `null` are elsewhere.
     pub(crate) is_part: bool,
     /// Headers were left out; bytes of the properties, or -1.
