@@ -4,7 +4,7 @@ use crate::plan::Plan;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tidegate_harness::{bounded, Node};
+use tidegate_harness::{bounded, own_cpu_us, Daemon, Node};
 
 /// Broker and plan, shared by all rows.
 pub struct Bench {
@@ -26,6 +26,45 @@ pub type Run = BTreeMap<String, f64>;
 /// A run of these figures.
 pub fn run<const N: usize>(figures: [(&str, f64); N]) -> Run {
     figures.into_iter().map(|(name, figure)| (name.to_owned(), figure)).collect()
+}
+
+/// Processor time of all that takes part, microseconds.
+#[derive(Clone, Copy)]
+pub struct Cpu {
+    /// 0 without a daemon.
+    pub daemon_us: u64,
+    pub broker_us: u64,
+    /// Of this program, which publishes and consumes.
+    pub load_us: u64,
+}
+
+impl Cpu {
+    /// Used so far.
+    pub fn of(node: &Node, daemon: Option<&Daemon>) -> Cpu {
+        let daemon_us = daemon.map_or(0, Daemon::cpu_us);
+        Cpu { daemon_us, broker_us: node.cpu_us(), load_us: own_cpu_us() }
+    }
+
+    /// Used since this earlier moment.
+    pub fn since(self, before: Cpu) -> Cpu {
+        Cpu {
+            daemon_us: self.daemon_us - before.daemon_us,
+            broker_us: self.broker_us - before.broker_us,
+            load_us: self.load_us - before.load_us,
+        }
+    }
+
+    /// The number of cores that each has kept busy for this time; none of the daemon where there is none.
+    pub fn cores(self, time: Duration) -> Run {
+        let cores = |us: u64| us as f64 / 1e6 / time.as_secs_f64();
+        let mut run = run([
+            ("daemon_cores", cores(self.daemon_us)),
+            ("broker_cores", cores(self.broker_us)),
+            ("load_cores", cores(self.load_us)),
+        ]);
+        run.retain(|name, _| name != "daemon_cores" || self.daemon_us > 0);
+        run
+    }
 }
 
 /// One measured thing, with one run per round.

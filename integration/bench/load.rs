@@ -85,17 +85,23 @@ impl<'a> Batch<'a> {
 
     /// Publishes them with the headers from `headers(n)`, and waits for all confirms.
     pub fn publish(&self, node: &Node, headers: impl Fn(u64) -> Vec<u8>) {
+        self.publish_keyed(node, |n| (self.key, headers(n)));
+    }
+
+    /// As [`Batch::publish`], with the routing key and the headers from `message(n)`.
+    pub fn publish_keyed(&self, node: &Node, message: impl Fn(u64) -> (&'a str, Vec<u8>)) {
         let mut raw = Raw::connect(node);
         let body = vec![b'x'; self.size];
         // Bounds the unconfirmed bytes too.
         let slice = (2_000_000 / self.size as u64).clamp(10, 500);
         for n in 0..self.count {
-            let properties = RawProperties::default().headers(&headers(n)).persistent();
+            let (key, headers) = message(n);
+            let properties = RawProperties::default().headers(&headers).persistent();
             let properties = match self.ids {
                 Ids::None => properties,
                 Ids::Each => properties.message_id(format!("order-{n:08}").as_bytes()),
             };
-            raw.put(self.exchange, self.key.as_bytes(), &properties, &body);
+            raw.put(self.exchange, key.as_bytes(), &properties, &body);
             if n % slice == slice - 1 {
                 raw.settle(usize::try_from(3 * slice).unwrap_or(0));
             }

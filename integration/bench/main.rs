@@ -19,6 +19,7 @@ mod peers;
 mod plan;
 mod plots;
 mod report;
+mod shards;
 mod sizes;
 mod steady;
 mod throughput;
@@ -72,7 +73,9 @@ fn measure(options: &Options) -> Result<Report, String> {
     println!("{machine}\n{}", bench.plan);
     let mut report = Report { machine, plan: bench.plan.clone(), seconds: 0, cases: Vec::new() };
     let mut book = Book::new(bench.plan.limit());
-    for group in [throughput::run, sizes::run, steady::run, bursts::run, kills::run, backlog::run] {
+    let groups =
+        [throughput::run, shards::run, sizes::run, steady::run, bursts::run, kills::run, backlog::run];
+    for group in groups {
         group(&bench, &mut book);
         // Saved after each group, so a failure of the next one loses no results.
         report.cases = book.cases().to_vec();

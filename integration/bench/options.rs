@@ -5,7 +5,8 @@ use crate::throughput;
 use std::path::PathBuf;
 
 /// Rows that can be named besides those of `throughput`.
-const OTHERS: [(&str, &str); 7] = [
+const OTHERS: [(&str, &str); 8] = [
+    ("shards", "1, 2, 4 and 8 shards: throughput, and which process limits it, beside bare drains"),
     ("sizes", "messages of 100 B to 100 kB, output queues of both kinds, beside two bridges"),
     ("rates", "what steady rates cost and how late the consumer sees them"),
     ("ttl", "the same rates by RabbitMQ's own way: TTL with dead-lettering"),

@@ -1,7 +1,8 @@
 //! The peers that tidegate is compared with: the minimum for each job, with the same client library.
 
-use crate::book::{run, Run};
+use crate::book::{run, Cpu, Run};
 use crate::load::{quorum, wait_for_depth, Batch};
+use futures_util::future::join_all;
 use futures_util::StreamExt;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::message::Delivery;
@@ -45,24 +46,43 @@ async fn consumer(connection: &Connection, queue: &str) -> Consumer {
 
 /// Consumes a quorum queue and only acks.
 pub fn bare(node: &Node, count: u64) -> Run {
-    const QUEUE: &str = "bench.bare";
+    drain(node, 1, count)
+}
+
+/// Consumes `queues` quorum queues together, each on a connection of its own, and only acks. Of `count`
+/// messages each queue has an equal part.
+pub fn drain(node: &Node, queues: u16, count: u64) -> Run {
     let client = Client::connect(node.uri());
-    client.queue(QUEUE, quorum());
-    Batch::into(QUEUE, count).publish(node, |_| Vec::new());
-    let time = block_on(async {
-        let connection = connect(node.uri()).await;
-        let start = Instant::now();
-        let mut deliveries = consumer(&connection, QUEUE).await;
-        for n in 1..=count {
-            let delivery = deliveries.next().await.expect("a delivery").expect("a delivery");
-            if n % 200 == 0 || n == count {
-                delivery.acker.ack(BasicAckOptions { multiple: true }).await.expect("basic.ack");
-            }
-        }
-        start.elapsed()
+    let names: Vec<String> = (0..queues).map(|n| format!("bench.bare.{n}")).collect();
+    let each = count / u64::from(queues);
+    for name in &names {
+        client.queue(name, quorum());
+        Batch::into(name, each).publish(node, |_| Vec::new());
+    }
+    let (time, used) = block_on(async {
+        let connecting = names.iter().map(|name| async { (connect(node.uri()).await, name.clone()) });
+        let connections = join_all(connecting).await;
+        let (start, before) = (Instant::now(), Cpu::of(node, None));
+        let drains: Vec<_> =
+            connections.into_iter().map(|(to, queue)| tokio::spawn(acked(to, queue, each))).collect();
+        join_all(drains).await.into_iter().for_each(|drain| drain.expect("a drain"));
+        (start.elapsed(), Cpu::of(node, None).since(before))
     });
-    client.delete_queue(QUEUE);
-    per_second(count, time)
+    names.iter().for_each(|name| client.delete_queue(name));
+    let mut run = per_second(each * u64::from(queues), time);
+    run.extend(used.cores(time));
+    run.insert("broker_cpu_us".to_owned(), used.broker_us as f64 / (each * u64::from(queues)) as f64);
+    run
+}
+
+async fn acked(connection: Connection, queue: String, count: u64) {
+    let mut deliveries = consumer(&connection, &queue).await;
+    for n in 1..=count {
+        let delivery = deliveries.next().await.expect("a delivery").expect("a delivery");
+        if n % 200 == 0 || n == count {
+            delivery.acker.ack(BasicAckOptions { multiple: true }).await.expect("basic.ack");
+        }
+    }
 }
 
 /// A bridge without a store and without logic: consume, publish, ack once the publish is confirmed. The fields

@@ -3,7 +3,7 @@
 use crate::book::{Case, Spread};
 use crate::chart::{Axis, Chart, Line, BLUE, ORANGE, RED, SKY};
 use crate::report::{told_whole, Report};
-use crate::{backlog, sizes, steady, throughput};
+use crate::{backlog, shards, sizes, steady, throughput};
 use plotters::style::RGBColor;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,7 @@ pub fn draw(report: &Report, folder: &Path) -> Result<Vec<PathBuf>, String> {
         lateness_over_delay(report),
         lateness_over_backlog(report),
         throughput_over_size(report),
+        throughput_over_shards(report),
         memory_over_backlog(report),
         start_over_backlog(report),
         cpu_over_rate(report),
@@ -137,6 +138,21 @@ fn throughput_over_size(report: &Report) -> Chart {
             by(("bridge, classic", RED), "bridge-classic"),
             by(("tidegate, quorum", SKY), "tidegate-quorum"),
             by(("bridge, quorum", ORANGE), "bridge-quorum"),
+        ],
+    }
+}
+
+fn throughput_over_shards(report: &Report) -> Chart {
+    let by = |name, figure| line(name, figure, "per_second", report.group(shards::GROUP));
+    Chart {
+        file: "throughput-over-shards",
+        title: "Throughput over shards: windowed batches, on one machine with broker and load".to_owned(),
+        x: Axis { title: "shards", log: true },
+        y: Axis { title: "messages a second", log: false },
+        lines: vec![
+            by(("full queues", BLUE), "full"),
+            by(("while producers publish", SKY), "live"),
+            by(("a bare drain of as many queues", RED), "queues"),
         ],
     }
 }

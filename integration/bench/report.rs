@@ -3,7 +3,7 @@
 use crate::book::{Case, Spread};
 use crate::machine::Machine;
 use crate::plan::Plan;
-use crate::{backlog, bursts, kills, sizes, steady, throughput};
+use crate::{backlog, bursts, kills, shards, sizes, steady, throughput};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,7 +25,7 @@ type Column = (&'static str, &'static str, usize);
 type Table = (&'static str, &'static str, &'static [Column]);
 
 /// Ratios come first, because they are comparable between machines.
-const TABLES: [Table; 7] = [
+const TABLES: [Table; 8] = [
     (
         throughput::GROUP,
         "throughput",
@@ -33,6 +33,20 @@ const TABLES: [Table; 7] = [
             ("per_second", "messages/s", 0),
             ("cpu_us", "CPU a message, us", 1),
             ("broker_cpu_us", "the broker's, us", 1),
+            ("rss_mib", "most memory, MiB", 0),
+        ],
+    ),
+    (
+        shards::GROUP,
+        "shards",
+        &[
+            ("per_second", "messages/s", 0),
+            ("cpu_us", "CPU a message, us", 1),
+            ("broker_cpu_us", "the broker's, us", 1),
+            ("daemon_cores", "cores of the daemon", 2),
+            ("broker_cores", "of the broker", 2),
+            ("load_cores", "of the load", 2),
+            ("by_sharder", "through the sharder", 0),
             ("rss_mib", "most memory, MiB", 0),
         ],
     ),
@@ -120,6 +134,9 @@ impl Report {
                 let _written = writeln!(out, "\n{}", self.heading(group, head));
             }
             out.push_str(&table);
+            for limit in self.group(group).filter_map(|case| shards::limit(case, self.machine.cores)) {
+                let _written = writeln!(out, "\n{limit}");
+            }
         }
         for case in &self.cases {
             for wrong in &case.failed {

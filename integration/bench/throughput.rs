@@ -4,13 +4,13 @@
 //! requested delay. With windows it is timed until all requests are durable: batches leave when windows
 //! close, one second apart, and that second would be the resolution of the result.
 
-use crate::book::{Bench, Book, Case, Run};
+use crate::book::{Bench, Book, Case, Cpu, Run};
 use crate::load::{customer, delay, wait_for_depth, Batch, Ids, APPLICATION, BODY, LIMIT, PATIENCE};
 use crate::peers::{bare, per_second, Bridge};
 use crate::report::told_whole;
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
-use tidegate_harness::{wait_until, Config, Daemon, Node, Site};
+use tidegate_harness::{wait_until, Config, Daemon, Inbox, Node, Site};
 
 pub const GROUP: &str = "throughput";
 const CUSTOMERS: u64 = 1000;
@@ -138,19 +138,30 @@ fn filled(
     config: &Config,
     batch: Batch<'_>,
     headers: impl Fn(u64) -> Vec<u8>,
-) -> (Daemon, Instant, CpuBefore) {
-    let mut daemon = site.start(config);
+) -> (Daemon, Instant, Cpu) {
+    let daemon = site.start(config);
+    refilled(site, daemon, &[site.ingest_queue()], || batch.publish(site.node, headers))
+}
+
+/// The same for a daemon that runs, and all the queues that `fill` publishes to; they are empty before.
+pub fn refilled(
+    site: &Site<'_>,
+    mut daemon: Daemon,
+    queues: &[String],
+    fill: impl FnOnce(),
+) -> (Daemon, Instant, Cpu) {
     daemon.term();
     daemon.exit(Duration::from_secs(30));
-    batch.publish(site.node, headers);
+    fill();
+    let depth = || queues.iter().filter_map(|queue| site.client.depth(queue)).sum::<u32>();
+    let full = depth();
     daemon.start_again();
-    let full = u32::try_from(batch.count).ok();
     let end = Instant::now() + LIMIT;
-    while site.client.depth(&site.ingest_queue()) == full {
+    while depth() == full {
         assert!(Instant::now() < end, "the daemon takes nothing");
         std::thread::sleep(Duration::from_millis(2));
     }
-    let before = CpuBefore { daemon_us: daemon.cpu_us(), broker_us: site.node.cpu_us() };
+    let before = Cpu::of(site.node, Some(&daemon));
     (daemon, Instant::now(), before)
 }
 
@@ -158,18 +169,12 @@ fn bridge(bridge: Bridge, node: &Node, count: u64) -> Run {
     bridge.run(node, count, BODY, FieldTable::default())
 }
 
-/// Processor time that daemon and broker have used by the first delivery.
-#[derive(Clone, Copy)]
-struct CpuBefore {
-    daemon_us: u64,
-    broker_us: u64,
-}
-
-fn measured(site: &Site<'_>, daemon: &Daemon, count: u64, time: Duration, before: CpuBefore) -> Run {
+/// The figures of `count` messages in this time, and what they have cost until now.
+pub fn measured(site: &Site<'_>, daemon: &Daemon, count: u64, time: Duration, before: Cpu) -> Run {
     let mut run = per_second(count, time);
-    let each = |used_us: u64, before_us: u64| (used_us - before_us) as f64 / count as f64;
-    run.insert("cpu_us".to_owned(), each(daemon.cpu_us(), before.daemon_us));
-    run.insert("broker_cpu_us".to_owned(), each(site.node.cpu_us(), before.broker_us));
+    let used = Cpu::of(site.node, Some(daemon)).since(before);
+    run.insert("cpu_us".to_owned(), used.daemon_us as f64 / count as f64);
+    run.insert("broker_cpu_us".to_owned(), used.broker_us as f64 / count as f64);
     run.insert("rss_mib".to_owned(), daemon.peak_rss() as f64 / f64::from(1 << 20));
     run
 }
@@ -196,6 +201,15 @@ fn acked(site: &Site<'_>) {
     });
 }
 
+/// Waits for batches with this many items.
+pub fn arrive(inbox: &Inbox, count: u64) {
+    let mut items = 0;
+    while items < count {
+        let received = inbox.poll(PATIENCE).expect("a batch within a minute");
+        items += u64::try_from(received.number("x-count").unwrap_or(0)).unwrap_or(0);
+    }
+}
+
 fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
     let site = Site::on(node, "windowed");
     let config = site.config().text("defaults.window", "1s");
@@ -206,11 +220,7 @@ fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
     let (daemon, start, before) = filled(&site, &config, Batch::of(&site.ingest(), count, ids), header);
     let took = taken_in(&daemon, count).duration_since(start);
     acked(&site);
-    let mut items = 0;
-    while items < count {
-        let received = inbox.poll(PATIENCE).expect("a batch within a minute");
-        items += u64::try_from(received.number("x-count").unwrap_or(0)).unwrap_or(0);
-    }
+    arrive(&inbox, count);
     let run = measured(&site, &daemon, count, took, before);
     clean(&site, daemon);
     run

@@ -43,7 +43,7 @@ pub use disk::Disk;
 pub use guard::{run_guarded, workdir};
 pub use http::HttpAnswer;
 pub use lapin;
-pub use machine::Machine;
+pub use machine::{own_cpu_us, Machine};
 pub use message::{text, Batch, Item, Push, Received};
 pub use moments::{seed, Moments};
 pub use oracle::{Ledger, Load, Recipe, Recorder, Report};

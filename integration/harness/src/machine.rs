@@ -29,6 +29,14 @@ pub(crate) fn cpu_us(pid: u32) -> u64 {
     (ticks(11) + ticks(12)) * 10_000
 }
 
+/// Processor time that this process has used so far, user and system, microseconds (in steps of 10 ms).
+///
+/// # Panics
+/// If the system does not report it.
+pub fn own_cpu_us() -> u64 {
+    cpu_us(std::process::id())
+}
+
 impl Machine {
     /// Starts to observe the machine.
     pub fn watched() -> Machine {
