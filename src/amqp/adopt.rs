@@ -23,8 +23,8 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(2);
 enum BrokerStep {
     /// Creates an object.
     Declare(Declared),
-    /// Takes away the way without a key from an exchange to a queue.
-    Unbind { exchange: String, queue: String },
+    /// Takes away the way from an exchange to a queue, whichever of these keys it has.
+    Unbind { exchange: String, queue: String, keys: [String; 2] },
     /// Takes away the bindings of an application to the queues of other shards than its own.
     Free { exchange: String, application: String, queues: Vec<String> },
     /// Takes away the way from one exchange to another.
@@ -55,7 +55,7 @@ impl fmt::Display for BrokerStep {
             BrokerStep::Declare(Declared::ExchangeBinding { source, destination }) => {
                 write!(f, "exchange '{destination}' bound to exchange '{source}'")
             }
-            BrokerStep::Unbind { exchange, queue } => {
+            BrokerStep::Unbind { exchange, queue, .. } => {
                 write!(f, "queue '{queue}' no longer bound to exchange '{exchange}'")
             }
             BrokerStep::Free { exchange, application, .. } => {
@@ -126,7 +126,12 @@ async fn run(setup: &mut Setup<'_>, steps: &[BrokerStep]) -> Result<Vec<String>,
 async fn take(setup: &mut Setup<'_>, step: &BrokerStep) -> Result<(), Fault> {
     match step {
         BrokerStep::Declare(declared) => setup.declare(declared).await,
-        BrokerStep::Unbind { exchange, queue } => setup.unbind(queue, exchange, "").await,
+        BrokerStep::Unbind { exchange, queue, keys } => {
+            for key in keys {
+                setup.unbind(queue, exchange, key).await?;
+            }
+            Ok(())
+        }
         BrokerStep::Free { exchange, application, queues } => {
             for queue in queues {
                 setup.unbind(queue, exchange, application).await?;
@@ -168,7 +173,9 @@ fn to_shards(names: &Names, map: &RequestMap) -> Vec<BrokerStep> {
         .chain(blueprint::request_exchange(names))
         .chain(blueprint::map_way(names, map));
     let mut steps: Vec<BrokerStep> = of_all.map(BrokerStep::Declare).collect();
-    steps.push(BrokerStep::Unbind { exchange: names.ingest.clone(), queue: names.queue.clone() });
+    let (exchange, queue) = (names.ingest.clone(), names.queue.clone());
+    let keys = blueprint::direct_keys(names).map(str::to_owned);
+    steps.push(BrokerStep::Unbind { exchange, queue, keys });
     let shards = 0..u16::try_from(names.shards.len()).unwrap_or(u16::MAX);
     // A queue that is missing has no bindings, and none can be made to it.
     steps.extend(

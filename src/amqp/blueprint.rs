@@ -231,6 +231,12 @@ pub(crate) fn direct_way(names: &Names) -> Option<Declared> {
     (!names.ingest.is_empty()).then(|| binding(&names.ingest, &names.queue))
 }
 
+/// The keys with which the direct way may have been bound: some clients take the name of the queue where none
+/// is given.
+pub(crate) fn direct_keys(names: &Names) -> [&str; 2] {
+    ["", &names.queue]
+}
+
 /// The ways by the map. At no moment of their creation is a request without a way, or in two queues: a queue
 /// gets a message once, whatever number of ways lead to it.
 pub(crate) fn map_way(names: &Names, map: &RequestMap) -> Vec<Declared> {

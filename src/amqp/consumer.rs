@@ -23,7 +23,7 @@ use super::supervise::{
     frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
     RateLimitedLog,
 };
-use super::topology::{count_queue, prepare_ingest, Prepared};
+use super::topology::{count_queue, lead_requests, prepare_ingest};
 use super::{BrokerEvent, Event, Forwarding, IngestOrder, LinkStatus, Options, ShutdownSignal, Side, FAR_MS};
 use futures_util::future::BoxFuture;
 use futures_util::FutureExt;
@@ -80,6 +80,8 @@ pub(crate) struct Ingest {
     lock_taker: LockTaker,
     /// Names that headers of requests came close to, each logged once.
     near_misses: BTreeSet<&'static str>,
+    /// Requests were led to the queue by an earlier connection.
+    has_led: bool,
     /// Of a shard among several.
     gate: WatchedGate,
 }
@@ -129,6 +131,7 @@ impl Ingest {
             notes: NoteLog::default(),
             log: RateLimitedLog::default(),
             near_misses: BTreeSet::new(),
+            has_led: false,
         }
     }
 
@@ -586,16 +589,12 @@ impl ConnectionUser for Ingest {
         let setup = prepare_ingest(session, options.amqp.topology, (names, own), options.timeouts.connect);
         let shared = Arc::clone(&self.shared);
         let setup = shared.while_waiting(Side::Ingest, setup);
-        let Prepared { mut notes, is_mapped } = match unless_shutdown(&mut self.shutdown, setup).await {
+        let mut notes = match unless_shutdown(&mut self.shutdown, setup).await {
             Some(done) => done?,
             None => return Ok(()),
         };
-        let sharder = options.forwarding.as_ref().filter(|forwarding| forwarding.sharing.own.is_none());
-        if let Some(Forwarding { map, .. }) = sharder {
-            map.prepared(is_mapped);
-        }
         notes.extend(frame_note(session, &options.amqp));
-        let notes = self.notes.take(Side::Ingest, notes);
+        let mut notes = self.notes.take(Side::Ingest, notes);
         if !self.is_gate_open(session).await? {
             return Ok(());
         }
@@ -604,6 +603,19 @@ impl ConnectionUser for Ingest {
         if lock.is_none() {
             return Ok(());
         }
+        let (mode, limit) = (options.amqp.topology, options.timeouts.connect);
+        let leading = lead_requests(session, mode, (names, own), !self.has_led, limit);
+        let leading = shared.while_waiting(Side::Ingest, leading);
+        let led = match unless_shutdown(&mut self.shutdown, leading).await {
+            Some(done) => done?,
+            None => return Ok(()),
+        };
+        notes.extend(self.notes.take(Side::Ingest, led.notes));
+        self.has_led = true;
+        if let Some(Forwarding { map, .. }) = &options.forwarding {
+            map.prepared(led.is_mapped);
+        }
+        let sharder = options.forwarding.as_ref().filter(|forwarding| forwarding.sharing.own.is_none());
         let mut open = None;
         let mut outdone = None;
         loop {

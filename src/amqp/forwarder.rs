@@ -137,6 +137,8 @@ pub(crate) struct Forwarder {
     open_bytes: usize,
     /// Number of the last part.
     last: u64,
+    /// Number of waiting parts from which they are looked through for those that are delivered again.
+    look_at: usize,
     /// Nothing is published before this moment.
     rests_until: Option<Instant>,
     /// Nothing was confirmed since the connection was opened, or since a part has failed.
@@ -168,6 +170,7 @@ impl Forwarder {
             open: BTreeMap::new(),
             open_bytes: 0,
             last: 0,
+            look_at: MOST_OPEN,
             rests_until: None,
             careful: false,
             backoff: Backoff::default(),
@@ -185,8 +188,9 @@ impl Forwarder {
     }
 
     fn take(&mut self, part: ForwardPart) {
-        if self.waiting.first_key_value().is_some_and(|(_, oldest)| !oldest.request.is_wanted()) {
+        if self.waiting.len() >= self.look_at {
             self.waiting.retain(|_, part| part.request.is_wanted());
+            self.look_at = MOST_OPEN.max(self.waiting.len() * 2);
         }
         self.mapper.meet(&part.forward, part.request.came_to, Instant::now());
         self.last += 1;
@@ -334,7 +338,8 @@ impl Forwarder {
                 None if blocked => {}
                 None => {
                     self.publish(channel, session.frame_max());
-                    if bindings {
+                    // What waits here must not be overtaken, unless there is always something.
+                    if bindings && (self.waiting.is_empty() || !self.careful) {
                         self.mapper.order(Instant::now());
                     }
                 }

@@ -139,7 +139,7 @@ impl Mapper {
             Some(Meeting::Unbound(of_it)) => *of_it = Unbound { last: now, came_to, ..*of_it },
             None if self.map.admits() => drop(self.met.insert(application.clone(), unbound(now))),
             None => {
-                let detail = format!("{MOST_MET} applications without a section have got a binding");
+                let detail = format!("{MOST_MET} applications have been met in this run");
                 self.log.warn("met", &detail, "requests of others go through the ingest queue");
             }
         }

@@ -143,8 +143,10 @@ fn a_binding_to_a_wrong_shard_is_taken_away_where_the_request_proves_it() {
     site.answer(Ok(()));
     assert_eq!(site.counts(), [1, 1, 0]);
     for came_to in [None, Some(1)] {
-        site.comes(&request(&mail, &shop, came_to), came_to);
+        let foreign = name(2);
+        site.comes(&request(&mail, &foreign, came_to), came_to);
     }
+    assert_eq!(site.after(1_000), None, "by another key");
     site.map.prepared(false);
     // Another way may lead to the ingest queue.
     site.meets(&mail);

@@ -37,8 +37,8 @@ pub struct SharedMap {
 }
 
 impl SharedMap {
-    /// The sharder has prepared the ways of requests. `is_certain`: no way but the map leads to the ingest
-    /// queue, so that an application that is bound has one way.
+    /// A consumer has prepared the ways of requests. `is_certain`: as far as is known, no way but the map
+    /// leads to the ingest queue, so that an application that is bound has one way.
     pub(crate) fn prepared(&self, is_certain: bool) {
         self.leads.store(is_certain, Relaxed);
     }

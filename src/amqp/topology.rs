@@ -25,23 +25,15 @@ pub(crate) struct Note {
     pub(crate) text: String,
 }
 
-/// What [`prepare_ingest`] has found.
-pub(crate) struct Prepared {
-    pub(crate) notes: Vec<Note>,
-    /// No way but the map leads to the ingest queue: applications may be bound.
-    pub(crate) is_mapped: bool,
-}
-
-/// Prepares what a consumer needs: its queue, the exchange that requests are published to with the ways from
-/// there, and the dead exchange that the queue names. `own`: its shard; `None`: it consumes the ingest queue.
+/// Prepares what a consumer needs before it has its turn: its queue, and the dead exchange that the queue
+/// names. `own`: its shard; `None`: it consumes the ingest queue.
 pub(crate) async fn prepare_ingest(
     session: &Session,
     mode: Topology,
     (names, own): (&Names, Option<u16>),
     limit: Duration,
-) -> Result<Prepared, Fault> {
+) -> Result<Vec<Note>, Fault> {
     let mut setup = Setup::new(session, limit);
-    let mut is_mapped = false;
     match mode {
         Topology::Off => {}
         Topology::Passive => {
@@ -55,10 +47,40 @@ pub(crate) async fn prepare_ingest(
         Topology::Declare => {
             let dead = setup.declare_dead(&names.dead).await;
             setup.tolerate_dead(&names.dead.exchange, dead)?;
-            is_mapped = setup.declare_requests(names, own).await?;
+            setup.declare(&blueprint::request_queue(names, None)).await?;
+            if own.is_some() {
+                setup.declare(&blueprint::request_queue(names, own)).await?;
+            }
         }
     }
-    Ok(Prepared { notes: setup.finish().await, is_mapped })
+    Ok(setup.finish().await)
+}
+
+/// How requests come to a consumer.
+#[derive(Default)]
+pub(crate) struct LedRequests {
+    pub(crate) notes: Vec<Note>,
+    /// The map stands, and the direct way to the ingest queue is gone: applications may be bound. Ways that
+    /// others have made by keys of their own are not known.
+    pub(crate) is_mapped: bool,
+}
+
+/// Leads requests to a consumer that has its turn: creates the exchange that they are published to, and the
+/// ways from there. A daemon that stands by changes no way: its number of shards may be another one.
+/// `is_first`: another number of shards may have left bindings to its queue.
+pub(crate) async fn lead_requests(
+    session: &Session,
+    mode: Topology,
+    (names, own): (&Names, Option<u16>),
+    is_first: bool,
+    limit: Duration,
+) -> Result<LedRequests, Fault> {
+    if mode != Topology::Declare {
+        return Ok(LedRequests::default());
+    }
+    let mut setup = Setup::new(session, limit);
+    let is_mapped = setup.lead_requests(names, own, is_first).await?;
+    Ok(LedRequests { notes: setup.finish().await, is_mapped })
 }
 
 /// Prepares what batches need: the output exchange.
@@ -421,9 +443,13 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// The queue of a consumer, and the ways that lead to it. Whether applications may be bound.
-    async fn declare_requests(&mut self, names: &Names, own: Option<u16>) -> Result<bool, Fault> {
-        self.declare(&blueprint::request_queue(names, None)).await?;
+    /// See [`lead_requests`]. Whether applications may be bound.
+    async fn lead_requests(
+        &mut self,
+        names: &Names,
+        own: Option<u16>,
+        is_first: bool,
+    ) -> Result<bool, Fault> {
         let Some(map) = &names.map else {
             let ways = blueprint::request_exchange(names).into_iter().chain(blueprint::direct_way(names));
             self.declare_all(&ways.collect::<Vec<_>>()).await?;
@@ -434,9 +460,8 @@ impl<'a> Setup<'a> {
         let Some(own) = own else { return Ok(is_mapped) };
         // The consumer of the ingest queue tells of them.
         self.notes.truncate(before);
-        self.declare(&blueprint::request_queue(names, Some(own))).await?;
         if is_mapped {
-            self.map_applications(names, map, own).await?;
+            self.map_applications(names, map, own, is_first).await?;
         }
         Ok(is_mapped)
     }
@@ -458,12 +483,19 @@ impl<'a> Setup<'a> {
         };
         match made {
             Ok(()) if self.notes.len() == before => {
-                self.unbind(&names.queue, &names.ingest, "").await?;
+                for key in blueprint::direct_keys(names) {
+                    self.unbind(&names.queue, &names.ingest, key).await?;
+                }
                 Ok(self.notes.len() == before)
             }
             // What may not be changed is the operator's, and assumed to be complete.
             Ok(()) => Ok(false),
             Err(fault) if !is_plain || matches!(fault.code, Some(403 | 404)) => {
+                if self.check_exchange(&map.exchange).await.is_ok() {
+                    // Beside the map, the direct way would lead each request to two queues.
+                    self.note(false, format!("requests go the ways that there are: {}", fault.text));
+                    return Ok(false);
+                }
                 self.note(false, format!("all requests go through queue '{}': {}", names.queue, fault.text));
                 self.declare_all(&blueprint::direct_way(names).into_iter().collect::<Vec<_>>()).await?;
                 Ok(false)
@@ -492,12 +524,18 @@ impl<'a> Setup<'a> {
 
     /// Binds the configured applications of this shard, and takes away the bindings of others to its queue,
     /// which another number of shards has left.
-    async fn map_applications(&mut self, names: &Names, map: &RequestMap, own: u16) -> Result<(), Fault> {
+    async fn map_applications(
+        &mut self,
+        names: &Names,
+        map: &RequestMap,
+        own: u16,
+        is_first: bool,
+    ) -> Result<(), Fault> {
         let before = self.notes.len();
         for (application, is_own) in names.mapped_to(own) {
             if is_own {
                 self.declare(&blueprint::mapped(names, map, own, application)).await?;
-            } else {
+            } else if is_first {
                 self.unbind(names.queue_of(Some(own)), &map.exchange, application).await?;
             }
             // Without the permission, the first refusal tells of all.

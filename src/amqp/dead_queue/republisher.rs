@@ -4,7 +4,7 @@ use super::{raw, DeadLetterService, CLOSE_WITHIN, STEP_WITHIN};
 use crate::connection::Session;
 use crate::fault::Fault;
 use crate::message::confirm_channel;
-use crate::topology::prepare_ingest;
+use crate::topology::{lead_requests, prepare_ingest};
 use lapin::message::Delivery;
 use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
@@ -106,11 +106,12 @@ impl<'d> Republisher<'d> {
         let session = self.service.connect(&amqp.endpoints).await?;
         // A request that only another queue of the exchange takes is confirmed as well. So the way to the
         // ingest queue is ensured first, as at each connect.
-        let prepared = prepare_ingest(&session, amqp.topology, (names, None), STEP_WITHIN).await;
-        let channel = match prepared {
-            Ok(_) => confirm_channel(&session, STEP_WITHIN).await,
-            Err(fault) => Err(fault),
+        let ready = async {
+            prepare_ingest(&session, amqp.topology, (names, None), STEP_WITHIN).await?;
+            lead_requests(&session, amqp.topology, (names, None), false, STEP_WITHIN).await?;
+            confirm_channel(&session, STEP_WITHIN).await
         };
+        let channel = ready.await;
         let channel = match channel {
             Ok(channel) => channel,
             Err(fault) => {

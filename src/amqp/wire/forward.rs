@@ -17,7 +17,7 @@ use super::header_value::{header_value, HeaderValue};
 use super::home::home;
 use super::message::Message;
 use super::properties::{set_number, set_text, short, Basic, TooDeep};
-use super::sharing::{entry, ForwardKey, Restored, FORWARD, PROOF_BYTES};
+use super::sharing::{entry, ForwardKey, Restored, Sharing, FORWARD, PROOF_BYTES};
 use lapin::types::{AMQPValue, FieldTable, LongString, ShortString};
 use lapin::BasicProperties;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ impl Forward {
     }
 
     /// Its application, if that is its routing key, and a binding of the map by this key would have led it
-    /// straight to its home. Not of an array, and not of what came as a forward.
+    /// straight to its home; of an array, that of all its entries. Not of what came as a forward.
     pub fn keyed_application(&self) -> Option<&ShortString> {
         self.is_keyed.then_some(&self.routing_key)
     }
@@ -279,13 +279,18 @@ impl Message<'_> {
     pub(crate) fn elsewhere(&self, application: &str) -> Option<Elsewhere> {
         let sharing = self.sharing?;
         let shard = sharing.elsewhere(application)?;
+        let is_keyed = self.is_keyed(sharing, application);
+        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { is_keyed, ..HomePart::whole(shard) }] })
+    }
+
+    /// Whether its key is this application: see [`Forward::keyed_application`].
+    fn is_keyed(&self, sharing: &Sharing, application: &str) -> bool {
         // By another key of these, it came to a shard without a fault of a binding.
         let headers = self.properties.headers().as_ref();
         let has_more_keys = || headers.is_some_and(|all| all.inner().contains_key("CC"));
-        let is_keyed = self.routing_key == application
+        self.routing_key == application
             && !self.restored.is_forward
-            && (sharing.own.is_none() || !has_more_keys());
-        Some(Elsewhere { here: Vec::new(), parts: vec![HomePart { is_keyed, ..HomePart::whole(shard) }] })
+            && (sharing.own.is_none() || !has_more_keys())
     }
 
     /// Where a message goes that is not understood. A shard keeps it, so that it goes round no further.
@@ -310,7 +315,8 @@ impl Message<'_> {
         match &shards[..] {
             [] => return Err(items),
             [shard] if !stays => {
-                let parts = vec![HomePart::whole(*shard)];
+                let is_keyed = items.iter().all(|item| self.is_keyed(sharing, &item.application));
+                let parts = vec![HomePart { is_keyed, ..HomePart::whole(*shard) }];
                 return Ok(Elsewhere { here: Vec::new(), parts });
             }
             _ => {}

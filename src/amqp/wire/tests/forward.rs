@@ -327,3 +327,35 @@ fn a_forward_counts_the_memory_that_it_takes() {
     let size = request.forwards[0].size();
     assert!((2 * 60_000 + 5_000..130_000).contains(&size), "{size}");
 }
+
+/// Excluded: a binding that is made or taken away for a request that says nothing about it.
+#[test]
+fn a_request_proves_a_missing_or_wrong_binding_by_a_key_that_is_its_application() {
+    let name = (0..).map(|n| format!("app-{n}")).find(|name| home(name, SHARDS) == 1).unwrap();
+    let other = (0..).map(|n| format!("app-{n}")).find(|name| home(name, SHARDS) == 2).unwrap();
+    let keyed = |own: Option<u16>, came: Delivered| {
+        let request = read_at(own, came);
+        assert!(!request.forwards.is_empty(), "{:?}", request.body);
+        request.forwards[0].keyed_application().map(|name| name.as_str().to_owned())
+    };
+    let plain = |exchange: &str, key: &str| delivered(exchange, key, with(&[]), b"{}");
+    assert_eq!(keyed(None, plain("in", &name)), Some(name.clone()));
+    assert_eq!(keyed(Some(3), plain("in", &name)), Some(name.clone()));
+    let named = delivered("in", &other, with(&[("x-application", text(&name))]), b"{}");
+    assert_eq!(keyed(None, named), None, "another key");
+    let by_queue = delivered("", &name, with(&[("x-application", text(&name))]), b"{}");
+    assert_eq!(keyed(None, by_queue), None, "the key names a queue");
+    let copied = |own| {
+        let further = AMQPValue::FieldArray(FieldArray::from(vec![text(&other)]));
+        keyed(own, delivered("in", &name, with(&[("CC", further)]), b"{}"))
+    };
+    assert_eq!((copied(None), copied(Some(2))), (Some(name.clone()), None), "a further key led it there");
+    let forward = read_at(None, plain("in", &name)).forwards.remove(0);
+    assert_eq!(keyed(Some(3), arrived(&forward)), None, "it came as a forward");
+    let entry = |name: &str| format!(r#"{{"application":"{name}","payload":1}}"#);
+    for (entries, is_keyed) in [([&name, &name], true), ([&name, &other], false)] {
+        let (properties, body) = envelope(&entries.map(|name| entry(name)).each_ref().map(String::as_str));
+        let came = delivered("in", &name, properties, &body);
+        assert_eq!(keyed(None, came), is_keyed.then(|| name.clone()), "{entries:?}");
+    }
+}
