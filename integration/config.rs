@@ -436,12 +436,7 @@ fn each_bound_is_kept() {
 fn a_number_of_shards_that_cannot_work_is_refused_with_what_it_needs() {
     let with = |count: u16, rest: &str| format!("shards.count = {count}\n{rest}\n");
     for (count, rest, fault) in [
-        (2, "store.kind = \"memory\"", "2 shards need store.kind = \"disk\": with \"memory\", set count to 1"),
-        (
-            2,
-            "store = { kind = \"postgres\", uri = \"postgres://u@localhost/t\" }",
-            "with \"postgres\", set count to 1",
-        ),
+        (2, "store.kind = \"memory\"", "2 shards need store.kind = \"disk\" or \"postgres\": with \"memory\", set count to 1"),
         (
             17,
             "",
@@ -488,6 +483,10 @@ fn a_number_of_shards_that_cannot_work_is_refused_with_what_it_needs() {
     assert_eq!(faults(&with(17, "limits.memory = 3")).lines().count(), 1);
     let most = good(&with(256, "limits = { memory = \"8GiB\", disk = \"64GiB\" }"));
     assert_eq!((most.shards.count, most.limits.memory), (256, 8 << 30));
+    // What a database contains is not limited.
+    let uri = "postgres://u@localhost/t?sslmode=disable";
+    let in_database = format!("limits.disk = \"800MiB\"\nstore = {{ kind = \"postgres\", uri = \"{uri}\" }}");
+    assert_eq!(load(&with(4, &in_database)).expect("a good one").config.shards.count, 4);
     let shard = most.of_shard(255);
     assert_eq!(
         (shard.limits.memory, shard.limits.disk, shard.egress.max_in_flight),

@@ -25,6 +25,7 @@ mod letters;
 mod life;
 mod limits;
 mod list;
+mod nodes;
 mod operate;
 mod page;
 mod postgres;

@@ -271,8 +271,7 @@ fn whoever_wakes_after_its_lease_sends_nothing() {
 fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let Some((site, server, config)) = site("pg-gone") else { return };
     let proxy = Proxy::start(server.address());
-    let uri = server.uri().replace(&server.address().to_string(), &proxy.address().to_string());
-    let config = config.text("store.lease", "3s").text("store.uri", &uri);
+    let config = config.text("store.lease", "3s").text("store.uri", &server.uri_by(&proxy));
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
     let pid = daemon.pid();

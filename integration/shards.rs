@@ -20,10 +20,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidegate_harness::{binary, holds_within, Config, Daemon, Inbox, Site};
 
+pub use killed::{in_order, load};
+
 /// Number of shards of these daemons.
-const COUNT: u16 = 4;
+pub(super) const COUNT: u16 = 4;
 /// Time limit of a wait here.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A binding: where it leads, and its key.
 type Binding = (String, String);
@@ -34,12 +36,12 @@ pub(super) fn site(name: &str) -> Site<'static> {
 }
 
 /// The shard that an application belongs to.
-fn home(application: &str) -> u16 {
+pub(super) fn home(application: &str) -> u16 {
     tidegate_wire::home(application, COUNT)
 }
 
 /// Applications, as many in each shard, in the order of their homes.
-fn applications(each: usize) -> Vec<String> {
+pub(super) fn applications(each: usize) -> Vec<String> {
     let of = |shard: u16| {
         let names = (0..).map(|n| format!("app-{n}"));
         names.filter(move |name| home(name) == shard).take(each)
@@ -48,7 +50,7 @@ fn applications(each: usize) -> Vec<String> {
 }
 
 /// The same, two in each shard, with consumers.
-fn consumed(site: &Site<'_>) -> Vec<(String, Inbox)> {
+pub(super) fn consumed(site: &Site<'_>) -> Vec<(String, Inbox)> {
     applications(2).into_iter().map(|name| (name.clone(), site.inbox(&name))).collect()
 }
 
@@ -58,7 +60,7 @@ fn queues<'s>(site: &'s Site<'_>) -> impl Iterator<Item = String> + 's {
 }
 
 /// The configuration with a section for each of these applications.
-fn naming<'n>(config: Config, applications: impl IntoIterator<Item = &'n String>) -> Config {
+pub(super) fn naming<'n>(config: Config, applications: impl IntoIterator<Item = &'n String>) -> Config {
     applications
         .into_iter()
         .fold(config, |config, name| config.text(&format!("applications.{name}.window"), "200ms"))
@@ -71,7 +73,7 @@ fn elsewhere(site: &Site<'_>, config: Config, count: u16) -> Config {
 }
 
 /// Stops the daemon in order.
-fn end(daemon: &mut Daemon) {
+pub(super) fn end(daemon: &mut Daemon) {
     daemon.term();
     assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
 }
@@ -116,7 +118,7 @@ fn leads_home<'n>(site: &Site<'_>, applications: impl IntoIterator<Item = &'n St
 }
 
 /// A number of `map` in the state document.
-fn counted(daemon: &Daemon, key: &str) -> u64 {
+pub(super) fn counted(daemon: &Daemon, key: &str) -> u64 {
     let state = daemon.state();
     state["map"][key].as_u64().unwrap_or_else(|| panic!("no map.{key}: {}", state["map"]))
 }
@@ -130,6 +132,6 @@ fn arrives(site: &Site<'_>, applications: &[(String, Inbox)], id: &str) {
 }
 
 /// Panics if anything more arrives for one of them.
-fn nothing_more(applications: &[(String, Inbox)]) {
+pub(super) fn nothing_more(applications: &[(String, Inbox)]) {
     applications.iter().for_each(|(_, inbox)| inbox.quiet(Duration::from_millis(50)));
 }

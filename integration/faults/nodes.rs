@@ -33,9 +33,8 @@ impl Network {
 
     /// This configuration, with addresses of the proxies.
     fn config(&self, config: Config, server: &Database) -> Config {
-        let [from, to] = [server.address(), self.database.address()].map(|address| address.to_string());
         config
-            .text("store.uri", &server.uri().replace(&from, &to))
+            .text("store.uri", &server.uri_by(&self.database))
             .text("amqp.uri", &self.broker.uri("guest", "%2f"))
     }
 }

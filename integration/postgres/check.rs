@@ -398,7 +398,7 @@ fn tables_that_do_not_fit_are_told() {
         (
             "UPDATE $.cluster SET shards = 8",
             "UPDATE $.cluster SET shards = 1",
-            "it is laid out for 8 shards, and this program knows 1",
+            "it is laid out for 8 shards, and shards.count is 1: set shards.count = 8, or name another store.schema",
         ),
         ("ALTER TABLE $.items RENAME head TO tail", "ALTER TABLE $.items RENAME tail TO head", "(42703)"),
         ("ALTER TABLE $.shards RENAME wall TO wail", "ALTER TABLE $.shards RENAME wail TO wall", "(42703)"),

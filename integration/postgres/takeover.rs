@@ -216,8 +216,7 @@ fn a_clock_too_far_off_claims_nothing() {
 fn an_owner_whose_clock_has_stepped_has_its_own_store_back() {
     let Some((site, server, config)) = site("pg-clock-step") else { return };
     let proxy = Proxy::start(server.address());
-    let uri = server.uri().replace(&server.address().to_string(), &proxy.address().to_string());
-    let mut daemon = Daemon::stopped(&config.text("store.uri", &uri), &site.dir);
+    let mut daemon = Daemon::stopped(&config.text("store.uri", &server.uri_by(&proxy)), &site.dir);
     let Some(clock) = WallClock::of(&mut daemon, &site.dir) else { return };
     daemon.start_again();
     daemon.wait_ready();
@@ -251,10 +250,7 @@ mod alone {
     impl<'n> Pair<'n> {
         fn start(site: &Site<'_>, server: &'n Database, config: &Config) -> Pair<'n> {
             let ways = [(); 2].map(|()| Proxy::start(server.address()));
-            let by = |way: &Proxy| {
-                let uri = server.uri().replace(&server.address().to_string(), &way.address().to_string());
-                config.clone().text("store.uri", &uri)
-            };
+            let by = |way: &Proxy| config.clone().text("store.uri", &server.uri_by(way));
             let serving = site.start(&by(&ways[0]));
             let mut spare = Daemon::another(&by(&ways[1]));
             spare.start_again();

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const RATE: u64 = 400;
 
 /// Windowed, timed and immediate requests for these applications in turn, with ids that begin with `name`.
-pub(super) fn load(site: &Site<'_>, ledger: &Arc<Ledger>, name: &str, applications: &[String]) -> Load {
+pub fn load(site: &Site<'_>, ledger: &Arc<Ledger>, name: &str, applications: &[String]) -> Load {
     let (exchange, name, applications) = (site.ingest(), name.to_owned(), applications.to_vec());
     let recipe = move |n: u64| {
         let turn = n / applications.len() as u64;
@@ -39,7 +39,7 @@ pub(super) fn load(site: &Site<'_>, ledger: &Arc<Ledger>, name: &str, applicatio
 }
 
 /// Panics unless the windowed items of this load arrived in the order of their requests, for each customer.
-fn in_order(arrivals: &[String], name: &str) {
+pub fn in_order(arrivals: &[String], name: &str) {
     let mut last: BTreeMap<&str, &str> = BTreeMap::new();
     let mut count = 0;
     for id in arrivals.iter().filter(|id| id.starts_with(&format!("{name}-app-"))) {

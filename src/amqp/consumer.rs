@@ -623,8 +623,9 @@ impl ConnectionUser for Ingest {
                 self.note(order);
             }
             // Also while paused: the shards go on with what is in their queues.
-            if let (Some(forwarding), Some(lock), None) = (sharder, &lock, &open) {
-                open = Some((forwarding.gate.open(&self.shutdown), *lock == IngestLock::Held));
+            let gate = sharder.and_then(|forwarding| forwarding.gate.as_ref());
+            if let (Some(gate), Some(lock), None) = (gate, &lock, &open) {
+                open = Some((gate.open(&self.shutdown), *lock == IngestLock::Held));
             }
             if self.intake == Intake::Pause || self.stopped {
                 self.shared.link(Side::Ingest, LinkStatus::Paused { address: session.address().to_owned() });

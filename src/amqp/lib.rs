@@ -267,8 +267,8 @@ pub struct Forwarding {
     pub sharing: tidegate_wire::Sharing,
     /// The way to the forwarders.
     pub sender: ForwardSender,
-    /// Whether the sharder serves the ingest queue.
-    pub gate: ShardGate,
+    /// Whether the sharder serves the ingest queue, where its daemon alone serves the shards.
+    pub gate: Option<ShardGate>,
     /// The objects on the broker that the whole daemon uses.
     pub names: Arc<blueprint::Names>,
     /// What the whole daemon knows of the map.
@@ -278,7 +278,7 @@ pub struct Forwarding {
 impl Forwarding {
     /// The gate, unless it is the sharder's own.
     fn gate_of_shard(&self) -> gate::WatchedGate {
-        self.sharing.own.map(|_| self.gate.watch()).unwrap_or_default()
+        self.gate.as_ref().filter(|_| self.sharing.own.is_some()).map(ShardGate::watch).unwrap_or_default()
     }
 }
 

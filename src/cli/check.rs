@@ -47,7 +47,7 @@ pub(super) fn run(
         if let (StoreKind::Postgres, Some(database)) =
             (loaded.config.store.kind, &loaded.config.store.database)
         {
-            findings.extend(tidegate_store::inspect_database(database));
+            findings.extend(tidegate_store::inspect_database(database, loaded.config.shards.count));
         }
         findings.extend(broker(&loaded.config)?);
         findings.extend(managed(&loaded.config, args.management.as_deref())?);
@@ -83,17 +83,18 @@ fn config_source(path: Option<&Path>) -> CheckLine {
     }
 }
 
-/// The number of shards, if there are several, with their queues and directories.
+/// The number of shards, if there are several, with their queues and stores.
 fn shards(config: &Config) -> Option<CheckLine> {
     let last = config.shards.count.checked_sub(1).filter(|last| *last > 0)?;
-    let text = format!(
-        "{}, with the queues '{}' to '{}' and stores in {} to {}",
-        config.shards.count,
-        config.shard_queue(0),
-        config.shard_queue(last),
-        config.shard_path(0).display(),
-        config.shard_path(last).display()
-    );
+    let stores = match config.store.kind {
+        StoreKind::Postgres => "shared by all daemons over the same database".to_owned(),
+        StoreKind::Disk | StoreKind::Memory => {
+            let [first, last] = [0, last].map(|number| config.shard_path(number));
+            format!("and stores in {} to {}", first.display(), last.display())
+        }
+    };
+    let [first, last] = [0, last].map(|number| config.shard_queue(number));
+    let text = format!("{}, with the queues '{first}' to '{last}' {stores}", config.shards.count);
     Some(CheckLine::new(Severity::Good, "shards", text))
 }
 
@@ -333,6 +334,29 @@ mod tests {
             found,
             CheckLine::new(Severity::Fault, "store", format!("{at}/shard-2 is not a directory"))
         );
+    }
+
+    #[test]
+    fn shards_in_a_database_are_told_without_stores_on_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let variables = [
+            ("SHARDS__COUNT", "2".to_owned()),
+            ("STORE__KIND", "postgres".to_owned()),
+            ("STORE__URI", "postgres://u@localhost/t?sslmode=disable".to_owned()),
+            ("STORE__PATH", dir.path().display().to_string()),
+        ];
+        let variables = variables.map(|(key, value)| (format!("TIDEGATE__{key}"), value));
+        let config = Config::load(None, variables.into_iter()).unwrap().config;
+        let text =
+            "2, with the queues 'tidegate.ingest.0' to 'tidegate.ingest.1' shared by all daemons over the \
+                    same database";
+        assert_eq!(shards(&config), Some(CheckLine::new(Severity::Good, "shards", text)));
+        assert_eq!(store(&config, false).severity, Severity::Good);
+        std::fs::create_dir_all(dir.path().join("shard-1/db")).unwrap();
+        std::fs::write(dir.path().join("shard-1/db/version"), "").unwrap();
+        let found = store(&config, false);
+        let start = format!("{}/shard-1 holds a store on the disk", dir.path().display());
+        assert!(found.severity == Severity::Fault && found.text.starts_with(&start), "{found:?}");
     }
 
     #[test]

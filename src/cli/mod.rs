@@ -126,10 +126,10 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Uses the schema of the configured database, or the usual one.
+/// Uses the schema of the configured database, or the usual one, and the configured number of shards.
 fn database_schema(config: &Config) -> String {
     let name = config.store.database.as_ref().map_or(tidegate_config::USUAL_SCHEMA, |db| &db.schema);
-    tidegate_store::database_schema(name)
+    tidegate_store::database_schema(name, config.shards.count)
 }
 
 fn run(args: RunArgs, config_path: Option<PathBuf>) -> Result<ExitCode, Failure> {

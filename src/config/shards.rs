@@ -15,10 +15,11 @@ const MOST_SHARDS: u64 = 256;
 const LONGEST_QUEUE: usize = 255;
 const KEY: &str = "count";
 
-/// Section `[shards]`: the engines of one daemon.
+/// Section `[shards]`: the engines of one daemon, or of all daemons that share a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardsConfig {
-    /// The number of shards, 1 to 256; with 1, the only engine consumes the ingest queue itself.
+    /// The number of shards, 1 to 256; with a database, that of all daemons together. With 1, the only engine
+    /// consumes the ingest queue itself.
     pub count: u16,
 }
 
@@ -112,19 +113,19 @@ pub(crate) fn shards_can_work(
         return;
     }
     match config.store.kind {
-        StoreKind::Disk => {}
-        StoreKind::Memory | StoreKind::Postgres => s.fault(
+        StoreKind::Disk | StoreKind::Postgres => {}
+        StoreKind::Memory => s.fault(
             KEY,
             format!(
-                "{count} shards need store.kind = \"disk\": with \"{}\", set count to 1",
-                config.store.kind.as_str()
+                "{count} shards need store.kind = \"disk\" or \"postgres\": with \"memory\", set count to 1"
             ),
         ),
     }
     let limit = &config.limits;
     let mut sizes = vec![("memory", limit.memory, LEAST_MEMORY)];
-    // 0 is no limit, for each shard as well.
-    sizes.extend((limit.disk > 0).then_some(("disk", limit.disk, LEAST_DISK)));
+    // 0 is no limit, for each shard as well. In a database the limit has no effect.
+    let is_limited = limit.disk > 0 && config.store.kind == StoreKind::Disk;
+    sizes.extend(is_limited.then_some(("disk", limit.disk, LEAST_DISK)));
     for (key, whole, least) in sizes {
         if whole / count < least && !limits.failed(&[key]) {
             s.fault(

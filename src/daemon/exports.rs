@@ -190,14 +190,15 @@ mod tests {
     use super::super::lasting::{one_worker, own_waits};
     use super::*;
     use tidegate_config::Config;
-    use tidegate_store::Opener;
+    use tidegate_store::{Opener, ShardPlace};
     use tracing::Span;
 
     /// A new store, whose exports run there.
     fn exports(dir: &tempfile::TempDir, runtime: &Runtime) -> Exports {
         let mut config = Config::default();
         config.store.path = dir.path().join("store");
-        let opened = Opener::new(&config.store, 32 << 20, false).unwrap().open(1_800_000_000_000).unwrap();
+        let mut opener = Opener::new(&config.store, ShardPlace::ONLY, 32 << 20, false).unwrap();
+        let opened = opener.open(1_800_000_000_000).unwrap();
         let exporter = opened.store.exporter();
         assert!(exporter.is_some());
         Exports::new(exporter, StoreKind::Disk, runtime.handle().clone())

@@ -1,6 +1,7 @@
 //! What a shard keeps from one life of its store to the next, and while it has no store.
 
 use super::mailbox::{Inlet, Mailbox};
+use super::members::SeatBoard;
 use super::reports::{Reports, ShardReport};
 use super::tally::ShardTally;
 use super::RunError;
@@ -25,6 +26,8 @@ pub(super) struct Lasting {
     pub(super) number: u16,
     /// How it passes requests on to other shards; `None`: there are none.
     pub(super) forwarding: Option<Forwarding>,
+    /// Present if other nodes share the shards of its database.
+    pub(super) board: Option<Arc<SeatBoard>>,
     /// Its threads are in this span, see [`shard_span`].
     pub(super) span: Span,
     /// Runtime for ingest, answers and exports.
@@ -89,6 +92,7 @@ impl Lasting {
         Ok(Lasting {
             number,
             forwarding,
+            board: None,
             runtime: one_worker(&thread_name("tidegate-in", number), &span)?,
             outward: one_worker(&thread_name("tidegate-out", number), &span)?,
             span,

@@ -79,8 +79,10 @@ pub(super) struct Life<'s> {
     mailbox: Arc<Mailbox>,
     events: VecDeque<LoopEvent>,
     housekeeping: Housekeeping,
-    /// Monotonic end of the drain, once a stop was requested.
+    /// Monotonic end of the drain, once a stop was requested, or the store is to be left to another node.
     stop_at_ms: Option<u64>,
+    /// It is to be left to another node.
+    is_release: bool,
     failure: Option<StoreFailure>,
 }
 
@@ -194,6 +196,7 @@ impl OpenLife {
             events: self.events,
             housekeeping,
             stop_at_ms: None,
+            is_release: false,
             failure: None,
             lasting,
         }
@@ -230,6 +233,7 @@ impl Life<'_> {
         self.lasting.tally.totals = self.shard.engine.counters().clone();
         match (self.loss(), self.failure.take()) {
             (Some(loss), Some(failure)) => Ending::Lost(loss, failure),
+            (_, None) if self.is_release => Ending::Released,
             // The store had just been left to another daemon when a stop was requested.
             (None, Some(StoreFailure::GivenAway { .. })) | (_, None) => Ending::Stopped,
             (None, Some(failure)) => Ending::Failed(failure),
@@ -245,7 +249,7 @@ impl Life<'_> {
 
     /// The kind of loss, if the next life may have the store again.
     fn loss(&self) -> Option<Loss> {
-        self.failure.as_ref().filter(|_| self.stop_at_ms.is_none())?.loss()
+        self.failure.as_ref().filter(|_| !self.is_stopping())?.loss()
     }
 
     /// One turn. Neighbouring events of one kind reach the engine as one input. When its time is over, the
@@ -305,7 +309,11 @@ impl Life<'_> {
             ControlEvent::Order(ShardOrder::Stop | ShardOrder::Withdraw) => self.begin_stop(),
             ControlEvent::Order(ShardOrder::Configure(config)) => self.configure(config),
             // It serves already.
-            ControlEvent::Order(ShardOrder::Serve) => {}
+            ControlEvent::Order(ShardOrder::Serve | ShardOrder::Turn(_)) => {}
+            ControlEvent::Order(ShardOrder::Share(forwarding)) => {
+                self.lasting.forwarding = Some(*forwarding);
+            }
+            ControlEvent::Order(ShardOrder::Release) => self.begin_release(),
             ControlEvent::State(reply) => {
                 // The client may have disconnected.
                 let _ = reply.send(status::state(&self.shard, self.lasting, self.stop_at_ms.is_some()));
@@ -401,16 +409,41 @@ impl Life<'_> {
             && matches!(self.shard.links[0], Some(LinkStatus::Standby { .. }))
     }
 
+    /// Whether a stop was requested.
+    fn is_stopping(&self) -> bool {
+        self.stop_at_ms.is_some() && !self.is_release
+    }
+
     fn begin_stop(&mut self) {
+        if self.is_stopping() {
+            return;
+        }
+        self.is_release = false;
+        let budget = self.begin_drain();
+        tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: due items are published first");
+        self.lasting.reports.send(ShardReport::Draining { within: budget + CLOSING * 3 });
+    }
+
+    /// The life ends, and the store is left to another node.
+    fn begin_release(&mut self) {
         if self.stop_at_ms.is_some() {
             return;
         }
+        self.is_release = true;
+        let budget = self.begin_drain();
+        let budget_ms = budget.as_millis() as u64;
+        tracing::info!(budget_ms, "leaving the store to another node: due items are published first");
+    }
+
+    /// Begins the drain, unless it has begun; returns the time that it may take.
+    fn begin_drain(&mut self) -> Duration {
         let drain = self.lasting.config.timeouts.drain;
         let budget = drain.saturating_sub(CLOSING).max(Duration::from_millis(100));
-        tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: due items are published first");
-        self.lasting.reports.send(ShardReport::Draining { within: budget + CLOSING * 3 });
-        self.stop_at_ms = Some(clock::now().mono + budget.as_millis() as u64);
-        self.shard.begin_drain();
+        if self.stop_at_ms.is_none() {
+            self.stop_at_ms = Some(clock::now().mono + budget.as_millis() as u64);
+            self.shard.begin_drain();
+        }
+        budget
     }
 
     /// Whether draining is over: nothing is due or in flight, or the budget is spent.
@@ -430,7 +463,7 @@ impl Life<'_> {
             Some(_) => Duration::from_secs(2),
         };
         // After a failure of the store no signal has limited the time.
-        let last_within = (!is_lost).then_some(CLOSING + GRACE);
+        let last_within = (!is_lost && !self.is_release).then_some(CLOSING + GRACE);
         self.lasting.reports.send(ShardReport::Closing { within: budget * 2, last_within });
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;
@@ -455,7 +488,7 @@ impl Life<'_> {
         let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
         self.exports.end(&self.lasting.waits, left_of(end));
         // The engine decides nothing any more: open commands end now and not when their wait ends.
-        self.shard.queries.reject_all(is_lost.then_some(LOST));
+        self.shard.queries.reject_all((is_lost || self.is_release).then_some(LOST));
         match self.shard.store.close(left_of(end)) {
             Ok(()) => {}
             // A call to the database may still run; the database refuses its writes once the next life has

@@ -18,7 +18,7 @@ use crate::admin::{CommandRequest, ShardState};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tidegate_amqp::BrokerEvent;
+use tidegate_amqp::{BrokerEvent, Forwarding};
 use tidegate_config::Config;
 use tidegate_store::thread::StoreEvent;
 use tidegate_types::{Outcome, Request, Settled};
@@ -51,11 +51,31 @@ pub(super) enum ShardOrder {
     Serve,
     /// This configuration takes effect.
     Configure(Arc<Config>),
+    /// How it passes requests on to the other shards, where that is known only after the start.
+    Share(Box<Forwarding>),
+    /// Whose turn it is to open the store, where several nodes share the shards; nothing to a shard whose
+    /// store is open.
+    Turn(ShardTurn),
+    /// Due items leave, then the store is left to another node.
+    Release,
     /// Due items leave, then the shard ends.
     Stop,
     /// The daemon cannot start, or cannot go on: as a stop, but a store that is not served yet is closed at
     /// once.
     Withdraw,
+}
+
+/// What a shard without a store hears of its turn.
+#[derive(Clone, Debug)]
+pub(super) enum ShardTurn {
+    /// It is to open its store.
+    Claim,
+    /// Another node has the shard, with the rest of its lease, ms.
+    Taken { owner: String, left_ms: u64 },
+    /// No node has the shard, and it is another node's turn.
+    Free,
+    /// The database is out of reach, for this reason.
+    Unknown(String),
 }
 
 /// All events of the loop. Those that the engine takes many at a time are variants here.

@@ -11,6 +11,7 @@
 //! - [`shard`]: one engine, its part of the store, and its connections to one ingest queue.
 
 mod answers;
+mod balance;
 mod commands;
 mod dead_letters;
 mod exports;
@@ -20,6 +21,7 @@ mod joined;
 mod lasting;
 mod life;
 mod mailbox;
+mod members;
 mod node;
 mod queries;
 mod recovery;
@@ -110,6 +112,7 @@ impl RunError {
             RunError::Open(OpenError::Locked { .. }) => ExitCode::from(EXIT_LOCKED),
             RunError::Open(
                 OpenError::ForeignSchema { .. }
+                | OpenError::OtherShards { .. }
                 | OpenError::HoldsDisk { .. }
                 | OpenError::OtherCount { .. }
                 | OpenError::Undivided { .. }

@@ -11,11 +11,12 @@
 use super::guard::{LastResort, GRACE};
 use super::lasting::{one_worker, own_waits, Lasting};
 use super::mailbox::{ControlEvent, Inlet, ShardOrder};
+use super::members::{SeatBoard, SharingNode};
 use super::queries::QueryDesk;
 use super::reload::Reload;
 use super::reports::{FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
 use super::sharder::{Sharder, SharderLinks, SharderView};
-use super::{shard_thread, RunError, RunOptions};
+use super::{shard_thread, sharder, RunError, RunOptions};
 use crate::admin::{self, NodeHealth, ShardHealth};
 use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
@@ -26,7 +27,9 @@ use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_amqp::blueprint::Names;
-use tidegate_amqp::{forward_queues, DeadLetterService, ForwardQueues, Forwarding, ShardGate};
+use tidegate_amqp::{
+    forward_queues, DeadLetterService, ForwardQueues, ForwardSender, Forwarding, ShardGate, SharedMap,
+};
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
 use tidegate_config::{Config, LoadedConfig, StoreKind};
@@ -61,14 +64,20 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     if sharding.is_some() {
         raise_file_limit();
     }
+    let board = sharding.as_ref().and_then(|sharding| sharding.board.clone());
     let shards = (0..config.shards.count).map(|number| {
         let reports = Reports::new(number, sender.clone());
-        let forwarding = sharding.as_ref().map(|sharding| sharding.of_shard(number));
+        let forwarding = sharding.as_ref().and_then(|sharding| sharding.forwarding(Some(number)));
         let own = Arc::new(config.of_shard(number));
-        Lasting::new((number, forwarding), own, reports, spans.clone(), started)
+        let mut lasting = Lasting::new((number, forwarding), own, reports, spans.clone(), started)?;
+        lasting.board.clone_from(&board);
+        Ok::<_, RunError>(lasting)
     });
     let shards = shards.collect::<Result<Vec<_>, _>>()?;
     let mut node = DaemonNode::new(config, (config_path, sender.clone()), &shards, sharding, started)?;
+    if let Err(error) = node.join(sender.clone()) {
+        node.fail(RunError::Runtime(error));
+    }
     let (last_resort, limit) = (node.last_resort.clone(), node.config.timeouts.drain + GRACE);
     let on_signal = move |signal| {
         if signal == Signal::Terminate {
@@ -92,7 +101,16 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
 
 /// What several shards have in common before the sharder starts.
 struct Sharding {
-    forwarding: Forwarding,
+    count: u16,
+    /// Proves forwards; `None`: the database that several nodes share has not told it yet.
+    key: Option<ForwardKey>,
+    sender: ForwardSender,
+    /// Present if this daemon alone serves the shards.
+    gate: Option<ShardGate>,
+    /// Present if other nodes share the shards.
+    board: Option<Arc<SeatBoard>>,
+    names: Arc<Names>,
+    map: Arc<SharedMap>,
     /// Where the forwarders take requests from; taken at their start.
     queues: Option<ForwardQueues>,
     health: ShardHealth,
@@ -105,39 +123,46 @@ impl Sharding {
     /// # Errors
     /// The directory of the store belongs to another number of shards, or cannot be used.
     fn of(config: &Config) -> Result<Option<Self>, RunError> {
-        if config.store.kind != StoreKind::Disk {
-            return Ok(None);
-        }
-        let layout = ShardLayout::claim(&config.store.path, config.shards.count)?;
-        Ok(layout.map(|ShardLayout { count, key }| {
-            let (sender, queues) = forward_queues(count);
-            let sharing = Sharing { own: None, count, key: ForwardKey::new(key) };
-            let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
-            let names = Arc::new(Names::of(config));
-            Sharding {
-                forwarding: Forwarding {
-                    sharing,
-                    sender,
-                    gate: ShardGate::default(),
-                    names,
-                    map: Arc::default(),
-                },
-                queues: Some(queues),
-                health: ShardHealth { progress, ..ShardHealth::default() },
-                links: Arc::default(),
-            }
+        let count = config.shards.count;
+        let key = match config.store.kind {
+            StoreKind::Disk => match ShardLayout::claim(&config.store.path, count)? {
+                Some(ShardLayout { key, .. }) => Some(ForwardKey::new(key)),
+                None => return Ok(None),
+            },
+            StoreKind::Postgres if count > 1 => None,
+            StoreKind::Postgres | StoreKind::Memory => return Ok(None),
+        };
+        let (sender, queues) = forward_queues(count);
+        let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
+        Ok(Some(Sharding {
+            count,
+            gate: key.is_some().then(ShardGate::default),
+            board: key.is_none().then(|| Arc::new(SeatBoard::new(count))),
+            key,
+            sender,
+            names: Arc::new(Names::of(config)),
+            map: Arc::default(),
+            queues: Some(queues),
+            health: ShardHealth { progress, ..ShardHealth::default() },
+            links: Arc::default(),
         }))
     }
 
     /// Where the state reads what it tells of the sharder.
     fn view(&self) -> SharderView {
-        SharderView { links: Arc::clone(&self.links), map: Arc::clone(&self.forwarding.map) }
+        SharderView { links: Arc::clone(&self.links), map: Arc::clone(&self.map) }
     }
 
-    /// How this shard passes requests on.
-    fn of_shard(&self, number: u16) -> Forwarding {
-        let forwarding = self.forwarding.clone();
-        Forwarding { sharing: Sharing { own: Some(number), ..forwarding.sharing }, ..forwarding }
+    /// How this shard passes requests on, or the sharder, if the key is known.
+    fn forwarding(&self, own: Option<u16>) -> Option<Forwarding> {
+        let sharing = Sharing { own, count: self.count, key: self.key.clone()? };
+        Some(Forwarding {
+            sharing,
+            sender: self.sender.clone(),
+            gate: self.gate.clone(),
+            names: Arc::clone(&self.names),
+            map: Arc::clone(&self.map),
+        })
     }
 }
 
@@ -163,6 +188,8 @@ struct DaemonNode {
     sharding: Option<Sharding>,
     /// Runs from the end of the start.
     sharder: Option<Sharder>,
+    /// Runs if other nodes share the shards.
+    members: Option<SharingNode>,
     admin: Option<admin::Server>,
     /// Why the daemon cannot start, or cannot go on.
     failure: Option<RunError>,
@@ -228,6 +255,7 @@ impl DaemonNode {
             shards: shards.iter().map(seat).collect(),
             sharding,
             sharder: None,
+            members: None,
             admin: None,
             failure: None,
             reload_waits: false,
@@ -263,6 +291,8 @@ impl DaemonNode {
             NodeEvent::Signal(Signal::Reload) if !self.has_started() => self.reload_waits = true,
             NodeEvent::Signal(Signal::Reload) => self.reload.request(&self.notify, clock::now().mono),
             NodeEvent::Reread(read) => self.reread(read),
+            NodeEvent::Shared(key) => self.share(key),
+            NodeEvent::Unshared(error) => self.fail((*error).into()),
             NodeEvent::Shard(number, report) => {
                 if let Some(place) = self.shards.iter().position(|shard| shard.number == number) {
                     self.hear(place, report);
@@ -271,8 +301,34 @@ impl DaemonNode {
         }
     }
 
+    /// Begins to share the shards with other nodes, if there may be some.
+    fn join(&mut self, node: Sender<NodeEvent>) -> std::io::Result<()> {
+        let Some(Sharding { board: Some(board), links, .. }) = &self.sharding else { return Ok(()) };
+        let inlets = self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect();
+        let links = Arc::clone(links);
+        let is_connected = move || sharder::is_connected(&links);
+        let board = Arc::clone(board);
+        self.members = Some(SharingNode::start(&self.config.store, inlets, board, is_connected, node)?);
+        Ok(())
+    }
+
+    /// The database has told the key of the forwards.
+    fn share(&mut self, key: [u8; 32]) {
+        let Some(sharding) = &mut self.sharding else { return };
+        sharding.key = Some(ForwardKey::new(key));
+        for shard in &self.shards {
+            let forwarding = sharding.forwarding(Some(shard.number)).map(Box::new);
+            let share = forwarding.map(|forwarding| ControlEvent::Order(ShardOrder::Share(forwarding)));
+            share.into_iter().for_each(|share| shard.inlet.post(share));
+        }
+        if self.has_started() {
+            self.start_sharder();
+        }
+    }
+
     /// Gives an order to all shards, and ends the sharder.
     fn stop(&mut self, order: &ShardOrder) {
+        self.members.iter().for_each(SharingNode::stop);
         self.shards.iter().for_each(|shard| shard.inlet.post(ControlEvent::Order(order.clone())));
         self.stopping = true;
         self.sharder.iter().for_each(Sharder::stop);
@@ -401,9 +457,10 @@ impl DaemonNode {
     /// Starts the sharder, once.
     fn start_sharder(&mut self) {
         let Some(sharding) = self.sharding.as_mut().filter(|_| !self.stopping) else { return };
+        let Some(forwarding) = sharding.forwarding(None) else { return };
         let Some(queues) = sharding.queues.take() else { return };
-        let forwarding = (sharding.forwarding.clone(), queues);
-        match Sharder::start(&self.config, forwarding, &sharding.health, Arc::clone(&sharding.links)) {
+        let links = Arc::clone(&sharding.links);
+        match Sharder::start(&self.config, (forwarding, queues), &sharding.health, links) {
             Ok(sharder) => self.sharder = Some(sharder),
             Err(error) => self.fail(error),
         }

@@ -8,7 +8,7 @@ use crate::signals::Signal;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidegate_config::{Faults, LoadedConfig};
-use tidegate_store::{Loss, StoreFailure};
+use tidegate_store::{Loss, OpenError, StoreFailure};
 use tidegate_types::event::Opened;
 
 /// The configuration, or its faults.
@@ -22,6 +22,10 @@ pub(super) enum NodeEvent {
     Reread(ReadConfig),
     /// The shard of this number reports.
     Shard(u16, ShardReport),
+    /// The database that several nodes share has told the key of the forwards.
+    Shared([u8; 32]),
+    /// This node cannot share the shards of the database.
+    Unshared(Box<OpenError>),
 }
 
 /// What a shard reports to its node.
@@ -66,6 +70,8 @@ impl ShardReport {
 pub(super) enum Ending {
     /// A stop was requested, and the store is closed.
     Stopped,
+    /// It was ordered to give its store up for another node, and the store is closed.
+    Released,
     /// The store is out of reach or may belong to another daemon, and no stop was requested. Data that was
     /// not durable was never acked; the next life reads what the store holds.
     Lost(Loss, StoreFailure),

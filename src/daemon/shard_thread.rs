@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 use tidegate_common::threads::thread_name;
-use tidegate_store::{OpenError, Opener};
+use tidegate_store::{Loss, OpenError, Opener, ShardPlace};
 
 /// Starts the thread. Its last report says how it ended.
 ///
@@ -49,12 +49,17 @@ fn run(mut lasting: Lasting, accept_loss: bool) {
 
 /// Runs one life after the other while the store is only lost, until a stop is ordered.
 fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
-    let mut opener = Opener::new(&lasting.config.store, lasting.config.limits.memory, accept_loss)?;
-    let mut waits = StandbyWaits::default();
+    let place = ShardPlace { number: lasting.number, count: lasting.config.shards.count };
+    let (store, memory) = (&lasting.config.store, lasting.config.limits.memory);
+    let mut opener = Opener::new(store, place, memory, accept_loss)?;
+    let board = lasting.board.clone();
+    let set_held = |number, held| board.iter().for_each(|board| board.set_held(number, held));
+    let mut waits = StandbyWaits::new(board.is_some());
     let (mut starts, mut quarantine) = (None, None);
     let ended = loop {
         let opened = open_life(lasting, &mut opener, &mut waits)?;
         let Some(mut life) = opened else { break Ok(()) };
+        set_held(lasting.number, true);
         lasting.reports.send(ShardReport::Opened(life.found));
         if !life.may_serve() {
             life.give_back();
@@ -72,13 +77,23 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
         let begun = Instant::now();
         let ending = life.begin(lasting, quarantine, starts).run();
         drop(watch);
+        set_held(lasting.number, false);
         let (loss, failure) = match ending {
             Ending::Stopped => break Ok(()),
+            Ending::Released => {
+                lasting.health.readiness.reset(true);
+                lasting.tally.lost(Loss::GivenAway);
+                waits.released();
+                continue;
+            }
             Ending::Failed(failure) => break Err(failure.into()),
             Ending::Lost(loss, failure) => (loss, failure),
         };
         lasting.health.readiness.reset(false);
         lasting.tally.lost(loss);
+        if loss == Loss::GivenAway {
+            board.iter().for_each(|board| board.gave_away());
+        }
         tracing::info!("opening the lost store again");
         waits.lost(begun.elapsed(), loss, failure.to_string());
     };
@@ -116,14 +131,20 @@ fn open_life(
             }
             Err(error) => error,
         };
-        lasting.health.readiness.reset(matches!(error, OpenError::Claimed { .. }));
+        let is_taken = matches!(error, OpenError::Claimed { .. });
+        lasting.health.readiness.reset(is_taken);
+        if !is_taken {
+            // Other nodes can.
+            lasting.board.iter().for_each(|board| board.failed());
+        }
         waits.refused(error, &lasting.config);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::mailbox::{ControlEvent, ShardOrder};
+    use super::super::mailbox::{ControlEvent, ShardOrder, ShardTurn};
+    use super::super::members::SeatBoard;
     use super::super::reports::{NodeEvent, Reports};
     use super::*;
     use std::sync::mpsc::{channel, Receiver};
@@ -157,7 +178,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (mut lasting, events) = shard(dir.path());
         let (mut starts, _) = Starts::note(None);
-        let mut opener = Opener::new(&lasting.config.store, 32 << 20, false).unwrap();
+        let mut opener = Opener::new(&lasting.config.store, ShardPlace::ONLY, 32 << 20, false).unwrap();
         let mut identities = Vec::new();
         lasting.tally.totals.received = 7;
         for _ in 0..2 {
@@ -213,6 +234,41 @@ mod tests {
         let (sender, answer) = oneshot::channel();
         inlet.post(ControlEvent::State(sender));
         assert!(answer.blocking_recv().is_err(), "nobody waits for a shard that has ended");
+    }
+
+    /// Where no other node takes it, it opens the store again.
+    #[test]
+    fn a_store_is_left_to_another_node_without_an_end_of_the_shard() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut lasting, events) = shard(dir.path());
+        let (inlet, health) = (Arc::clone(&lasting.inlet), lasting.health.clone());
+        let board = Arc::new(SeatBoard::new(1));
+        lasting.board = Some(Arc::clone(&board));
+        start(lasting, false).unwrap();
+        let order = |order| inlet.post(ControlEvent::Order(order));
+        assert!(matches!(next(&events), ShardReport::Waits(_)), "it has to be its turn");
+        for life in 0..2 {
+            order(ShardOrder::Turn(ShardTurn::Claim));
+            let opened = std::iter::repeat_with(|| next(&events));
+            let mut opened = opened.skip_while(|report| matches!(report, ShardReport::Waits(_)));
+            assert!(matches!(opened.next(), Some(ShardReport::Opened(_))), "life {life}");
+            assert!(board.holds(0));
+            order(ShardOrder::Serve);
+            order(ShardOrder::Release);
+            let closing = next(&events);
+            assert!(matches!(closing, ShardReport::Closing { last_within: None, .. }), "{closing:?}");
+            let ShardReport::Waits(line) = next(&events) else { panic!("it waits") };
+            assert_eq!(line, "waiting for the store: given up for another node");
+            assert_eq!(
+                (board.holds(0), health.readiness.missing()),
+                (false, vec![]),
+                "it is ready to return"
+            );
+        }
+        order(ShardOrder::Stop);
+        let last = std::iter::repeat_with(|| next(&events));
+        let mut last = last.skip_while(|report| !matches!(report, ShardReport::Ended(_)));
+        assert!(matches!(last.next(), Some(ShardReport::Ended(Ok(())))));
     }
 
     #[test]

@@ -47,10 +47,20 @@ impl SharderLinks {
         all.map(|(side, link)| link_state(side, link.as_ref())).collect()
     }
 
+    /// Whether requests can be taken and forwarded, here or by the node that has the ingest queue.
+    fn is_connected(&self) -> bool {
+        self.consumer.as_ref().is_some_and(LinkStatus::is_up) && self.may_forward()
+    }
+
     /// Whether a forwarder can publish.
     fn may_forward(&self) -> bool {
         self.forwarders.iter().any(|link| matches!(link, Some(LinkStatus::Up { .. })))
     }
+}
+
+/// Whether a sharder with these links reaches its broker.
+pub(super) fn is_connected(links: &Mutex<SharderLinks>) -> bool {
+    locked(links).is_connected()
 }
 
 /// What the state tells of a daemon with several shards beside its shards, also before its sharder starts.
@@ -108,6 +118,7 @@ impl Sharder {
         let options = Options { progress, ..Options::new(&own(config), 0, quarantine) };
         let forwarders = usize::from(config.shards.count);
         *locked(&links) = SharderLinks { consumer: None, forwarders: vec![None; forwarders] };
+        let is_shared = forwarding.0.gate.is_none();
         let (sender, events) = unbounded_channel();
         let link_sender = sender.clone();
         // Without the task the daemon is ending.
@@ -126,6 +137,7 @@ impl Sharder {
             stopped,
             takes: false,
             consumes: false,
+            is_shared,
         };
         let keeping = runtime.spawn(keeper.keep(events));
         Ok(Sharder { runtime, amqp, stop, keeping, _watch: watch })
@@ -180,6 +192,8 @@ struct Keeper {
     takes: bool,
     /// Requests may be delivered.
     consumes: bool,
+    /// Other nodes share the shards.
+    is_shared: bool,
 }
 
 impl Keeper {
@@ -289,6 +303,9 @@ impl Keeper {
                 self.ack();
             }
             BrokerEvent::Link { link, .. } => {
+                // Another node serves the ingest queue.
+                let is_spare = self.is_shared && matches!(link, LinkStatus::Standby { .. });
+                self.health.readiness.set(Latch::Consumer, self.consumes || is_spare);
                 locked(&self.links).consumer = Some(link);
                 self.judge_links();
             }
@@ -328,7 +345,7 @@ mod tests {
         let (sender, queues) = forward_queues(2);
         let sharing = Sharing { own: None, count: 2, key: ForwardKey::new([1; 32]) };
         let names = Arc::new(Names::of(&config));
-        let (gate, map) = (ShardGate::default(), Arc::default());
+        let (gate, map) = (Some(ShardGate::default()), Arc::default());
         let forwarding = Forwarding { sharing, sender, gate, names, map };
         let (health, links) = (ShardHealth::default(), Arc::default());
         assert_eq!(locked(&links).states().len(), 1, "before the start");

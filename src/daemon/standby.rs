@@ -4,7 +4,7 @@
 
 use super::answers::ShardAnswer;
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent, ShardOrder};
+use super::mailbox::{ControlEvent, LoopEvent, ShardOrder, ShardTurn};
 use super::reports::ShardReport;
 use crate::admin::{ExportRefusal, LinkState, ShardLine, ShardState};
 use std::collections::VecDeque;
@@ -37,9 +37,49 @@ pub(super) struct StandbyWaits {
     told: Option<String>,
     /// Number of short lives in a row.
     short: u32,
+    /// It opens its store in its turn only, and it is its turn. `None`: it opens its store at any time.
+    turn: Option<bool>,
 }
 
 impl StandbyWaits {
+    /// `has_turns`: several nodes share the shards.
+    pub(super) fn new(has_turns: bool) -> Self {
+        let reason = if has_turns { "the database has not been asked yet" } else { "" };
+        let turn = has_turns.then_some(false);
+        StandbyWaits { turn, reason: reason.to_owned(), ..StandbyWaits::default() }
+    }
+
+    /// Another node is to have the shard.
+    pub(super) fn released(&mut self) {
+        (self.owner, self.reason) = (None, "given up for another node".to_owned());
+    }
+
+    /// Hears whose turn it is.
+    fn hear(&mut self, turn: ShardTurn) {
+        let waits = self.until.is_some_and(|until| Instant::now() < until);
+        self.turn = Some(false);
+        self.owner = None;
+        self.reason = match turn {
+            ShardTurn::Claim if waits => return,
+            ShardTurn::Claim => {
+                self.turn = Some(true);
+                return;
+            }
+            ShardTurn::Taken { owner, left_ms } => {
+                let error = OpenError::Claimed { owner: owner.clone(), left_ms };
+                self.owner = Some((owner, left_ms));
+                error.to_string()
+            }
+            ShardTurn::Free => "nobody has the store at present, and it is another node's turn".to_owned(),
+            ShardTurn::Unknown(reason) => reason,
+        };
+    }
+
+    /// Whether the store may be opened now.
+    fn is_due(&self) -> bool {
+        self.turn.unwrap_or(true) && self.until.is_none_or(|until| Instant::now() >= until)
+    }
+
     /// The life that ended had lost its store.
     pub(super) fn lost(&mut self, lived: Duration, loss: Loss, reason: String) {
         self.short = if lived >= LONG_LIFE { 0 } else { self.short.saturating_add(1) };
@@ -77,36 +117,41 @@ impl StandbyWaits {
         }
         let lease = config.store.database.as_ref().map_or(LONGEST_TRY, |database| database.lease);
         self.until = Some(Instant::now() + (lease / 3).min(LONGEST_TRY));
+        self.turn = self.turn.map(|_| false);
     }
 
     /// The store is open.
     pub(super) fn over(&mut self) {
         (self.until, self.told) = (None, None);
+        self.turn = self.turn.map(|_| false);
     }
 }
 
 /// Waits until the next attempt is due, and answers queries. False: a stop was ordered.
 pub(super) fn wait(lasting: &mut Lasting, waits: &mut StandbyWaits) -> bool {
-    let Some(until) = waits.until else { return true };
+    if waits.is_due() {
+        return true;
+    }
     let mut events = VecDeque::new();
     loop {
         let state = if waits.owner.is_some() { "standing by" } else { "waiting for the store" };
         lasting.reports.send(ShardReport::Waits(format!("{state}: {}", waits.reason)));
-        let left = until.saturating_duration_since(Instant::now());
+        let left = waits.until.filter(|_| waits.turn.is_none());
+        let left = left.map_or(LONGEST_TRY, |until| until.saturating_duration_since(Instant::now()));
         lasting.inlet.take(left.min(LONGEST_TRY), &mut events);
         while let Some(event) = events.pop_front() {
             if !handle(lasting, waits, event) {
                 return false;
             }
         }
-        if Instant::now() >= until {
+        if waits.is_due() {
             return true;
         }
     }
 }
 
 /// False: a stop was ordered.
-fn handle(lasting: &mut Lasting, waits: &StandbyWaits, event: LoopEvent) -> bool {
+fn handle(lasting: &mut Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> bool {
     match event {
         LoopEvent::Control(ControlEvent::Order(ShardOrder::Stop | ShardOrder::Withdraw)) => {
             lasting.reports.send(ShardReport::Draining { within: Duration::ZERO });
@@ -114,6 +159,13 @@ fn handle(lasting: &mut Lasting, waits: &StandbyWaits, event: LoopEvent) -> bool
             return false;
         }
         LoopEvent::Control(ControlEvent::Order(ShardOrder::Configure(config))) => lasting.configure(config),
+        LoopEvent::Control(ControlEvent::Order(ShardOrder::Share(forwarding))) => {
+            lasting.forwarding = Some(*forwarding);
+        }
+        LoopEvent::Control(ControlEvent::Order(ShardOrder::Turn(turn))) => {
+            lasting.health.readiness.reset(!matches!(turn, ShardTurn::Unknown(_)));
+            waits.hear(turn);
+        }
         // Clients may have disconnected.
         LoopEvent::Control(ControlEvent::State(reply)) => drop(reply.send(state(lasting, waits))),
         LoopEvent::Control(ControlEvent::Export(reply)) => {
@@ -122,7 +174,9 @@ fn handle(lasting: &mut Lasting, waits: &StandbyWaits, event: LoopEvent) -> bool
         LoopEvent::Command(_, reply) => refuse(waits, reply),
         // Events of the life that has ended.
         LoopEvent::Control(
-            ControlEvent::Broker(_) | ControlEvent::Store(_) | ControlEvent::Order(ShardOrder::Serve),
+            ControlEvent::Broker(_)
+            | ControlEvent::Store(_)
+            | ControlEvent::Order(ShardOrder::Serve | ShardOrder::Release),
         )
         | LoopEvent::Requests { .. }
         | LoopEvent::Settled(_) => {}
@@ -197,5 +251,32 @@ mod tests {
             ..ShardLine::default()
         };
         assert_eq!((line, node.as_str(), links.len()), (want, "here/1", 2));
+    }
+
+    #[test]
+    fn where_shards_have_turns_a_store_is_opened_in_its_turn_and_after_the_pause() {
+        let claimed = |waits: &mut StandbyWaits| {
+            waits.hear(ShardTurn::Claim);
+            waits.is_due()
+        };
+        assert!(StandbyWaits::default().is_due(), "without turns at any time");
+        let mut waits = StandbyWaits::new(true);
+        assert!(!waits.is_due(), "nobody has said whose turn it is");
+        waits.hear(ShardTurn::Taken { owner: "there/2".to_owned(), left_ms: 700 });
+        assert_eq!((waits.owner.as_ref().map(|(_, left)| *left), waits.is_due()), (Some(700), false));
+        assert!(claimed(&mut waits) && waits.owner.is_none());
+        waits.over();
+        assert!(!waits.is_due(), "one turn is one opening");
+        assert!(claimed(&mut waits));
+        waits.hear(ShardTurn::Free);
+        assert!(!waits.is_due(), "it has passed");
+        waits.lost(Duration::ZERO, Loss::GivenAway, "cut off".to_owned());
+        assert!(!claimed(&mut waits), "it was given away a moment ago");
+        waits.hear(ShardTurn::Unknown("no database".to_owned()));
+        assert_eq!((waits.reason.as_str(), waits.is_due()), ("no database", false));
+        let mut waits = StandbyWaits::new(true);
+        assert!(claimed(&mut waits));
+        waits.refused(OpenError::Claimed { owner: "there/2".to_owned(), left_ms: 700 }, &Config::default());
+        assert!(!waits.is_due(), "another node was faster");
     }
 }

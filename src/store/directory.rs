@@ -55,7 +55,7 @@ impl Directory {
         }
         refuse_shards(&path)?;
         // The lock is a separate file; it is not made where there is no store.
-        if holds_store(&path.join(DATA))? {
+        if holds_data(&path)? {
             return Self::enter(path);
         }
         if file_exists(&path.join(LOCK))? {
@@ -127,7 +127,7 @@ pub(crate) fn make(path: &Path) -> Result<PathBuf, OpenError> {
 /// As [`Directory::holds_store`].
 pub(crate) fn is_free(path: &Path) -> Result<bool, OpenError> {
     let has = |name: &str| file_exists(&path.join(name));
-    Ok(!holds_store(&path.join(DATA))? && !has(COMMITTED)? && !has(ACCEPTED)?)
+    Ok(!holds_data(path)? && !has(COMMITTED)? && !has(ACCEPTED)?)
 }
 
 /// Syncs the entries of a directory, and its own entry in its parent.
@@ -143,18 +143,13 @@ pub(crate) fn sync_entries(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Checks that a directory, which may be missing, contains no store on the disk. A daemon with its store in a
-/// database does so at its start. Nothing is made or locked.
+/// Whether this directory, which may be missing, contains the storage engine's files.
 ///
 /// # Errors
 ///
-/// The error of that daemon: [`OpenError::HoldsDisk`], [`OpenError::Damaged`], [`OpenError::Io`].
-pub fn refuse_disk_store(path: &Path) -> Result<(), OpenError> {
-    let plain = plain_path(path);
-    match holds_store(&plain.join(DATA))? || file_exists(&plain.join(SHARDS))? {
-        true => Err(OpenError::HoldsDisk { path: path.to_owned() }),
-        false => Ok(()),
-    }
+/// As [`Directory::holds_store`].
+pub(crate) fn holds_data(path: &Path) -> Result<bool, OpenError> {
+    holds_store(&path.join(DATA))
 }
 
 /// Subdirectory of the storage engine's files.
@@ -375,23 +370,6 @@ fn parse(bytes: &[u8]) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_directory_beside_a_database_contains_no_store() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("own");
-        refuse_disk_store(&path).unwrap();
-        assert!(!path.exists(), "nothing is made");
-        fs::create_dir_all(path.join("db")).unwrap();
-        refuse_disk_store(&path).unwrap();
-        fs::write(path.join("db/other"), "").unwrap();
-        assert!(matches!(refuse_disk_store(&path), Err(OpenError::Damaged { .. })));
-        fs::write(path.join("db/version"), "").unwrap();
-        assert!(
-            matches!(refuse_disk_store(&path), Err(OpenError::HoldsDisk { path: named }) if named == path)
-        );
-        assert!(!path.join(LOCK).exists(), "nothing is locked");
-    }
 
     #[test]
     fn a_directory_is_private_and_locked() {

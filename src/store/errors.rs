@@ -265,10 +265,24 @@ pub enum OpenError {
         /// What is different.
         error: String,
     },
+    /// The tables are laid out for another number of shards than configured.
+    #[error(
+        "schema `{schema}` does not fit: it is laid out for {}, and shards.count is {wanted}: set \
+         shards.count = {found}, or name another store.schema", shards_in_words(*found)
+    )]
+    OtherShards {
+        /// Name of the schema.
+        schema: String,
+        /// Number of shards in the tables.
+        found: u16,
+        /// The configured number.
+        wanted: u16,
+    },
     /// The directory contains a store on the disk, whose items would not be delivered.
     #[error(
         "{} holds a store on the disk, whose items would not be delivered: run it with \
-         `store.kind = \"disk\"` until nothing waits and move `db` away, or name another store.path",
+         `store.kind = \"disk\"` until nothing waits and move `db` away (with several shards: `SHARDS`, and \
+         each `db`), or name another store.path",
         path.display()
     )]
     HoldsDisk {
@@ -423,6 +437,7 @@ impl OpenError {
             OpenError::Commit(error) => error.loss().is_some(),
             OpenError::Locked { .. }
             | OpenError::ForeignSchema { .. }
+            | OpenError::OtherShards { .. }
             | OpenError::HoldsDisk { .. }
             | OpenError::OtherCount { .. }
             | OpenError::Undivided { .. }
@@ -461,6 +476,14 @@ impl From<ReadError> for OpenError {
             | ReadError::Lost(_)
             | ReadError::Contract(_) => OpenError::Read(error),
         }
+    }
+}
+
+/// A number of shards in words.
+pub(crate) fn shards_in_words(count: u16) -> String {
+    match count {
+        1 => "1 shard".to_owned(),
+        count => format!("{count} shards"),
     }
 }
 

@@ -140,6 +140,13 @@ impl PgGround {
         unlocked(|| open(&config, 32 << 20, false, wall))
     }
 
+    /// Prepares to open the store of one of several shards.
+    pub(crate) fn opener(&self, place: ShardPlace) -> Result<Opener, OpenError> {
+        let mut config = self.config();
+        config.path = tidegate_config::shard_path(&config.path, place.number);
+        Opener::new(&config, place, 32 << 20, false)
+    }
+
     /// The answer of the database; `$` stands for the schema.
     pub(crate) fn sql(&self, text: &str) -> String {
         self.server.sql(&self.named(text))

@@ -166,6 +166,28 @@ fn refuse_lost_file(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Checks that a directory, which may be missing, contains no store on the disk, neither a single one nor
+/// those of shards. A daemon with its store in a database does so at its start. Nothing is made or locked.
+///
+/// # Errors
+///
+/// The error of that daemon: [`OpenError::HoldsDisk`] with the directory of a store or of all shards,
+/// [`OpenError::Damaged`], [`OpenError::Io`].
+pub fn refuse_disk_store(path: &Path) -> Result<(), OpenError> {
+    let plain = directory::plain_path(path);
+    if directory::holds_data(&plain)? || directory::file_exists(&plain.join(SHARDS))? {
+        return Err(OpenError::HoldsDisk { path: path.to_owned() });
+    }
+    // The file of a layout may be lost.
+    for number in 0..MOST {
+        let path = shard_path(&plain, number);
+        if directory::holds_data(&path)? {
+            return Err(OpenError::HoldsDisk { path });
+        }
+    }
+    Ok(())
+}
+
 /// The directories of all stores in `path`: those of its shards, or `path` itself.
 ///
 /// # Errors
@@ -375,6 +397,36 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_beside_a_database_contains_no_store() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("own");
+        refuse_disk_store(&path).unwrap();
+        assert!(!path.exists(), "nothing is made");
+        fs::create_dir_all(path.join("db")).unwrap();
+        refuse_disk_store(&path).unwrap();
+        fs::write(path.join("db/other"), "").unwrap();
+        assert!(matches!(refuse_disk_store(&path), Err(OpenError::Damaged { .. })));
+        fs::write(path.join("db/version"), "").unwrap();
+        assert!(
+            matches!(refuse_disk_store(&path), Err(OpenError::HoldsDisk { path: named }) if named == path)
+        );
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "nothing is locked");
+        let shards = dir.path().join("shards");
+        for number in [0, 255] {
+            let path = shard_path(&shards, number);
+            fs::create_dir_all(path.join("db")).unwrap();
+            refuse_disk_store(&shards).unwrap();
+            fs::write(path.join("db/version"), "").unwrap();
+            let error = refuse_disk_store(&shards).expect_err("refused");
+            assert!(matches!(&error, OpenError::HoldsDisk { path: named } if *named == path), "{error}");
+            fs::remove_file(path.join("db/version")).unwrap();
+        }
+        fs::write(shards.join(SHARDS), "").unwrap();
+        let error = refuse_disk_store(&shards).expect_err("refused");
+        assert!(matches!(&error, OpenError::HoldsDisk { path } if *path == shards), "{error}");
+    }
+
+    #[test]
     fn links_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let real = dir.path().join("real");
@@ -402,7 +454,7 @@ mod tests {
         for error in errors {
             assert!(error.to_string().ends_with(&format!("{}/shard-0", dir.path().display())), "{error}");
         }
-        assert!(matches!(directory::refuse_disk_store(dir.path()), Err(OpenError::HoldsDisk { .. })));
+        assert!(matches!(refuse_disk_store(dir.path()), Err(OpenError::HoldsDisk { .. })));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "nothing is made");
         directory::Directory::open(&shard_path(dir.path(), 1)).unwrap();
     }

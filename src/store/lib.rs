@@ -82,18 +82,18 @@ mod thread_tests;
 #[cfg(test)]
 mod verify_tests;
 
-pub use directory::refuse_disk_store;
 pub use errors::{
     BrokenContract, CloseError, CommitError, Loss, OpenError, ReadError, SpawnError, StoreFailure, UsageError,
 };
 
-pub use layout::{store_paths, ShardLayout};
+pub use layout::{refuse_disk_store, store_paths, ShardLayout};
 pub use postgres::{inspect as inspect_database, schema as database_schema};
+pub use postgres::{MemberView, Membership, SeenShard};
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidegate_common::lease::Lease;
-use tidegate_config::StoreKind;
+use tidegate_config::{DatabaseConfig, StoreConfig, StoreKind};
 use tidegate_types::event::{Load, Loaded, Marks, Op, Opened, Place, Range, RangeRows, Scan, Token};
 use tidegate_types::Content;
 
@@ -311,6 +311,25 @@ impl Takeover {
     }
 }
 
+/// Which of how many shards a store belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardPlace {
+    /// Number of the shard, from 0.
+    pub number: u16,
+    /// Number of shards; 1: it is the only one.
+    pub count: u16,
+}
+
+impl ShardPlace {
+    /// That of the only shard.
+    pub const ONLY: ShardPlace = ShardPlace { number: 0, count: 1 };
+
+    /// Whether there are no other shards.
+    pub fn is_only(self) -> bool {
+        self.count <= 1
+    }
+}
+
 /// Opens the configured store: once, or repeatedly where another daemon may own it or it may be unreachable.
 pub struct Opener {
     kind: OpenerKind,
@@ -326,7 +345,9 @@ enum OpenerKind {
 }
 
 impl Opener {
-    /// Prepares to open the configured store. `memory_limit` (`limits.memory`, bytes): the disk store's
+    /// Prepares to open the configured store. `place` matters for a store in a database alone, where all
+    /// shards have the same tables; with several, `store.path` is the shard's directory in that of the node
+    /// ([`tidegate_config::shard_path`]). `memory_limit` (`limits.memory`, bytes): the disk store's
     /// buffers and caches take about a quarter of it, the ended items of the memory store a sixteenth.
     /// `accept_loss`: go on although durable commits are missing.
     ///
@@ -334,19 +355,17 @@ impl Opener {
     ///
     /// See [`OpenError`]: those of the directory, and of random numbers.
     pub fn new(
-        store: &tidegate_config::StoreConfig,
+        store: &StoreConfig,
+        place: ShardPlace,
         memory_limit: u64,
         accept_loss: bool,
     ) -> Result<Self, OpenError> {
-        let kind = match (store.kind, &store.database) {
-            (StoreKind::Disk, _) => OpenerKind::Disk(store.path.clone()),
-            (StoreKind::Memory, _) => OpenerKind::Memory(node::name_of_process()?),
-            (StoreKind::Postgres, Some(database)) => {
-                OpenerKind::Postgres(Box::new(postgres::Contender::new(&store.path, database)?))
-            }
-            (StoreKind::Postgres, None) => {
-                let error = "no database is named".to_owned();
-                return Err(OpenError::Database { place: "nowhere".to_owned(), error });
+        let kind = match store.kind {
+            StoreKind::Disk => OpenerKind::Disk(store.path.clone()),
+            StoreKind::Memory => OpenerKind::Memory(node::name_of_process()?),
+            StoreKind::Postgres => {
+                let contender = postgres::Contender::new(&store.path, database_of(store)?, place)?;
+                OpenerKind::Postgres(Box::new(contender))
             }
         };
         Ok(Opener { kind, memory_limit, accept_loss })
@@ -375,23 +394,35 @@ impl Opener {
         match &self.kind {
             OpenerKind::Disk(path) => node::name_in(path),
             OpenerKind::Memory(name) => Ok(name.clone()),
-            OpenerKind::Postgres(contender) => node::name_in(contender.directory()),
+            OpenerKind::Postgres(contender) => contender.node(),
         }
     }
 }
 
-/// Opens the configured store, once; see [`Opener`].
+/// The database of this store.
+///
+/// # Errors
+///
+/// [`OpenError::Database`]: none is named.
+fn database_of(store: &StoreConfig) -> Result<&DatabaseConfig, OpenError> {
+    store.database.as_ref().ok_or_else(|| {
+        let error = "no database is named".to_owned();
+        OpenError::Database { place: "nowhere".to_owned(), error }
+    })
+}
+
+/// Opens the configured store of the only shard, once; see [`Opener`].
 ///
 /// # Errors
 ///
 /// See [`Opener::new`] and [`Opener::open`].
 pub fn open(
-    store: &tidegate_config::StoreConfig,
+    store: &StoreConfig,
     memory_limit: u64,
     accept_loss: bool,
     wall: u64,
 ) -> Result<OpenStore, OpenError> {
-    Opener::new(store, memory_limit, accept_loss)?.open(wall)
+    Opener::new(store, ShardPlace::ONLY, memory_limit, accept_loss)?.open(wall)
 }
 
 /// A random identity; never 0.

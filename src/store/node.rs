@@ -4,12 +4,14 @@
 //! restarts. The file contains the time of the machine's boot and its own inode, so that a copy of it is a
 //! different daemon.
 
-use super::directory::own_file;
+use super::directory::{own_file, own_options};
 use super::OpenError;
-use std::fs::File;
-use std::io::{Read, Write};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use tidegate_common::clock;
 use tidegate_types::Now;
 
@@ -17,6 +19,12 @@ use tidegate_types::Now;
 pub(crate) const RANDOM: usize = 16;
 /// Tolerance of the boot time, as the clocks may compute it differently at different times.
 const SAME_BOOT_MS: u64 = 120_000;
+
+/// Held while a file of a name is read, written or removed: the shards of a node have one file, and their
+/// threads no lock of its directory.
+static NAMING: Mutex<()> = Mutex::new(());
+/// How often a name was given up in this process.
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 
 /// Random bytes, for a name or a claim.
 pub(crate) fn random() -> Result<[u8; RANDOM], OpenError> {
@@ -35,14 +43,13 @@ pub(crate) fn name_of_process() -> Result<String, OpenError> {
     Ok(on_this_machine(&new_name()?))
 }
 
-/// The name of the daemon of this directory, which this process has locked.
+/// The name of the daemon of this directory, in which this process has a lock. Threads that find no name at
+/// the same time get the same one.
 pub(crate) fn name_in(directory: &Path) -> Result<String, OpenError> {
+    let _naming = NAMING.lock().unwrap_or_else(PoisonError::into_inner);
     let path = file_in(directory);
     let mut file = own_file(&path)?;
-    let mut text = Vec::new();
-    // Bounded, as the file may contain anything and the text is short.
-    (&file).take(256).read_to_end(&mut text).map_err(OpenError::io("read", &path))?;
-    let text = String::from_utf8_lossy(&text);
+    let text = read(&file, &path)?;
     // A service may have no access to the kernel's own boot id.
     let Now { wall, mono } = clock::now();
     let booted = wall.saturating_sub(mono);
@@ -63,6 +70,38 @@ pub(crate) fn name_in(directory: &Path) -> Result<String, OpenError> {
         }
     };
     Ok(on_this_machine(&name))
+}
+
+/// How often a name was given up in this process: while it stays the same, so does each name.
+pub(crate) fn given_up() -> u64 {
+    GIVEN_UP.load(Ordering::Acquire)
+}
+
+/// Removes the file if it contains this name, so that the next name in the directory is another one.
+pub(crate) fn forget(directory: &Path, name: &str) -> Result<(), OpenError> {
+    let _naming = NAMING.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = file_in(directory);
+    let file = match own_options().read(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(OpenError::io("open", &path)(error)),
+    };
+    match read(&file, &path)?.split_whitespace().next() {
+        Some(known) if on_this_machine(known) == name => {
+            fs::remove_file(&path).map_err(OpenError::io("remove", &path))?;
+            GIVEN_UP.fetch_add(1, Ordering::AcqRel);
+            Ok(())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The text of a file of a name.
+fn read(file: &File, path: &Path) -> Result<String, OpenError> {
+    let mut text = Vec::new();
+    // Bounded, as the file may contain anything and the text is short.
+    file.take(256).read_to_end(&mut text).map_err(OpenError::io("read", path))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn new_name() -> Result<String, OpenError> {
@@ -89,9 +128,32 @@ mod tests {
         assert_eq!(name_in(dir.path()).unwrap(), name);
         std::fs::copy(file_in(dir.path()), file_in(other.path())).unwrap();
         assert_ne!(name_in(other.path()).unwrap(), name);
-        std::fs::remove_file(file_in(dir.path())).unwrap();
+        forget(dir.path(), &name_in(other.path()).unwrap()).unwrap();
+        assert_eq!(name_in(dir.path()).unwrap(), name, "another name was meant");
+        forget(dir.path(), &name).unwrap();
+        forget(dir.path(), &name).unwrap();
         assert_ne!(name_in(dir.path()).unwrap(), name, "forgotten");
         let machine = name.split('/').next();
         assert_eq!(name_of_process().unwrap().split('/').next(), machine);
+    }
+
+    /// Some of them remove the name that all had before.
+    #[test]
+    fn threads_that_ask_for_a_name_at_once_have_the_same_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut former = String::new();
+        for _ in 0..20 {
+            let names: Vec<String> = std::thread::scope(|scope| {
+                let ask = || {
+                    forget(dir.path(), &former).unwrap();
+                    name_in(dir.path()).unwrap()
+                };
+                let all: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            assert!(names.iter().all(|name| *name == names[0]), "{names:?}");
+            assert_ne!(names[0], former);
+            former.clone_from(&names[0]);
+        }
     }
 }

@@ -8,6 +8,7 @@ use crate::bounds;
 use crate::disk::Disk;
 use crate::guard;
 use crate::ports::free_port;
+use crate::proxy::Proxy;
 use crate::require::{lacks, skip};
 use crate::util::{block_on, wait_until};
 use rustix::process::{Pid, Signal};
@@ -268,6 +269,11 @@ impl Database {
     /// The same for another role.
     pub fn uri_of(&self, role: &str) -> String {
         format!("postgres://{role}@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+    }
+
+    /// The URI of the owner by way of a proxy in front of this server.
+    pub fn uri_by(&self, proxy: &Proxy) -> String {
+        self.uri().replace(&self.address().to_string(), &proxy.address().to_string())
     }
 
     /// Where it listens.

@@ -1,17 +1,16 @@
 //! Ownership of the store: a random claim for each life, which the fence of each transaction must match, and
 //! a lease that each transaction extends.
 //!
-//! A daemon recognises itself by its name ([`crate::node`]). Its directory is locked, so an earlier process
-//! of this daemon has ended, and the daemon need not wait for that process's lease. A daemon that is refused
-//! as a former owner removes the file with its name, so that two daemons with the same name do not take the
-//! store from each other without end.
+//! A daemon recognises itself by its name ([`crate::node`]). Its directory is locked ([`super::home`]), so an
+//! earlier process of this daemon has ended, and the daemon need not wait for that process's lease. A daemon
+//! that is refused as a former owner gives its name up, so that two daemons with the same name do not take
+//! the store from each other without end.
 
 use super::clocks;
 use super::connect::{DatabaseError, DatabaseLink};
+use super::home::ShardHome;
 use super::now_ms;
-use crate::directory::Directory;
 use crate::{node, CommitError, OpenError, Takeover};
-use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,11 +41,14 @@ pub(super) struct Claimed {
 /// See the module.
 pub(super) struct Claim {
     token: [u8; node::RANDOM],
+    /// The name of the node in the store's row.
     owner: String,
+    /// Same as [`node::given_up`] when the name was looked up.
+    given_up: u64,
     lease: Arc<Lease>,
     lease_ms: f64,
     /// Locked as long as the claim exists.
-    directory: Arc<Directory>,
+    home: Arc<ShardHome>,
     /// Number of this claim, and the counter of this process's claims.
     number: u64,
     claims: Arc<AtomicU64>,
@@ -54,7 +56,8 @@ pub(super) struct Claim {
 
 impl Claim {
     /// Claims the store for the daemon of this directory. `claims`: the number of this process's claims so
-    /// far. `is_heir`: other daemons may leave the store to this one.
+    /// far. `is_heir`: other daemons may leave the store to this one. With several shards, the membership
+    /// alone records who that may be.
     ///
     /// # Errors
     ///
@@ -62,13 +65,13 @@ impl Claim {
     /// [`OpenError::Random`].
     pub(super) fn take(
         link: &DatabaseLink,
-        (directory, claims): (&Arc<Directory>, &Arc<AtomicU64>),
+        (home, claims): (&Arc<ShardHome>, &Arc<AtomicU64>),
         config: &DatabaseConfig,
         is_heir: bool,
     ) -> Result<Claimed, OpenError> {
         let failed = |error: DatabaseError| link.failed(&error);
         let statements = link.statements().map_err(failed)?;
-        let (token, owner) = (node::random()?, node::name_in(directory.path())?);
+        let (token, given_up, owner) = (node::random()?, node::given_up(), home.name()?);
         judge_clock(link, &owner)?;
         let lease_ms = config.lease.as_millis() as u64;
         let begun = Instant::now();
@@ -97,7 +100,7 @@ impl Claim {
                     continue;
                 }
                 let has = row.get(0);
-                if is_heir {
+                if is_heir && home.place().is_only() {
                     // The daemon stands by even if this fails.
                     let noted = link.query(&statements.note_spare, &[&owner]);
                     noted.map_or_else(
@@ -108,22 +111,25 @@ impl Claim {
                 return Err(OpenError::Claimed { owner: has, left_ms });
             };
             link.unwarned(warnings).map_err(failed)?;
-            let forgotten = link.query(&statements.forget_spares, &[&owner]);
-            forgotten.map_or_else(
-                |error| tracing::debug!(%error, "cannot remove the record of standing by"),
-                drop,
-            );
+            if home.place().is_only() {
+                let forgotten = link.query(&statements.forget_spares, &[&owner]);
+                forgotten.map_or_else(
+                    |error| tracing::debug!(%error, "cannot remove the record of standing by"),
+                    drop,
+                );
+            }
             let number = |column| row.get::<_, i64>(column) as u64;
             let marks = Marks { next_seq: number(2), wall: number(3) };
             let takeover = Takeover::of(row.get::<_, Option<&str>>(5), &owner);
             tracing::info!(epoch = number(0), owner, was = takeover.as_str(), "claimed the store");
             let lease = Arc::new(Lease::new(lease_ms, sent));
-            let (directory, claims) = (Arc::clone(directory), Arc::clone(claims));
+            let (home, claims) = (Arc::clone(home), Arc::clone(claims));
             let number_of_claim = claims.fetch_add(1, Ordering::AcqRel) + 1;
             let lease_ms = lease_ms as f64;
             let (epoch, identity) = (number(0), number(4).max(1));
             let number = number(1);
-            let claim = Claim { token, owner, lease, lease_ms, directory, number: number_of_claim, claims };
+            let claim =
+                Claim { token, owner, given_up, lease, lease_ms, home, number: number_of_claim, claims };
             return Ok(Claimed { claim, number, marks, identity, takeover, epoch });
         }
     }
@@ -155,6 +161,28 @@ impl Claim {
         Ok(())
     }
 
+    /// Records the present name of the node, if another of its shards has given the former one up: the other
+    /// nodes count by name what each has. Best effort; the next call tries again.
+    pub(super) fn follow_name(&mut self, link: &DatabaseLink) {
+        let given_up = node::given_up();
+        if self.given_up == given_up {
+            return;
+        }
+        let own = match self.home.name() {
+            Ok(own) => own,
+            Err(error) => return tracing::debug!(%error, "the name of this node is unknown"),
+        };
+        if own != self.owner {
+            let token = self.token.as_slice();
+            let renamed = link.statements().and_then(|s| link.query(&s.rename, &[&token, &own]));
+            if let Err(error) = renamed {
+                return tracing::debug!(%error, "cannot record the new name of this node");
+            }
+            self.owner = own;
+        }
+        self.given_up = given_up;
+    }
+
     /// Classifies a refusal of the database: what it means for the commit and the claim.
     pub(super) fn refused(&self, error: &DatabaseError) -> CommitError {
         let is_fence =
@@ -170,19 +198,21 @@ impl Claim {
             // The call is of an earlier life of this process, which has claimed the store again since.
             return CommitError::Fenced;
         }
-        if let Err(error) = fs::remove_file(node::file_in(self.directory.path())) {
+        if let Err(error) = self.home.forget(&self.owner) {
             tracing::warn!(%error, "cannot remove the file NODE");
         }
         CommitError::Fenced
     }
 
-    /// Another daemon that stands by, if one was seen lately.
+    /// Another daemon that stands by, or serves other shards, if one was seen lately.
     ///
     /// # Errors
     ///
     /// Those of the database.
     pub(super) fn heir(&self, link: &DatabaseLink) -> Result<Option<String>, CommitError> {
-        let spares = link.statements().and_then(|s| link.query(&s.spare, &[&self.owner]));
+        // The node may have another name by now, by which it is no other daemon.
+        let own = self.home.name().unwrap_or_else(|_| self.owner.clone());
+        let spares = link.statements().and_then(|s| link.query(&s.spare, &[&own]));
         let spares = spares.map_err(|error| self.refused(&error))?;
         Ok(spares.first().map(|row| row.get(0)))
     }

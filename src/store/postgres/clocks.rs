@@ -43,6 +43,14 @@ fn ask(link: &DatabaseLink) -> Result<(i64, bool), DatabaseError> {
     Ok((beyond(at, before.wall as i64, after.wall as i64), is_prompt(before, after)))
 }
 
+/// Why a node does not claim stores that has asked at `before` what time the database has, and was told `at`
+/// (UTC ms). A slow answer shows nothing.
+pub(super) fn refusal_at(at: i64, before: Now) -> Option<String> {
+    let after = clock::now();
+    let refused = refusal(beyond(at, before.wall as i64, after.wall as i64));
+    refused.filter(|_| is_prompt(before, after))
+}
+
 /// Whether little time passed by both clocks.
 fn is_prompt(before: Now, after: Now) -> bool {
     after.mono.saturating_sub(before.mono) <= PROMPT_MS && before.wall.abs_diff(after.wall) <= PROMPT_MS
@@ -91,6 +99,17 @@ mod tests {
         ] {
             assert_eq!(is_prompt(before, Now { wall, mono }), prompt, "{wall} {mono}");
         }
+    }
+
+    #[test]
+    fn a_clock_is_refused_by_a_prompt_answer_alone() {
+        let now = clock::now();
+        let at = |ahead_ms: i64| now.wall as i64 + ahead_ms;
+        assert_eq!(refusal_at(at(0), now), None);
+        let told = refusal_at(at(-40_000), now).unwrap_or_default();
+        assert!(told.contains("40.000 s behind this machine's: with more than 30 s"), "{told}");
+        let before = Now { mono: now.mono.saturating_sub(2_000), ..now };
+        assert_eq!(refusal_at(at(-40_000), before), None);
     }
 
     #[test]

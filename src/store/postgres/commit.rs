@@ -221,6 +221,7 @@ impl PgStore {
             self.sweep.is_done.store(false, Ordering::Release);
         }
         self.rows.set_epochs(epochs);
+        self.claim.follow_name(self.rows.link());
         Ok(())
     }
 }

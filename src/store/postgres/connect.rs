@@ -4,7 +4,7 @@
 //! and the next query notices a lost connection.
 
 use super::settings::ServerSettings;
-use super::statements::Statements;
+use super::statements::{prepare_round, Statements};
 use crate::OpenError;
 use futures_util::future::poll_fn;
 use rustls::crypto::ring;
@@ -370,13 +370,22 @@ impl DatabaseLink {
         self.run(self.client.execute(&statements.sweep, &[&bucket, &(epoch as i64), &most, &token]))
     }
 
-    /// Prepares the repeated statements for the tables of this schema.
+    /// Prepares the statement of one round of a membership; see [`prepare_round`].
     ///
     /// # Errors
     ///
     /// [`OpenError::Database`].
-    pub(super) fn prepare(&mut self, schema: &str) -> Result<(), OpenError> {
-        let prepared = self.run(Statements::prepare(&self.client, schema));
+    pub(super) fn prepare_round(&self, schema: &str) -> Result<Statement, OpenError> {
+        self.run(prepare_round(&self.client, schema)).map_err(|e| self.failed(&e))
+    }
+
+    /// Prepares the repeated statements for one shard in the tables of this schema.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Database`].
+    pub(super) fn prepare(&mut self, schema: &str, shard: u16) -> Result<(), OpenError> {
+        let prepared = self.run(Statements::prepare(&self.client, schema, shard));
         self.statements = Some(prepared.map_err(|e| self.failed(&e))?);
         Ok(())
     }

@@ -8,11 +8,14 @@
 //! or a pooler mixes up the sessions, or the tables are another program's.
 
 use super::clocks::{difference_ms, refusal, sentence};
-use super::connect::{error_at, not_reached, DatabaseLink, LoginError};
+use super::connect::{error_at, not_reached, DatabaseError, DatabaseLink, LoginError};
+use super::membership::{all_there, SeenShard};
 use super::schema::MakeTrial;
 use super::settings::ServerSettings;
-use super::{pooling, rights, schema};
+use super::{pooling, rights, schema, statements};
+use crate::errors::shards_in_words;
 use crate::OpenError;
+use std::collections::BTreeMap;
 use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_config::DatabaseConfig;
 use tokio_postgres::config::TargetSessionAttrs;
@@ -23,11 +26,11 @@ const SUBJECT: &str = "database";
 /// A larger difference between the clocks is noticed by people, after a takeover.
 const NOTICED_CLOCK_DIFFERENCE_MS: u64 = 1_000;
 
-/// Examines the database of a store, without changing anything.
+/// Examines the database of the stores of so many shards, without changing anything.
 #[must_use]
-pub fn inspect(config: &DatabaseConfig) -> Vec<CheckLine> {
+pub fn inspect(config: &DatabaseConfig, count: u16) -> Vec<CheckLine> {
     let mut lines = Vec::new();
-    if let Err(error) = examine(config, &mut lines) {
+    if let Err(error) = examine(config, count, &mut lines) {
         lines.push(line(Severity::Fault, error.to_string()));
     }
     lines
@@ -47,7 +50,7 @@ fn quoted(name: &str) -> String {
 /// # Errors
 ///
 /// Why the examination cannot go on.
-fn examine(config: &DatabaseConfig, lines: &mut Vec<CheckLine>) -> Result<(), OpenError> {
+fn examine(config: &DatabaseConfig, count: u16, lines: &mut Vec<CheckLine>) -> Result<(), OpenError> {
     let (mut link, host) = reach_all(config, lines)?;
     let settings = link.settings().map_err(|e| link.failed(&e))?;
     lines.push(connected(config, host, &settings));
@@ -86,12 +89,12 @@ fn examine(config: &DatabaseConfig, lines: &mut Vec<CheckLine>) -> Result<(), Op
         return Ok(());
     }
     if !schema::exists(&link, name)? {
-        if let Some(line) = first_start(&link, name) {
+        if let Some(line) = first_start(&link, name, count) {
             lines.push(line);
             return Ok(());
         }
     }
-    examine_tables(&mut link, name, &role, lines)
+    examine_tables(&mut link, (name, count), &role, lines)
 }
 
 /// Logs in at each host, because a failover may need any of them. Returns a connection to the first that
@@ -263,8 +266,8 @@ fn judge_clocks(difference_ms: i64) -> CheckLine {
 }
 
 /// There were no tables; `None`: there are some by now.
-fn first_start(link: &DatabaseLink, name: &str) -> Option<CheckLine> {
-    Some(match schema::try_make(link, name) {
+fn first_start(link: &DatabaseLink, name: &str, count: u16) -> Option<CheckLine> {
+    Some(match schema::try_make(link, name, count) {
         Ok(MakeTrial::Made) => return None,
         Ok(MakeTrial::Possible) => line(
             Severity::Good,
@@ -284,11 +287,11 @@ fn first_start(link: &DatabaseLink, name: &str) -> Option<CheckLine> {
 /// `role`: whose rights apply, in quotes.
 fn examine_tables(
     link: &mut DatabaseLink,
-    name: &str,
+    (name, count): (&str, u16),
     role: &str,
     lines: &mut Vec<CheckLine>,
 ) -> Result<(), OpenError> {
-    let tried = rights::try_rights(link, name).map_err(|e| link.failed(&e))?;
+    let tried = rights::try_rights(link, name, count).map_err(|e| link.failed(&e))?;
     if !tried.missing.is_empty() {
         let missing = tried.missing.iter();
         let missing = missing.map(|(table, rights)| format!("{} on `{table}`", rights.join(", ")));
@@ -300,19 +303,51 @@ fn examine_tables(
         lines.push(line(Severity::Fault, text));
     }
     if tried.may_read("cluster") {
-        schema::known(link, name)?;
+        schema::known(link, name, count)?;
+        let text = format!("the tables in schema `{name}` are laid out for {}", shards_in_words(count));
+        lines.push(line(Severity::Good, text));
     }
     // Fails if a table or a column is missing.
-    link.prepare(name)?;
+    link.prepare(name, 0)?;
+    if count > 1 {
+        link.prepare_round(name)?;
+    }
     if let Some(error) = &tried.error {
         lines.push(line(Severity::Fault, link.failed(error).to_string()));
     } else if tried.missing.is_empty() {
         lines.push(line(Severity::Good, format!("has all rights on the tables in schema `{name}`")));
     }
     if tried.may_read("shards") {
-        lines.push(owner(link)?);
+        match count {
+            0 | 1 => lines.push(owner(link)?),
+            2.. => lines.extend(owners(link, name, count).map_err(|e| link.failed(&e))?),
+        }
     }
     Ok(())
+}
+
+/// A line for each owner with its shards, and one for those without an owner.
+fn owners(link: &DatabaseLink, name: &str, count: u16) -> Result<Vec<CheckLine>, DatabaseError> {
+    let rows = link.ask(&statements::owners(name))?;
+    let shards: Vec<SeenShard> = rows.iter().map(SeenShard::of).collect();
+    all_there(&shards, count)?;
+    let mut by_owner: BTreeMap<(Option<&str>, bool), Vec<String>> = BTreeMap::new();
+    for SeenShard { number, owner, left_ms } in &shards {
+        let holds = owner.is_some() && *left_ms > 0;
+        by_owner.entry((owner.as_deref(), holds)).or_default().push(number.to_string());
+    }
+    let told = by_owner.into_iter().map(|((owner, holds), numbers)| {
+        let numbers = numbers.join(", ");
+        match owner {
+            None => line(Severity::Good, format!("no daemon owns these shards: {numbers}")),
+            Some(owner) if holds => line(Severity::Good, format!("{owner} owns these shards: {numbers}")),
+            Some(owner) => {
+                let text = format!("the last owner of these shards, {owner}, has lost its leases: {numbers}");
+                line(Severity::Note, text)
+            }
+        }
+    });
+    Ok(told.collect())
 }
 
 fn owner(link: &DatabaseLink) -> Result<CheckLine, OpenError> {

@@ -23,7 +23,7 @@ fn ground() -> PgGround {
 }
 
 fn inspected(ground: &PgGround) -> Vec<CheckLine> {
-    inspect(&ground.config().database.unwrap())
+    inspect(&ground.config().database.unwrap(), 1)
 }
 
 /// The same at a moment at which no daemon of another test makes tables: the lock for that is one for all
@@ -80,7 +80,7 @@ fn tables_that_appear_during_an_examination_are_no_obstacle() {
     let tried = || {
         let end = Instant::now() + SOON;
         loop {
-            let tried = try_make(&first, &schema).unwrap();
+            let tried = try_make(&first, &schema, 1).unwrap();
             if tried != MakeTrial::Busy || end < Instant::now() {
                 return tried;
             }
@@ -88,7 +88,7 @@ fn tables_that_appear_during_an_examination_are_no_obstacle() {
     };
     assert_eq!(tried(), MakeTrial::Possible);
     second.execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})")).unwrap();
-    assert_eq!(try_make(&first, &schema).unwrap(), MakeTrial::Busy);
+    assert_eq!(try_make(&first, &schema, 1).unwrap(), MakeTrial::Busy);
     second.execute("ROLLBACK").unwrap();
     // A daemon has made them since the last look.
     ground.open(clock::wall_ms()).unwrap().store.close().unwrap();
@@ -120,10 +120,10 @@ fn the_rights_that_are_tried_are_enough_for_a_store() {
     ground.sql("GRANT USAGE ON SCHEMA $ TO $_least");
     let least = ground.as_role("_least");
     let config = least.config().database.unwrap();
-    let tried = try_rights(&link(&least), &config.schema).unwrap();
+    let tried = try_rights(&link(&least), &config.schema, 1).unwrap();
     assert_eq!(tried.missing.len(), 6, "{tried:?}");
     ground.sql(&tried.grants(&config.schema, &config.user));
-    let tried = try_rights(&link(&least), &config.schema).unwrap();
+    let tried = try_rights(&link(&least), &config.schema, 1).unwrap();
     assert!(tried.missing.is_empty() && tried.error.is_none(), "{tried:?}");
     suffices(&least);
 }

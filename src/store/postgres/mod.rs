@@ -2,8 +2,11 @@
 //!
 //! Other modules define the meaning of rows, once for all engines ([`super::changes`], [`super::load`]). This
 //! module contains the tables ([`schema`]), the connection ([`connect`]), the ownership of the tables
-//! ([`claim`]), and the reading ([`rows`]) and writing ([`commit`]) of rows. [`inspect`](mod@inspect)
-//! finds out beforehand what a daemon would miss.
+//! ([`claim`], [`home`]), and the reading ([`rows`]) and writing ([`commit`]) of rows.
+//! [`inspect`](mod@inspect) finds out beforehand what a daemon would miss.
+//!
+//! With several shards, each has its own rows, claim and lease in the same tables; [`membership`] tells which
+//! nodes may share them.
 //!
 //! One daemon at a time owns the store, by a lease that each commit extends. A daemon that has lost the store
 //! without noticing writes nothing: each transaction begins with the fence, which the database refuses once
@@ -17,7 +20,9 @@ mod claim;
 mod clocks;
 mod commit;
 mod connect;
+mod home;
 mod inspect;
+mod membership;
 mod pooling;
 mod rights;
 mod rows;
@@ -28,20 +33,23 @@ mod statements;
 #[cfg(test)]
 mod inspect_tests;
 #[cfg(test)]
+mod shards_tests;
+#[cfg(test)]
 mod tests;
 
 pub use inspect::inspect;
+pub use membership::{MemberView, Membership, SeenShard};
 pub use schema::schema;
 
-use super::directory::{refuse_disk_store, Directory};
 use super::ended::Epochs;
 use super::load;
 use super::{
     CloseError, CommitError, CommitGroup, Contents, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
-    Store, Usage, UsageError, WantedContents,
+    ShardPlace, Store, Usage, UsageError, WantedContents,
 };
 use claim::{Claim, Claimed};
 use connect::DatabaseLink;
+use home::ShardHome;
 use rows::PgRows;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,7 +79,7 @@ const NO_HEIR_MS: u64 = 300_000;
 pub(super) struct Contender {
     config: DatabaseConfig,
     /// Locked as long as this process may own the store.
-    directory: Arc<Directory>,
+    home: Arc<ShardHome>,
     /// The connections for commits and for contents, once they are open.
     links: Option<[DatabaseLink; 2]>,
     /// Number of claims by this process.
@@ -81,17 +89,15 @@ pub(super) struct Contender {
 }
 
 impl Contender {
-    /// Prepares a claim for the daemon of the directory `path`.
+    /// Prepares a claim for this shard, with the directory `path`.
     ///
     /// # Errors
     ///
     /// [`OpenError::HoldsDisk`]; those of the directory, as [`super::open`] says.
-    pub(super) fn new(path: &Path, config: &DatabaseConfig) -> Result<Self, OpenError> {
-        let directory = Arc::new(Directory::open(path)?);
-        refuse_disk_store(path)?;
+    pub(super) fn new(path: &Path, config: &DatabaseConfig, place: ShardPlace) -> Result<Self, OpenError> {
         Ok(Contender {
             config: config.clone(),
-            directory,
+            home: Arc::new(ShardHome::open(path, place)?),
             links: None,
             claims: Arc::default(),
             left_at: Arc::default(),
@@ -111,8 +117,8 @@ impl Contender {
         // A daemon that has left the store to another is no heir for a while.
         let left_at = self.left_at.load(Ordering::Acquire);
         let is_heir = left_at == 0 || now_ms() >= left_at + NO_HEIR_MS;
-        let directory = (&self.directory, &self.claims);
-        let claimed = match Claim::take(&links[0], directory, &self.config, is_heir) {
+        let home = (&self.home, &self.claims);
+        let claimed = match Claim::take(&links[0], home, &self.config, is_heir) {
             Err(error @ (OpenError::Claimed { .. } | OpenError::ClockApart { .. })) => {
                 self.links = Some(links);
                 return Err(error);
@@ -133,6 +139,7 @@ impl Contender {
             reader: Mutex::new(Some(reader)),
             usage: Mutex::new(None),
             config: self.config.clone(),
+            place: self.home.place(),
             sweep: Arc::default(),
             left_at: Arc::clone(&self.left_at),
         };
@@ -145,17 +152,21 @@ impl Contender {
         })
     }
 
-    /// The directory, which is locked.
-    pub(super) fn directory(&self) -> &Path {
-        self.directory.path()
+    /// The name of this node.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`], [`OpenError::Random`].
+    pub(super) fn node(&self) -> Result<String, OpenError> {
+        self.home.name()
     }
 
     fn connect(&self) -> Result<[DatabaseLink; 2], OpenError> {
-        let config = &self.config;
+        let (config, ShardPlace { number, count }) = (&self.config, self.home.place());
         let mut links = [DatabaseLink::open(config)?, DatabaseLink::open(config)?];
-        schema::ensure(&links[0], &config.schema)?;
+        schema::ensure(&links[0], &config.schema, count)?;
         for link in &mut links {
-            link.prepare(&config.schema)?;
+            link.prepare(&config.schema, number)?;
         }
         Ok(links)
     }
@@ -174,6 +185,7 @@ struct PgStore {
     /// The last measured usage, and its time.
     usage: Mutex<Option<(Instant, Usage)>>,
     config: DatabaseConfig,
+    place: ShardPlace,
     sweep: Arc<Sweep>,
     /// Shared with its [`Contender`].
     left_at: Arc<AtomicU64>,
@@ -211,7 +223,9 @@ impl Store for PgStore {
     }
 
     fn renew(&mut self) -> Result<(), CommitError> {
-        self.claim.renew(self.rows.link(), self.number, self.marks)
+        self.claim.renew(self.rows.link(), self.number, self.marks)?;
+        self.claim.follow_name(self.rows.link());
+        Ok(())
     }
 
     fn heir(&mut self) -> Result<Option<String>, CommitError> {
@@ -222,6 +236,7 @@ impl Store for PgStore {
         Ok(heir)
     }
 
+    /// The tables contain the rows of all shards: each shard reports an equal part of their size.
     fn usage(&self) -> Result<Usage, UsageError> {
         let mut known = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, usage)) = *known {
@@ -230,7 +245,8 @@ impl Store for PgStore {
             }
         }
         let used = self.rows.link().size(&self.config.schema).map_err(|e| UsageError(e.to_string()))?;
-        let usage = Usage { used, free: u64::MAX, total: u64::MAX };
+        let usage =
+            Usage { used: used / u64::from(self.place.count.max(1)), free: u64::MAX, total: u64::MAX };
         *known = Some((Instant::now(), usage));
         Ok(usage)
     }
@@ -240,10 +256,10 @@ impl Store for PgStore {
         if self.sweep.is_done.swap(true, Ordering::AcqRel) {
             return Ok(None);
         }
-        let (config, epochs) = (self.config.clone(), self.rows.epochs());
+        let (config, shard, epochs) = (self.config.clone(), self.place.number, self.rows.epochs());
         let (sweep, token) = (Arc::clone(&self.sweep), self.claim.fence().0.to_vec());
         Ok(Some(Box::new(move || {
-            let swept = sweep.run(&config, &token, epochs);
+            let swept = sweep.run((&config, shard), &token, epochs);
             if swept.is_err() {
                 sweep.is_done.store(false, Ordering::Release);
             }
@@ -263,11 +279,16 @@ impl Store for PgStore {
 }
 
 impl Sweep {
-    /// Removes rows of epochs before these in small portions, on a separate connection, as long as this claim
-    /// owns the store.
-    fn run(&self, config: &DatabaseConfig, token: &[u8], epochs: Epochs) -> Result<(), String> {
+    /// Removes rows of this shard and of epochs before these in small portions, on a separate connection, as
+    /// long as this claim owns the store.
+    fn run(
+        &self,
+        (config, shard): (&DatabaseConfig, u16),
+        token: &[u8],
+        epochs: Epochs,
+    ) -> Result<(), String> {
         let mut link = DatabaseLink::open(config).map_err(|e| e.to_string())?;
-        link.prepare(&config.schema).map_err(|e| e.to_string())?;
+        link.prepare(&config.schema, shard).map_err(|e| e.to_string())?;
         for (bucket, epoch) in (0_i16..).zip(epochs) {
             loop {
                 let removed = link.sweep(token, (bucket, epoch), SWEPT).map_err(|e| e.to_string())?;

@@ -19,6 +19,10 @@ struct TableUse {
     is_emptied: bool,
 }
 
+/// What a daemon for several shards reads of table `cluster`. One for a single shard does not need the key,
+/// which older tables do not have.
+const READ_WITH_KEY: &str = "format, shards, key";
+
 const USES: [TableUse; 6] = [
     TableUse { table: "cluster", read: "format, shards", inserted: "", updated: &[], is_emptied: false },
     TableUse {
@@ -70,10 +74,11 @@ const USES: [TableUse; 6] = [
 ];
 
 impl TableUse {
-    /// Each needed right, with a statement that needs it.
-    fn trials(&self, schema: &str) -> Vec<(&'static str, String)> {
+    /// Each needed right, with a statement that needs it. `count`: the number of shards.
+    fn trials(&self, schema: &str, count: u16) -> Vec<(&'static str, String)> {
         let name = format!("\"{schema}\".{}", self.table);
-        let mut all = vec![("SELECT", format!("SELECT {} FROM {name} WHERE false", self.read))];
+        let read = if self.table == "cluster" && count > 1 { READ_WITH_KEY } else { self.read };
+        let mut all = vec![("SELECT", format!("SELECT {read} FROM {name} WHERE false"))];
         if !self.inserted.is_empty() {
             let columns = self.inserted;
             let values = vec!["NULL"; columns.split(',').count()].join(", ");
@@ -114,17 +119,21 @@ impl TriedRights {
     }
 }
 
-/// Tries each needed right on each table.
+/// Tries each right on each table that a daemon for so many shards needs.
 ///
 /// # Errors
 ///
 /// The connection is lost.
-pub(super) fn try_rights(link: &DatabaseLink, schema: &str) -> Result<TriedRights, DatabaseError> {
+pub(super) fn try_rights(
+    link: &DatabaseLink,
+    schema: &str,
+    count: u16,
+) -> Result<TriedRights, DatabaseError> {
     let mut tried = TriedRights::default();
     link.execute("BEGIN; SAVEPOINT tried")?;
     for one in &USES {
         let mut missing = Vec::new();
-        for (right, statement) in one.trials(schema) {
+        for (right, statement) in one.trials(schema, count) {
             match link.execute(&format!("ROLLBACK TO SAVEPOINT tried; {statement}")) {
                 Ok(()) => {}
                 Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => missing.push(right),

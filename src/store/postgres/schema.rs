@@ -4,31 +4,35 @@
 //! tables.
 
 use super::connect::{DatabaseError, DatabaseLink};
+use crate::errors::shards_in_words;
 use crate::OpenError;
 use tokio_postgres::error::SqlState;
 
 /// Format of the tables and their contents.
-pub(super) const FORMAT: i32 = 2;
-/// Number of engines that share the tables.
-const SHARDS: i16 = 1;
+const FORMAT: i32 = 3;
+/// An earlier format: the same without `key`. Such tables are for one shard, which needs none.
+const KEYLESS_FORMAT: i32 = 2;
 
 /// Number of the advisory lock under which tables are made: one daemon at a time, over all schemas.
 pub(super) const LOCK: i64 = 0x7469_6465_6761_7465;
 
-/// SQL that makes the tables in the schema `name`, a plain name.
+/// SQL that makes the tables in the schema `name`, a plain name, for so many shards (1 to 256).
 ///
 /// Keys and values are those of the disk store's rows, with their checksums. The record of an item is split
 /// over two columns, so that it can be read without its body. Each transaction sets the column `writer` of a
 /// shard to the writer's claim; the constraint refuses it unless that is the present claim.
 #[must_use]
-pub fn schema(name: &str) -> String {
+pub fn schema(name: &str, count: u16) -> String {
+    let (shards, last) = (shards_in_words(count), count.saturating_sub(1));
     format!(
-        r#"-- The tables of tidegate, format {FORMAT}. For PostgreSQL 13 or newer.
+        r#"-- The tables of tidegate, format {FORMAT}, for {shards}. For PostgreSQL 13 or newer.
 CREATE SCHEMA IF NOT EXISTS "{name}";
 CREATE TABLE "{name}".cluster (
   only_one bool PRIMARY KEY DEFAULT true CHECK (only_one),
   format int4 NOT NULL,
-  shards int2 NOT NULL);
+  shards int2 NOT NULL,
+  -- Proves requests that a shard forwards to another: a secret.
+  key bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea));
 CREATE TABLE "{name}".shards (
   shard int2 PRIMARY KEY,
   identity int8 NOT NULL,
@@ -39,7 +43,7 @@ CREATE TABLE "{name}".shards (
   commit_no int8 NOT NULL DEFAULT 0, next_seq int8 NOT NULL DEFAULT 0, wall int8 NOT NULL DEFAULT 0,
   CONSTRAINT fence CHECK (writer IS NOT DISTINCT FROM claim))
   WITH (fillfactor = 10);
--- Daemons that stand by, and when each last reported.
+-- Daemons that stand by or share the shards, and when each last reported.
 CREATE TABLE "{name}".nodes (name text PRIMARY KEY, seen timestamptz NOT NULL) WITH (fillfactor = 50);
 CREATE TABLE "{name}".items (
   shard int2 NOT NULL, key bytea NOT NULL, head bytea NOT NULL, rest bytea NOT NULL,
@@ -63,30 +67,31 @@ CREATE VIEW "{name}".waiting AS SELECT shard,
   ('x' || encode(substring(key FROM 18 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 AS number,
   octet_length(head) + octet_length(rest) AS bytes
   FROM "{name}".items;
-INSERT INTO "{name}".cluster (format, shards) VALUES ({FORMAT}, {SHARDS});
+INSERT INTO "{name}".cluster (format, shards) VALUES ({FORMAT}, {count});
 INSERT INTO "{name}".shards (shard, identity)
-  VALUES (0, ('x' || substr(md5(gen_random_uuid()::text || clock_timestamp()::text), 1, 16))::bit(64)::int8);
+  SELECT n, ('x' || substr(md5(gen_random_uuid()::text || clock_timestamp()::text), 1, 16))::bit(64)::int8
+  FROM generate_series(0, {last}) n;
 "#
     )
 }
 
-/// Makes the tables if there are none, and checks that this program knows their format.
+/// Makes the tables for so many shards if there are none, and checks that they are such tables.
 ///
 /// # Errors
 ///
 /// [`OpenError::Database`]; those of [`known`].
-pub(super) fn ensure(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
+pub(super) fn ensure(link: &DatabaseLink, name: &str, count: u16) -> Result<(), OpenError> {
     if !exists(link, name)? {
         // A second daemon finds the tables made.
         let text = format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})");
         link.execute(&text).map_err(|e| link.failed(&e))?;
-        let made = if exists(link, name)? { Ok(()) } else { link.execute(&schema(name)) };
+        let made = if exists(link, name)? { Ok(()) } else { link.execute(&schema(name, count)) };
         let ended = link.execute(if made.is_ok() { "COMMIT" } else { "ROLLBACK" });
         made.map_err(|error| not_made(link, name, &error))?;
         ended.map_err(|e| link.failed(&e))?;
-        tracing::info!(schema = name, "made the tables");
+        tracing::info!(schema = name, shards = count, "made the tables");
     }
-    known(link, name)
+    known(link, name, count)
 }
 
 /// The result of [`try_make`].
@@ -100,12 +105,12 @@ pub(super) enum MakeTrial {
     Made,
 }
 
-/// Makes the tables in a transaction that is undone.
+/// Makes the tables for so many shards in a transaction that is undone.
 ///
 /// # Errors
 ///
 /// That of the statement that failed.
-pub(super) fn try_make(link: &DatabaseLink, name: &str) -> Result<MakeTrial, DatabaseError> {
+pub(super) fn try_make(link: &DatabaseLink, name: &str, count: u16) -> Result<MakeTrial, DatabaseError> {
     link.execute("BEGIN")?;
     let locked = link.words(&format!("SELECT pg_try_advisory_xact_lock({LOCK})"));
     let tried = locked.and_then(|rows| {
@@ -115,18 +120,18 @@ pub(super) fn try_make(link: &DatabaseLink, name: &str) -> Result<MakeTrial, Dat
         if is_there(link, name)? {
             return Ok(MakeTrial::Made);
         }
-        link.execute(&schema(name)).map(|()| MakeTrial::Possible)
+        link.execute(&schema(name, count)).map(|()| MakeTrial::Possible)
     });
     let undone = link.execute("ROLLBACK");
     tried.and_then(|tried| undone.map(|()| tried))
 }
 
-/// Checks that this program knows the tables' format and the number of shards.
+/// Checks that this program knows the tables' format, and that they are for so many shards.
 ///
 /// # Errors
 ///
-/// [`OpenError::ForeignSchema`], [`OpenError::Database`].
-pub(super) fn known(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
+/// [`OpenError::ForeignSchema`], [`OpenError::OtherShards`], [`OpenError::Database`].
+pub(super) fn known(link: &DatabaseLink, name: &str, count: u16) -> Result<(), OpenError> {
     let text = format!("SELECT format, shards FROM \"{name}\".cluster");
     let rows = link.ask(&text).map_err(|e| link.failed(&e))?;
     let Some((format, shards)) = rows.first().map(|row| (row.get::<_, i32>(0), row.get::<_, i16>(1))) else {
@@ -135,14 +140,16 @@ pub(super) fn known(link: &DatabaseLink, name: &str) -> Result<(), OpenError> {
             error: "table `cluster` is empty".to_owned(),
         });
     };
-    let error = if format != FORMAT {
-        format!("its tables have format {format}, and this program knows {FORMAT}")
-    } else if shards != SHARDS {
-        format!("it is laid out for {shards} shards, and this program knows {SHARDS}")
-    } else {
-        return Ok(());
-    };
-    Err(OpenError::ForeignSchema { schema: name.to_owned(), error })
+    let (schema, found) = (name.to_owned(), shards.unsigned_abs());
+    if ![KEYLESS_FORMAT, FORMAT].contains(&format) {
+        let error =
+            format!("its tables have format {format}, and this program knows {KEYLESS_FORMAT} and {FORMAT}");
+        return Err(OpenError::ForeignSchema { schema, error });
+    }
+    if found != count {
+        return Err(OpenError::OtherShards { schema, found, wanted: count });
+    }
+    Ok(())
 }
 
 /// Whether there are tables of this program.
@@ -154,8 +161,13 @@ pub(super) fn exists(link: &DatabaseLink, name: &str) -> Result<bool, OpenError>
     is_there(link, name).map_err(|e| link.failed(&e))
 }
 
+/// Reads the catalogue itself: within a transaction, `to_regclass` may answer from what the session knew
+/// before, and miss tables that another daemon or shard has made during the wait for the lock.
 fn is_there(link: &DatabaseLink, name: &str) -> Result<bool, DatabaseError> {
-    let rows = link.ask(&format!("SELECT to_regclass('\"{name}\".cluster') IS NOT NULL"))?;
+    let rows = link.ask(&format!(
+        "SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = '{name}' AND c.relname = 'cluster')"
+    ))?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 

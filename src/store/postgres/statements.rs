@@ -6,12 +6,13 @@
 
 use tokio_postgres::{Client, Error, Statement};
 
-/// The shard of this daemon.
-const SHARD: i16 = 0;
-/// Age at which a standby daemon counts as gone, seconds; each reports every second.
+/// Age at which a daemon counts as gone, seconds; each reports every second.
 const SPARE_WITHIN_S: u32 = 5;
+/// What is left of the lease in `expires`, ms; 0: the shard is free.
+const LEFT_MS: &str =
+    "(extract(epoch FROM greatest(expires, clock_timestamp()) - clock_timestamp()) * 1000)::int8";
 
-/// The statements of one connection, for the tables of one schema.
+/// The statements of one connection, for one shard in the tables of one schema.
 pub(super) struct Statements {
     /// Reads items by key, with or without their rests.
     pub(super) items: Statement,
@@ -30,6 +31,8 @@ pub(super) struct Statements {
     pub(super) claim: Statement,
     /// Reads the owner, and the remaining time of the lease.
     pub(super) owner: Statement,
+    /// Records another name of the owner, as long as its claim is the present one.
+    pub(super) rename: Statement,
     /// Releases the store.
     pub(super) release: Statement,
     /// Ends the connection of the last owner, if its lease has expired or it was this daemon.
@@ -60,8 +63,8 @@ impl Statements {
     /// # Errors
     ///
     /// Those of the database: a table is missing or different.
-    pub(super) async fn prepare(client: &Client, schema: &str) -> Result<Self, Error> {
-        let texts = Texts::of(schema);
+    pub(super) async fn prepare(client: &Client, schema: &str, shard: u16) -> Result<Self, Error> {
+        let texts = Texts::of(schema, shard);
         let statement = |text: String| async move { client.prepare(&text).await };
         let (items, others, ended, item_page, page) = tokio::try_join!(
             statement(texts.items()),
@@ -70,10 +73,11 @@ impl Statements {
             statement(texts.item_page()),
             statement(texts.page()),
         )?;
-        let (fence, claim, owner, release) = tokio::try_join!(
+        let (fence, claim, owner, rename, release) = tokio::try_join!(
             statement(texts.fence()),
             statement(texts.claim()),
             statement(texts.owner()),
+            statement(texts.rename()),
             statement(texts.release()),
         )?;
         let (unblock, note_spare, spare, forget_spares) = tokio::try_join!(
@@ -99,6 +103,7 @@ impl Statements {
             fence,
             claim,
             owner,
+            rename,
             release,
             unblock,
             note_spare,
@@ -114,90 +119,112 @@ impl Statements {
     }
 }
 
+/// Prepares the statement of one round of a membership. Its parameters: the name of this node, whether it is
+/// reported as living, and a former name of it, or NULL. A row for each shard, in order: its number, its
+/// owner, what is left of its lease (ms), the clock (UTC ms), the key of all shards, and the other living
+/// nodes.
+///
+/// # Errors
+///
+/// Those of the database: a table or a column is missing.
+pub(super) async fn prepare_round(client: &Client, schema: &str) -> Result<Statement, Error> {
+    client.prepare(&Texts::of(schema, 0).round()).await
+}
+
+/// Text of a query for all shards in order: number, owner, and what is left of the lease, ms.
+pub(super) fn owners(schema: &str) -> String {
+    let Texts { shards, .. } = Texts::of(schema, 0);
+    format!("SELECT shard, owner, {LEFT_MS} FROM {shards} ORDER BY shard")
+}
+
 /// The texts of the statements, over these tables.
 struct Texts {
+    shard: u16,
     items: String,
     rows: String,
     ended: String,
     shards: String,
     nodes: String,
+    cluster: String,
 }
 
 impl Texts {
-    fn of(schema: &str) -> Self {
+    fn of(schema: &str, shard: u16) -> Self {
         let table = |name: &str| format!("\"{schema}\".{name}");
         Texts {
+            shard,
             items: table("items"),
             rows: table("rows"),
             ended: table("ended"),
             shards: table("shards"),
             nodes: table("nodes"),
+            cluster: table("cluster"),
         }
     }
 
     fn items(&self) -> String {
-        let Texts { items, .. } = self;
+        let Texts { shard, items, .. } = self;
         format!(
             "SELECT w.n, i.head, CASE WHEN $2 THEN i.rest END \
              FROM unnest($1::bytea[]) WITH ORDINALITY AS w(key, n), \
-             LATERAL (SELECT * FROM {items} i WHERE i.shard = {SHARD} AND i.key = w.key OFFSET 0) i"
+             LATERAL (SELECT * FROM {items} i WHERE i.shard = {shard} AND i.key = w.key OFFSET 0) i"
         )
     }
 
     fn others(&self) -> String {
-        let Texts { rows, .. } = self;
+        let Texts { shard, rows, .. } = self;
         format!(
             "SELECT w.n, r.value FROM unnest($1::int2[], $2::bytea[]) WITH ORDINALITY AS w(space, key, n), \
              LATERAL (SELECT * FROM {rows} r \
-             WHERE r.shard = {SHARD} AND r.space = w.space AND r.key = w.key OFFSET 0) r"
+             WHERE r.shard = {shard} AND r.space = w.space AND r.key = w.key OFFSET 0) r"
         )
     }
 
     fn ended(&self) -> String {
-        let Texts { ended, .. } = self;
+        let Texts { shard, ended, .. } = self;
         format!(
             "SELECT w.n, e.value FROM unnest($1::int2[], $2::int8[], $3::bytea[]) \
              WITH ORDINALITY AS w(bucket, epoch, identity, n), \
-             LATERAL (SELECT * FROM {ended} e WHERE e.shard = {SHARD} AND e.bucket = w.bucket \
+             LATERAL (SELECT * FROM {ended} e WHERE e.shard = {shard} AND e.bucket = w.bucket \
              AND e.epoch = w.epoch AND e.identity = w.identity OFFSET 0) e"
         )
     }
 
     fn item_page(&self) -> String {
-        let Texts { items, .. } = self;
+        let Texts { shard, items, .. } = self;
         format!(
             "SELECT key, head, CASE WHEN rests <= $5 THEN rest END FROM (SELECT key, head, rest, \
              sum(octet_length(head)) OVER w - octet_length(head) AS heads, \
              sum(octet_length(rest)) OVER w AS rests FROM (SELECT key, head, rest FROM {items} \
-             WHERE shard = {SHARD} AND key >= $1 AND key < $2 ORDER BY key LIMIT $3) r \
+             WHERE shard = {shard} AND key >= $1 AND key < $2 ORDER BY key LIMIT $3) r \
              WINDOW w AS (ORDER BY key ROWS UNBOUNDED PRECEDING)) s WHERE heads < $4 ORDER BY key"
         )
     }
 
     fn page(&self) -> String {
-        let Texts { rows, .. } = self;
+        let Texts { shard, rows, .. } = self;
         format!(
             "SELECT key, value FROM {rows} \
-             WHERE shard = {SHARD} AND space = $1 AND key >= $2 AND key < $3 ORDER BY key LIMIT $4"
+             WHERE shard = {shard} AND space = $1 AND key >= $2 AND key < $3 ORDER BY key LIMIT $4"
         )
     }
 
     /// A missing row is an error as well, because otherwise the transaction would continue.
     fn fence(&self) -> String {
-        let Texts { shards, .. } = self;
+        let Texts { shard, shards, .. } = self;
         format!(
             "WITH fenced AS (UPDATE {shards} SET writer = $1, commit_no = $2, next_seq = $3, wall = $4, \
-             expires = clock_timestamp() + $5 * interval '1 millisecond' WHERE shard = {SHARD} RETURNING 1) \
+             expires = clock_timestamp() + $5 * interval '1 millisecond' WHERE shard = {shard} RETURNING 1) \
              SELECT 1 / count(*) FROM fenced"
         )
     }
 
     /// A daemon that may not claim the store locks no row.
     fn claim(&self) -> String {
-        let Texts { shards, .. } = self;
+        let Texts { shard, shards, .. } = self;
         format!(
             "WITH former AS (SELECT shard, owner FROM {shards} \
-             WHERE shard = {SHARD} AND (expires < clock_timestamp() OR owner = $2) FOR UPDATE) \
+             WHERE shard = {shard} AND (expires < clock_timestamp() OR owner = $2) FOR UPDATE) \
              UPDATE {shards} s SET claim = $1, writer = $1, epoch = epoch + 1, owner = $2, \
              backend = pg_backend_pid(), claimed = clock_timestamp(), \
              expires = clock_timestamp() + $3 * interval '1 millisecond' \
@@ -209,10 +236,10 @@ impl Texts {
     /// A process id that another connection has by now does not count. The session's own time limits (half a
     /// lease in a transaction, a lease in a statement) would end the connection too, but later.
     fn unblock(&self) -> String {
-        let Texts { shards, .. } = self;
+        let Texts { shard, shards, .. } = self;
         format!(
             "SELECT pg_terminate_backend(a.pid) FROM {shards} s JOIN pg_stat_activity a ON a.pid = s.backend \
-             WHERE s.shard = {SHARD} AND (s.expires < clock_timestamp() OR s.owner = $1) \
+             WHERE s.shard = {shard} AND (s.expires < clock_timestamp() OR s.owner = $1) \
              AND a.datname = current_database() AND a.usename = current_user \
              AND a.backend_start <= s.claimed AND a.pid <> pg_backend_pid() \
              AND EXISTS (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.granted \
@@ -241,63 +268,80 @@ impl Texts {
         format!("DELETE FROM {nodes} WHERE name = $1 OR seen < clock_timestamp() - interval '1 day'")
     }
 
-    fn owner(&self) -> String {
-        let Texts { shards, .. } = self;
+    /// See [`prepare_round`]. What is written here is not yet seen here, and no row is changed twice.
+    fn round(&self) -> String {
+        let Texts { shards, nodes, cluster, .. } = self;
         format!(
-            "SELECT coalesce(owner, ''), (extract(epoch FROM \
-             greatest(expires, clock_timestamp()) - clock_timestamp()) * 1000)::int8 \
-             FROM {shards} WHERE shard = {SHARD}"
+            "WITH forgotten AS (DELETE FROM {nodes} WHERE CASE WHEN name = $1 THEN NOT $2 \
+             ELSE name = $3 OR seen < clock_timestamp() - interval '1 day' END), \
+             reported AS (INSERT INTO {nodes} (name, seen) SELECT $1, clock_timestamp() WHERE $2 \
+             ON CONFLICT (name) DO UPDATE SET seen = excluded.seen) \
+             SELECT s.shard, s.owner, {LEFT_MS}, \
+             floor(extract(epoch FROM clock_timestamp()) * 1000)::int8, c.key, \
+             ARRAY(SELECT name FROM {nodes} WHERE name <> $1 AND name IS DISTINCT FROM $3 \
+             AND seen > clock_timestamp() - interval '{SPARE_WITHIN_S} s') \
+             FROM {shards} s, {cluster} c ORDER BY s.shard"
         )
     }
 
+    fn owner(&self) -> String {
+        let Texts { shard, shards, .. } = self;
+        format!("SELECT coalesce(owner, ''), {LEFT_MS} FROM {shards} WHERE shard = {shard}")
+    }
+
+    fn rename(&self) -> String {
+        let Texts { shard, shards, .. } = self;
+        format!("UPDATE {shards} SET owner = $2 WHERE shard = {shard} AND claim = $1")
+    }
+
     fn release(&self) -> String {
-        let Texts { shards, .. } = self;
+        let Texts { shard, shards, .. } = self;
         format!(
             "UPDATE {shards} SET claim = NULL, writer = NULL, owner = NULL, expires = '-infinity' \
-             WHERE shard = {SHARD} AND claim = $1"
+             WHERE shard = {shard} AND claim = $1"
         )
     }
 
     fn delete_items(&self) -> String {
-        let Texts { items, .. } = self;
+        let Texts { shard, items, .. } = self;
         format!(
             "DELETE FROM {items} WHERE ctid = ANY (ARRAY(SELECT t.ctid FROM unnest($1::bytea[]) AS k(key), \
-             LATERAL (SELECT i.ctid FROM {items} i WHERE i.shard = {SHARD} AND i.key = k.key OFFSET 0) t))"
+             LATERAL (SELECT i.ctid FROM {items} i WHERE i.shard = {shard} AND i.key = k.key OFFSET 0) t))"
         )
     }
 
     fn write_items(&self) -> String {
-        let Texts { items, .. } = self;
+        let Texts { shard, items, .. } = self;
         format!(
-            "INSERT INTO {items} (shard, key, head, rest) SELECT {SHARD}, u.key, u.head, u.rest \
+            "INSERT INTO {items} (shard, key, head, rest) SELECT {shard}, u.key, u.head, u.rest \
              FROM unnest($1::bytea[], $2::bytea[], $3::bytea[]) AS u(key, head, rest) \
              ON CONFLICT (shard, key) DO UPDATE SET head = excluded.head, rest = excluded.rest"
         )
     }
 
     fn delete_others(&self) -> String {
-        let Texts { rows, .. } = self;
+        let Texts { shard, rows, .. } = self;
         format!(
             "DELETE FROM {rows} WHERE ctid = ANY (ARRAY(SELECT t.ctid \
              FROM unnest($1::int2[], $2::bytea[]) AS k(space, key), LATERAL (SELECT r.ctid FROM {rows} r \
-             WHERE r.shard = {SHARD} AND r.space = k.space AND r.key = k.key OFFSET 0) t))"
+             WHERE r.shard = {shard} AND r.space = k.space AND r.key = k.key OFFSET 0) t))"
         )
     }
 
     fn write_others(&self) -> String {
-        let Texts { rows, .. } = self;
+        let Texts { shard, rows, .. } = self;
         format!(
-            "INSERT INTO {rows} (shard, space, key, value) SELECT {SHARD}, u.space, u.key, u.value \
+            "INSERT INTO {rows} (shard, space, key, value) SELECT {shard}, u.space, u.key, u.value \
              FROM unnest($1::int2[], $2::bytea[], $3::bytea[]) AS u(space, key, value) \
              ON CONFLICT (shard, space, key) DO UPDATE SET value = excluded.value"
         )
     }
 
     fn write_ended(&self) -> String {
-        let Texts { ended, .. } = self;
+        let Texts { shard, ended, .. } = self;
         format!(
             "INSERT INTO {ended} (shard, bucket, epoch, identity, value) \
-             SELECT {SHARD}, u.bucket, u.epoch, u.identity, u.value \
+             SELECT {shard}, u.bucket, u.epoch, u.identity, u.value \
              FROM unnest($1::int2[], $2::int8[], $3::bytea[], $4::bytea[]) \
              AS u(bucket, epoch, identity, value) \
              ON CONFLICT (shard, bucket, epoch, identity) DO UPDATE SET value = excluded.value"
@@ -305,11 +349,11 @@ impl Texts {
     }
 
     fn sweep(&self) -> String {
-        let Texts { ended, shards, .. } = self;
+        let Texts { shard, ended, shards, .. } = self;
         format!(
             "DELETE FROM {ended} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {ended} \
-             WHERE shard = {SHARD} AND bucket = $1 AND epoch < $2 \
-             AND (SELECT claim FROM {shards} WHERE shard = {SHARD}) = $4 \
+             WHERE shard = {shard} AND bucket = $1 AND epoch < $2 \
+             AND (SELECT claim FROM {shards} WHERE shard = {shard}) = $4 \
              ORDER BY shard, bucket, epoch, identity LIMIT $3))"
         )
     }

@@ -1,0 +1,49 @@
+//! A node that cannot have a part of the shards: it is configured for another number of them, or its broker is
+//! out of reach.
+
+use super::{started, Nodes};
+use crate::shards::{end, COUNT, LIMIT};
+use tidegate_harness::{wait_until, Daemon};
+
+/// The exit code of a configuration that cannot be used.
+const CONFIG: i32 = 78;
+
+#[test]
+fn another_number_of_shards_over_the_same_tables_does_not_start() {
+    let Some(mut nodes) = Nodes::start("nodes-count", 1) else { return };
+    let before = nodes.even();
+    let schema = nodes.site.schema().to_owned();
+    for count in ["1", "2", "8"] {
+        let mut other = started(&nodes.config.clone().set("shards.count", count));
+        assert_eq!(other.exit(LIMIT).code(), Some(CONFIG), "{count}: {}", other.log_tail());
+        let log = other.log();
+        let tells = |line: &str| {
+            // The name of the schema ends with a number.
+            let rest = line.replace(&schema, "");
+            let words: Vec<&str> = rest.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+            rest.len() < line.len()
+                && rest.contains("shards.count")
+                && [count, &COUNT.to_string()].iter().all(|number| words.contains(number))
+        };
+        assert!(log.lines().any(tells), "{count}: {log}");
+    }
+    assert_eq!(nodes.even(), before, "the node that serves has not noticed");
+}
+
+/// Nothing listens at the port of its broker at first.
+#[test]
+fn a_node_without_its_broker_claims_nothing_and_gets_its_part_once_it_has_one() {
+    let Some(mut nodes) = Nodes::stopped("nodes-unable") else { return };
+    let mut unable = started(&nodes.config.clone().text("amqp.uri", "amqp://guest:guest@127.0.0.1:1/%2f"));
+    nodes.join();
+    let claims = nodes.even();
+    assert!(claims.iter().all(|claim| claim.epoch == 1), "each is claimed once: {claims:?}");
+    let has_claimed = |node: &Daemon| node.log().contains("claimed the store");
+    assert!(has_claimed(&nodes.able[0]) && !has_claimed(&unable), "{}", unable.log_tail());
+    wait_until("it is not ready", LIMIT, || unable.ask("GET", "/readyz").0 == 503);
+    end(&mut unable);
+    unable.rewrite(&nodes.config);
+    unable.start_again();
+    nodes.able.push(unable);
+    nodes.even();
+}

@@ -1,0 +1,259 @@
+//! This node among those that share the shards of a database: its thread reports it as living in each round,
+//! and tells each of its shards whether it is its turn.
+//!
+//! A node is reported only while it can serve: its sharder is connected to the broker, and none of its shards
+//! has failed to begin. What a round decides is in [`super::balance`]. While the database is out of reach,
+//! nothing is decided, and the shards of this node end with their leases.
+
+use super::balance::Balance;
+use super::mailbox::{ControlEvent, Inlet, ShardOrder, ShardTurn};
+use super::reports::NodeEvent;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::Arc;
+use std::thread::Builder;
+use std::time::Duration;
+use tidegate_common::clock;
+use tidegate_config::StoreConfig;
+use tidegate_store::{MemberView, Membership, SeenShard};
+
+/// Longest time between two rounds.
+const LONGEST_ROUND: Duration = Duration::from_secs(1);
+/// For how long a node is not reported after one of its shards could not begin, and after one was given away
+/// because there was no connection for publishing.
+const AFTER_FAILURE: Duration = Duration::from_secs(30);
+const AFTER_GIVING_AWAY: Duration = Duration::from_secs(300);
+
+/// What the shards of a node and its membership know of each other. All moments are monotonic ms.
+#[derive(Debug)]
+pub(super) struct SeatBoard {
+    /// Whether each shard has its store open.
+    held: Box<[AtomicBool]>,
+    /// The node is not reported before this moment.
+    unable_until: AtomicU64,
+}
+
+impl SeatBoard {
+    pub(super) fn new(count: u16) -> Self {
+        let held = (0..count).map(|_| AtomicBool::new(false)).collect();
+        SeatBoard { held, unable_until: AtomicU64::new(0) }
+    }
+
+    /// A shard has opened or closed its store.
+    pub(super) fn set_held(&self, shard: u16, held: bool) {
+        self.held.get(usize::from(shard)).into_iter().for_each(|seat| seat.store(held, Ordering::Release));
+    }
+
+    /// Whether a shard has its store open.
+    pub(super) fn holds(&self, shard: u16) -> bool {
+        self.held.get(usize::from(shard)).is_some_and(|seat| seat.load(Ordering::Acquire))
+    }
+
+    /// A shard could not begin.
+    pub(super) fn failed(&self) {
+        self.rest(AFTER_FAILURE);
+    }
+
+    /// A shard was given away.
+    pub(super) fn gave_away(&self) {
+        self.rest(AFTER_GIVING_AWAY);
+    }
+
+    fn rest(&self, pause: Duration) {
+        let until = clock::now().mono + pause.as_millis() as u64;
+        self.unable_until.fetch_max(until, Ordering::AcqRel);
+    }
+
+    fn is_able(&self, now: u64) -> bool {
+        now >= self.unable_until.load(Ordering::Acquire)
+    }
+}
+
+/// The thread, until it is told to stop.
+#[derive(Debug)]
+pub(super) struct SharingNode {
+    stop: SyncSender<()>,
+}
+
+impl SharingNode {
+    /// Starts the thread. `store`: that of the node. `is_connected`: whether the node can reach the broker.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub(super) fn start(
+        store: &StoreConfig,
+        inlets: Vec<Arc<Inlet>>,
+        board: Arc<SeatBoard>,
+        is_connected: impl Fn() -> bool + Send + 'static,
+        node: Sender<NodeEvent>,
+    ) -> std::io::Result<SharingNode> {
+        let lease = store.database.as_ref().map_or(LONGEST_ROUND, |database| database.lease);
+        let round = (lease / 3).min(LONGEST_ROUND);
+        let count = u16::try_from(inlets.len()).unwrap_or(u16::MAX);
+        let membership = Membership::new(store, count);
+        let (stop, stopped) = sync_channel(1);
+        let seats = Seats { inlets, board, node, has_key: false, told: String::new() };
+        let run = move || seats.run(membership, round, is_connected, &stopped);
+        // Its waits are bounded, and it is not joined: the process may end meanwhile.
+        Builder::new().name("tidegate-nodes".to_owned()).spawn(run)?;
+        Ok(SharingNode { stop })
+    }
+
+    /// The node ends: others take its shards as soon as they are free.
+    pub(super) fn stop(&self) {
+        // A second call finds the first one waiting.
+        let _ = self.stop.try_send(());
+    }
+}
+
+/// The shards of this node, as its membership sees them.
+struct Seats {
+    inlets: Vec<Arc<Inlet>>,
+    board: Arc<SeatBoard>,
+    node: Sender<NodeEvent>,
+    /// The node knows the key of the forwards.
+    has_key: bool,
+    /// Why the last round has failed, as logged; empty: it has not.
+    told: String,
+}
+
+impl Seats {
+    fn run(
+        mut self,
+        mut membership: Membership,
+        round: Duration,
+        is_connected: impl Fn() -> bool,
+        stopped: &Receiver<()>,
+    ) {
+        let mut balance = Balance::default();
+        loop {
+            let is_able = is_connected() && self.board.is_able(clock::now().mono);
+            match membership.round(is_able) {
+                Ok(view) => self.seen(&mut balance, &view, is_able),
+                Err(error) if error.is_passing() => self.unseen(&error.to_string()),
+                Err(error) => {
+                    // Without a node the process is ending.
+                    let _ = self.node.send(NodeEvent::Unshared(Box::new(error)));
+                    return;
+                }
+            }
+            match stopped.recv_timeout(round) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return membership.leave(),
+            }
+        }
+    }
+
+    fn seen(&mut self, balance: &mut Balance, view: &MemberView, is_able: bool) {
+        if !std::mem::take(&mut self.told).is_empty() {
+            tracing::info!("the database is within reach again");
+        }
+        if !std::mem::replace(&mut self.has_key, true) {
+            let _ = self.node.send(NodeEvent::Shared(view.key));
+        }
+        let round = balance.decide(view, |shard| self.board.holds(shard), is_able, clock::now().mono);
+        for SeenShard { number, owner, left_ms } in &view.shards {
+            if self.board.holds(*number) {
+                continue;
+            }
+            let turn = match owner.clone().filter(|_| *left_ms > 0) {
+                _ if round.claims.contains(number) => ShardTurn::Claim,
+                Some(owner) => ShardTurn::Taken { owner, left_ms: *left_ms },
+                None => ShardTurn::Free,
+            };
+            self.order(*number, ShardOrder::Turn(turn));
+        }
+        if let Some(shard) = round.gives_up {
+            tracing::info!(shard, "given up: another node has fewer shards");
+            self.order(shard, ShardOrder::Release);
+        }
+    }
+
+    fn unseen(&mut self, reason: &str) {
+        if self.told != reason {
+            tracing::warn!("the database is out of reach: {reason}");
+            reason.clone_into(&mut self.told);
+        }
+        for shard in (0..).take(self.inlets.len()).filter(|shard| !self.board.holds(*shard)) {
+            self.order(shard, ShardOrder::Turn(ShardTurn::Unknown(reason.to_owned())));
+        }
+    }
+
+    fn order(&self, shard: u16, order: ShardOrder) {
+        let inlet = self.inlets.get(usize::from(shard));
+        inlet.into_iter().for_each(|inlet| inlet.post(ControlEvent::Order(order.clone())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mailbox::LoopEvent;
+    use super::*;
+    use std::collections::VecDeque;
+    use std::sync::mpsc::channel;
+
+    fn seats(count: u16) -> (Seats, Receiver<NodeEvent>) {
+        let (node, events) = channel();
+        let inlets = (0..count).map(|_| Arc::default()).collect();
+        let board = Arc::new(SeatBoard::new(count));
+        (Seats { inlets, board, node, has_key: false, told: String::new() }, events)
+    }
+
+    fn view(owners: &[Option<&str>]) -> MemberView {
+        let shard = |(number, owner): (u16, &Option<&str>)| SeenShard {
+            number,
+            owner: owner.map(str::to_owned),
+            left_ms: if owner.is_some() { 900 } else { 0 },
+        };
+        let living = vec!["here".to_owned(), "there".to_owned()];
+        MemberView {
+            own: "here".to_owned(),
+            living,
+            shards: (0..).zip(owners).map(shard).collect(),
+            key: [7; 32],
+        }
+    }
+
+    /// The orders that a shard has received.
+    fn orders(seats: &Seats, shard: usize) -> Vec<String> {
+        let mut events = VecDeque::new();
+        seats.inlets[shard].take(Duration::ZERO, &mut events);
+        let order = |event: &LoopEvent| {
+            let LoopEvent::Control(ControlEvent::Order(order)) = event else { panic!("{event:?}") };
+            format!("{order:?}")
+        };
+        events.iter().map(order).collect()
+    }
+
+    #[test]
+    fn each_shard_without_a_store_hears_whose_turn_it_is() {
+        let (mut seats, events) = seats(4);
+        let mut balance = Balance::default();
+        seats.board.set_held(0, true);
+        let seen = view(&[Some("here"), Some("there"), Some("there"), None]);
+        seats.seen(&mut balance, &seen, true);
+        assert_eq!(orders(&seats, 0), [""; 0], "it has its store");
+        assert_eq!(orders(&seats, 1), [r#"Turn(Taken { owner: "there", left_ms: 900 })"#]);
+        assert_eq!(orders(&seats, 3), ["Turn(Claim)"]);
+        seats.seen(&mut balance, &seen, false);
+        assert_eq!(orders(&seats, 3), ["Turn(Free)"], "this node cannot serve it");
+        seats.unseen("gone");
+        assert_eq!(
+            (orders(&seats, 0).len(), orders(&seats, 2).pop()),
+            (0, Some(r#"Turn(Unknown("gone"))"#.to_owned()))
+        );
+        assert!(matches!(events.try_recv(), Ok(NodeEvent::Shared(key)) if key == [7; 32]));
+        assert!(events.try_recv().is_err(), "the key is told once");
+    }
+
+    #[test]
+    fn a_node_that_could_not_begin_is_not_able_for_a_while_and_longer_after_it_gave_a_shard_away() {
+        let board = SeatBoard::new(1);
+        let now = clock::now().mono;
+        assert!(board.is_able(now) && !board.holds(0) && !board.holds(1));
+        board.gave_away();
+        board.failed();
+        let later = |pause: Duration| clock::now().mono + pause.as_millis() as u64;
+        assert!(!board.is_able(later(AFTER_FAILURE)) && board.is_able(later(AFTER_GIVING_AWAY)));
+    }
+}
