@@ -1,6 +1,6 @@
 //! The admin port and its client commands, as operators and supervisors use them.
 
-mod audit;
+pub mod audit;
 mod client;
 mod metrics;
 mod probes;

@@ -476,6 +476,25 @@ fn a_number_of_shards_that_cannot_work_is_refused_with_what_it_needs() {
         let wanted = format!("an exchange 'tidegate.new' of their own, and {key}.exchange has this name");
         assert!(found.contains(&wanted), "{found}");
     }
+    // Nodes have an exchange of their own.
+    let uri = "postgres://u@localhost/t?sslmode=disable";
+    let shared = |rest: &str| with(2, &format!("{rest}\nstore = {{ kind = \"postgres\", uri = \"{uri}\" }}"));
+    for key in ["ingest", "egress", "dead"] {
+        let named = format!("{key}.exchange = \"tidegate.control\"");
+        let found = faults(&shared(&named));
+        let wanted = format!("an exchange 'tidegate.control' of their own, and {key}.exchange has this name");
+        assert!(found.contains(&wanted) && found.lines().count() == 1, "{found}");
+        good(&with(2, &named));
+    }
+    let found = faults(&shared(&queue(248)));
+    assert!(
+        found.contains(
+            ".control' of several shards has a name of 256 bytes, and 255 are possible: shorten \
+                        ingest.queue to 247 bytes"
+        ),
+        "{found}"
+    );
+    assert_eq!(load(&shared(&queue(247))).expect("a good one").config.control_exchange().len(), 255);
     // A body has to fit into the memory of one shard.
     let found = faults(&with(4, "limits.memory = \"64MiB\"\nlimits.max_body = \"17MiB\""));
     assert!(found.ends_with("would not fit into a shard's part of limits.memory (16MiB)"), "{found}");
@@ -484,7 +503,6 @@ fn a_number_of_shards_that_cannot_work_is_refused_with_what_it_needs() {
     let most = good(&with(256, "limits = { memory = \"8GiB\", disk = \"64GiB\" }"));
     assert_eq!((most.shards.count, most.limits.memory), (256, 8 << 30));
     // What a database contains is not limited.
-    let uri = "postgres://u@localhost/t?sslmode=disable";
     let in_database = format!("limits.disk = \"800MiB\"\nstore = {{ kind = \"postgres\", uri = \"{uri}\" }}");
     assert_eq!(load(&with(4, &in_database)).expect("a good one").config.shards.count, 4);
     let shard = most.of_shard(255);

@@ -12,6 +12,7 @@ mod clients;
 mod commands;
 mod config;
 mod contract;
+mod control;
 mod crash;
 mod delivery;
 mod deploy;

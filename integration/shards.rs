@@ -20,6 +20,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tidegate_harness::{binary, holds_within, Config, Daemon, Inbox, Site};
 
+pub use commands::{listed, missing, walk, Walk};
 pub use killed::{in_order, load};
 
 /// Number of shards of these daemons.

@@ -4,7 +4,7 @@ use std::time::Duration;
 use tidegate_harness::{wait_until, Daemon, Site};
 
 /// Log lines so far that contain this text.
-fn lines(daemon: &Daemon, text: &str) -> Vec<String> {
+pub fn lines(daemon: &Daemon, text: &str) -> Vec<String> {
     let log = daemon.log();
     log.lines()
         .filter(|line| line.contains("tidegate::audit") && line.contains(text))

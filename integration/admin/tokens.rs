@@ -1,8 +1,6 @@
 //! Tokens: one for everything, one that reads, and one that reads the state only.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_harness::{is_on_disk, wait_until, Config, Daemon, Site};
@@ -14,14 +12,7 @@ const READ: &str = "a-token-for-reading";
 
 /// Returns the status of one exchange.
 fn status(daemon: &Daemon, method: &str, path: &str, token: Option<&str>) -> u16 {
-    let mut stream = TcpStream::connect(daemon.admin()).expect("it listens");
-    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a time limit");
-    let bearer = token.map_or_else(String::new, |token| format!("Authorization: Bearer {token}\r\n"));
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: admin\r\n{bearer}Connection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).expect("it reads");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it answers");
-    answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status")
+    daemon.ask_with(token, method, path).0
 }
 
 fn files(site: &Site<'_>) -> (PathBuf, PathBuf) {

@@ -2,7 +2,7 @@
 //!
 //! Judges promises 3 and 11.
 
-use super::{started, Claim, Flow, Nodes};
+use super::{started, Claim, Flow, Nodes, LEASE_S};
 use crate::shards::{applications, home, in_order, LIMIT};
 use std::time::{Duration, Instant};
 use tidegate_harness::{alone, best_of_three, wait_until, Ledger, Proxy, Welcome};
@@ -49,7 +49,7 @@ mod alone {
     use super::*;
 
     /// Lease of these nodes, and time for the others to notice and to claim.
-    const BOUND: Duration = Duration::from_secs(3 + 15);
+    const BOUND: Duration = Duration::from_secs(LEASE_S + 15);
 
     fn round(round: u32) -> Result<(), String> {
         let Some(mut nodes) = Nodes::start(&format!("nodes-killed-{round}"), 3) else { return Ok(()) };

@@ -3,10 +3,12 @@
 use super::{applications, consumed, home, site};
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
-use tidegate_harness::{Asker, Push, Site};
+use tidegate_harness::{Asker, Daemon, Push, Site};
 
 /// One minute, ms.
 const LATER: i64 = 60_000;
+/// More pages than a list of these tests has.
+const MOST_PAGES: usize = 1_000;
 
 fn later(site: &Site<'_>, application: &str, id: &str) -> Push {
     site.push(application, "1").id(id).delay(LATER)
@@ -78,18 +80,52 @@ fn answers_to_commands_come_by_direct_reply_to() {
     daemon.holds("waiting", 0);
 }
 
-/// All rows of the list, page by page.
-fn listed(daemon: &tidegate_harness::Daemon, limit: usize) -> Vec<Value> {
-    let (mut rows, mut cursor) = (Vec::new(), String::new());
-    loop {
-        let (status, page) = daemon.ask("GET", &format!("/api/v1/items?limit={limit}&cursor={cursor}"));
-        assert_eq!(status, 200, "{page}");
-        rows.extend(page["items"].as_array().expect("items").iter().cloned());
+/// What a list has told, page by page.
+#[derive(Debug, Default)]
+pub struct Walk {
+    pub rows: Vec<Value>,
+    /// Shards that a page has left out, by their numbers.
+    pub missing: BTreeSet<u16>,
+}
+
+/// Reads a list to its end, each page at the next one of these daemons. `filter` is a part of the query.
+///
+/// # Errors
+/// An answer is no page.
+///
+/// # Panics
+/// If the list does not end.
+pub fn walk(daemons: &[&Daemon], filter: &str) -> Result<Walk, (u16, Value)> {
+    let (mut told, mut cursor) = (Walk::default(), String::new());
+    for daemon in daemons.iter().cycle().take(MOST_PAGES) {
+        let (status, page) = daemon.ask("GET", &format!("/api/v1/items?{filter}&cursor={cursor}"));
+        let Some(rows) = page["items"].as_array().filter(|_| status == 200) else {
+            return Err((status, page));
+        };
+        told.rows.extend(rows.iter().cloned());
+        told.missing.append(&mut missing(&page));
         match page["next"].as_str() {
             Some(next) => cursor = next.to_owned(),
-            None => return rows,
+            None => return Ok(told),
         }
     }
+    panic!("the list has more than {MOST_PAGES} pages: {told:?}");
+}
+
+/// Shards that a document names as left out.
+pub fn missing(document: &Value) -> BTreeSet<u16> {
+    let named = &document["missing_shards"];
+    let numbers = named.as_array().cloned().unwrap_or_default();
+    assert!(named.is_null() || named.is_array(), "{named}");
+    let number = |number: &Value| number.as_u64().and_then(|number| u16::try_from(number).ok());
+    numbers.iter().map(|told| number(told).unwrap_or_else(|| panic!("no shards: {named}"))).collect()
+}
+
+/// All rows of a list that leaves nothing out.
+pub fn listed(daemons: &[&Daemon], filter: &str) -> Vec<Value> {
+    let told = walk(daemons, filter).unwrap_or_else(|(status, said)| panic!("{filter}: {status} {said}"));
+    assert_eq!(told.missing, BTreeSet::new(), "{filter}");
+    told.rows
 }
 
 #[test]
@@ -112,10 +148,10 @@ fn what_is_shown_and_exported_is_that_of_all_shards() {
     let ids = |rows: &[Value]| -> BTreeSet<String> {
         rows.iter().map(|row| format!("{} {}", row["application"], row["id"])).collect()
     };
-    let rows = listed(&daemon, 7);
+    let rows = listed(&[&daemon], "limit=7");
     let all = ids(&rows);
     assert_eq!((rows.len(), all.len()), (200, 200), "each once");
-    assert_eq!(ids(&listed(&daemon, 1000)), all);
+    assert_eq!(ids(&listed(&[&daemon], "limit=1000")), all);
     let moments: Vec<u64> = rows.iter().map(|row| row["due"].as_u64().expect("due")).collect();
     assert!(moments.is_sorted(), "{moments:?}");
 

@@ -6,7 +6,7 @@ use super::health::NodeHealth;
 use super::parse::BadRequest;
 use super::state::Document;
 use super::traffic::Traffic;
-use super::{Ask, Query};
+use super::{Ask, Query, StateScope};
 use axum::body::{Body, Bytes};
 use axum::http::{header, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -53,13 +53,13 @@ pub(super) struct ApiState {
 impl ApiState {
     /// The state document of this moment, or an error response.
     pub(super) async fn state(&self) -> Result<Document, Response> {
-        Ok(self.state_and_traffic().await?.0)
+        Ok(self.state_and_traffic(StateScope::AllNodes).await?.0)
     }
 
     /// As [`state`](Self::state), with the figures that only the metrics show.
-    pub(super) async fn state_and_traffic(&self) -> Result<(Document, Traffic), Response> {
+    pub(super) async fn state_and_traffic(&self, scope: StateScope) -> Result<(Document, Traffic), Response> {
         let (reply, answer) = oneshot::channel();
-        (self.ask)(Query::State(reply));
+        (self.ask)(Query::State(scope, reply));
         match timeout(STATE_WITHIN, answer).await {
             Ok(Ok(input)) => {
                 let document = Document::new(&input, &self.health);

@@ -3,7 +3,7 @@
 //! The state comes from the state document, with the same names and the same bound on the number of
 //! applications.
 
-use super::answer::{failure, ApiState};
+use super::answer::{failure, unavailable, ApiState};
 use super::audit::Caller;
 use super::command::CommandRequest;
 use super::items::named;
@@ -28,6 +28,9 @@ pub(crate) struct Applications {
     pub dead_letters: Option<Application>,
     /// The daemon lists only some of its applications.
     pub applications_truncated: bool,
+    /// Same as [`Document::missing_shards`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing_shards: Vec<u16>,
 }
 
 impl Applications {
@@ -37,6 +40,7 @@ impl Applications {
             applications: document.snapshot.applications,
             dead_letters: document.snapshot.dead_letters,
             applications_truncated: document.applications_truncated,
+            missing_shards: document.missing_shards,
         }
     }
 
@@ -96,8 +100,14 @@ async fn one(State(shared): State<ApiState>, uri: Uri) -> Response {
 
 fn single(document: Document, application: &str) -> Response {
     let truncated = document.applications_truncated;
+    let count = u16::try_from(document.shards.len()).unwrap_or(u16::MAX);
+    let home = tidegate_wire::home(application, count.max(1));
+    let is_missing = document.missing_shards.contains(&home);
     match document.snapshot.applications.into_iter().find(|a| *a.name == *application) {
         Some(found) => Json(found).into_response(),
+        None if is_missing => {
+            unavailable(&format!("nobody tells of shard {home}, the home of this application, at present"))
+        }
         // The application may exist beyond the list, so `unknown` would be false.
         None if truncated => failure(
             StatusCode::NOT_FOUND,

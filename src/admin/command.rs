@@ -1,10 +1,17 @@
 //! The commands of clients and their answers.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate_types::Command;
 
+/// Why nothing is known of an application whose home is this shard.
+pub fn missing_home(shard: u16) -> String {
+    format!("shard {shard}, the home of this application, belongs to no node at present")
+}
+
 /// An item, as a client names it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ItemOf {
     /// Application name; 1 to 200 bytes.
     pub application: Box<str>,
@@ -16,7 +23,7 @@ pub struct ItemOf {
 pub type CommandRequest = Command<ItemOf>;
 
 /// The kind of an answer, which decides the HTTP status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// It contains what was requested: 200.
     Known,

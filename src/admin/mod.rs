@@ -6,6 +6,7 @@
 //! no CORS and no session.
 
 mod accept;
+mod added;
 mod answer;
 pub(crate) mod applications;
 mod audit;
@@ -29,7 +30,7 @@ pub(crate) mod state;
 mod sum;
 mod traffic;
 
-pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
+pub use command::{missing_home, CommandRequest, CommandResponse, ItemOf, Status};
 pub use export::{ExportFeed, ExportRefusal};
 pub use health::{NodeHealth, ShardHealth};
 pub use readiness::{Latch, Readiness};
@@ -52,11 +53,20 @@ use tokio::task::JoinHandle;
 /// Time limit for requests in progress when the server stops.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 
+/// Whose state is wanted, where several nodes share the shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateScope {
+    /// Of this node alone.
+    Node,
+    /// Also of the shards that other nodes have.
+    AllNodes,
+}
+
 /// Queries of the server to the daemon's loop. A reply without a receiver is dropped.
 #[derive(Debug)]
 pub enum Query {
     /// The state at this moment.
-    State(oneshot::Sender<StateInput>),
+    State(StateScope, oneshot::Sender<StateInput>),
     /// A command, and the sender of its response.
     Command(CommandRequest, oneshot::Sender<CommandResponse>),
     /// The whole store, as lines.

@@ -6,7 +6,7 @@ use super::answer::{failure, unavailable, ApiState, COMMAND_WITHIN, LETTER_ANSWE
 use super::audit::{Audited, Caller, RefusedLog};
 use super::guard::{is_of_state, is_static, reads, Guard, Refusal};
 use super::health::NodeHealth;
-use super::{applications, dead, export, items, metrics, openapi, page, Ask};
+use super::{applications, dead, export, items, metrics, openapi, page, Ask, StateScope};
 use axum::body::{to_bytes, Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::http::{header, HeaderName, HeaderValue, StatusCode, Uri};
@@ -116,7 +116,7 @@ async fn state(State(shared): State<ApiState>) -> Response {
 }
 
 async fn metrics(State(shared): State<ApiState>) -> Response {
-    let told = match shared.state_and_traffic().await {
+    let told = match shared.state_and_traffic(StateScope::Node).await {
         Ok((document, traffic)) => metrics::page(document, traffic, shared.refused.count()),
         Err(answer) => return answer,
     };

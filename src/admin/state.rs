@@ -4,6 +4,7 @@
 //! The engine's part and the rule for names are in [`tidegate_types::snapshot`]; nothing is copied or renamed
 //! here. The document contains no payloads, customers or secrets.
 
+use super::added::add_snapshot;
 use super::health::NodeHealth;
 use super::traffic::Traffic;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,15 @@ pub struct ShardState {
     pub draining: bool,
 }
 
+impl StateInput {
+    /// Adds a shard that another node has, as that one tells of it.
+    pub fn add_elsewhere(&mut self, line: ShardLine, snapshot: Snapshot) {
+        let own = self.shards.iter_mut().find(|own| own.shard == line.shard);
+        own.into_iter().for_each(|own| own.clone_from(&line));
+        self.elsewhere.push(snapshot);
+    }
+}
+
 impl ShardState {
     /// Sets the word for the state of this shard, from its own health.
     #[must_use]
@@ -101,6 +111,10 @@ pub struct StateInput {
     pub snapshot: Snapshot,
     /// The ingest and the egress connection of each shard.
     pub links: Vec<LinkState>,
+    /// The engine's numbers of the shards that other nodes have.
+    pub elsewhere: Vec<Snapshot>,
+    /// Shards of which nobody tells, since no node has them, or theirs does not answer.
+    pub missing_shards: Vec<u16>,
     /// Counters of the map, if there are several shards.
     pub map: Option<MapState>,
     /// Counters of the store.
@@ -260,6 +274,10 @@ pub(crate) struct Document {
     pub node: String,
     /// The shards of this daemon.
     pub shards: Vec<ShardLine>,
+    /// Shards of which nobody tells, because no node has them, or theirs does not answer; absent if there are
+    /// none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing_shards: Vec<u16>,
     /// The ingest and the egress connection of each shard.
     pub links: Vec<LinkState>,
     /// Counters of the map; absent with one shard.
@@ -279,12 +297,15 @@ pub(crate) struct Document {
 impl Document {
     /// Makes the document of this state.
     pub(crate) fn new(input: &StateInput, health: &NodeHealth) -> Self {
-        let (snapshot, lateness) = (&input.snapshot, &input.traffic.lateness);
+        let lateness = &input.traffic.lateness;
+        // Its own state is judged by its own numbers.
+        let mut snapshot = input.snapshot.clone();
+        input.elsewhere.iter().cloned().for_each(|more| add_snapshot(&mut snapshot, more));
         let (missing, stuck) = (health.missing(), health.verdict().stuck_names());
         let times = (input.at, input.uptime_ms);
         Document {
             version: input.version.to_owned(),
-            state: overall(input.draining, &input.links, snapshot, times, health).to_owned(),
+            state: overall(input.draining, &input.links, &input.snapshot, times, health).to_owned(),
             ready: missing.is_empty() && stuck.is_empty(),
             missing: missing.into_iter().map(str::to_owned).collect(),
             stuck: stuck.into_iter().map(str::to_owned).collect(),
@@ -293,6 +314,7 @@ impl Document {
             uptime_ms: input.uptime_ms,
             node: input.node.clone(),
             shards: input.shards.clone(),
+            missing_shards: input.missing_shards.clone(),
             links: input.links.clone(),
             map: input.map,
             store: input.store.clone(),
@@ -304,7 +326,7 @@ impl Document {
                 max_us: lateness.max,
             },
             applications_truncated: snapshot.applications_total > snapshot.applications.len() as u64,
-            snapshot: snapshot.clone(),
+            snapshot,
         }
     }
 
@@ -344,6 +366,8 @@ fn overall(
 ) -> &'static str {
     let [draining, waiting, not_ready, blocked, stuck, standby, paused, running] = STATES;
     let is_any = |state: &str| links.iter().any(|link| link.state == state);
+    // Where several nodes share the shards, the sharder of one serves the ingest queue for all.
+    let is_serving = links.iter().any(|link| link.side == "ingest" && link.state != "standby");
     // The first item that may leave has been due for too long; it may well wait for the broker's answer. One
     // that became due while the daemon was down counts from its start.
     let overdue = |due: u64| at.saturating_sub(due).min(uptime_ms);
@@ -359,7 +383,7 @@ fn overall(
         blocked
     } else if !health.verdict().stuck.is_empty() || is_overdue() {
         stuck
-    } else if is_any("standby") {
+    } else if is_any("standby") && !is_serving {
         standby
     } else if snapshot.intake_paused {
         paused
@@ -501,6 +525,35 @@ pub(crate) mod tests {
             json!({ "forwarded": 40, "misplaced": 3, "bound": 5, "corrected": 2, "bind_failures": 1 });
         assert_eq!(map, Some(counters));
         assert_eq!(several, alone, "nothing else differs");
+    }
+
+    #[test]
+    fn the_state_counts_what_other_nodes_have_and_is_judged_by_its_own() {
+        let mut input = example();
+        let own = Document::new(&input, &NodeHealth::ready_but(&[]));
+        let mut more = input.snapshot.clone();
+        (more.items.waiting, more.items.oldest_due_at, more.intake_paused) = (7, Some(1), true);
+        let line = ShardLine { shard: 0, owner: Some("there".to_owned()), ..ShardLine::default() };
+        input.add_elsewhere(line.clone(), more);
+        input.missing_shards.push(3);
+        let all = Document::new(&input, &NodeHealth::ready_but(&[]));
+        assert_eq!(all.snapshot.items.waiting, own.snapshot.items.waiting + 7);
+        assert_eq!((all.state, all.shards, all.missing_shards), (own.state, vec![line], vec![3]));
+        assert_eq!((all.links, all.store, all.lateness), (own.links, own.store, own.lateness));
+    }
+
+    /// The sharder of another node serves the ingest queue.
+    #[test]
+    fn a_node_that_serves_shards_does_not_stand_by() {
+        let mut input = example();
+        let spare =
+            LinkState { side: "sharder".to_owned(), state: "standby".to_owned(), detail: String::new() };
+        let word = |input: &StateInput| Document::new(input, &NodeHealth::ready_but(&[])).state;
+        let before = word(&input);
+        input.links.push(spare.clone());
+        assert_eq!(word(&input), before);
+        input.links = vec![spare];
+        assert_eq!(word(&input), "standby", "it has no shard");
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn answering() -> Ask {
 
 fn tell(query: Query, state: StateInput) {
     match query {
-        Query::State(reply) => drop(reply.send(state)),
+        Query::State(_, reply) => drop(reply.send(state)),
         Query::Command(asked, _) => panic!("no command was expected: {asked:?}"),
         Query::Letters(asked, _) => panic!("no work on letters was expected: {asked:?}"),
         Query::Export(_) => panic!("no export was expected"),

@@ -193,10 +193,12 @@ fn to_shards(names: &Names, map: &RequestMap) -> Vec<BrokerStep> {
             steps.push(BrokerStep::Declare(blueprint::mapped(names, map, shard, application)));
         }
     }
+    steps.extend(names.control.as_deref().map(blueprint::control).map(BrokerStep::Declare));
     steps
 }
 
-/// The exchanges that several shards have left, with whether they exist: first that from which requests come.
+/// The exchanges that several shards have left, with whether they exist: first that from which requests come,
+/// last that of the nodes, if it is there.
 ///
 /// # Errors
 /// One of them is not as several shards need it, and so is none of theirs, or the login has no right to it.
@@ -214,6 +216,17 @@ async fn left(setup: &mut Setup<'_>, names: &Names) -> Result<Vec<(String, bool)
     }
     // What is deleted comes in the reverse order of creation.
     exchanges.reverse();
+    if let Some(name) = &names.left_control {
+        // Without any right to it there were no nodes.
+        match setup.check_exchange(name).await {
+            Ok(()) => {
+                setup.declare(&blueprint::control(name)).await.map_err(|fault| foreign(name, fault))?;
+                exchanges.push((name.clone(), true));
+            }
+            Err(fault) if matches!(fault.code, Some(403 | 404)) => {}
+            Err(fault) => return Err(fault),
+        }
+    }
     Ok(exchanges)
 }
 
@@ -250,7 +263,7 @@ fn to_one(names: &Names, exchanges: &[(String, bool)]) -> Vec<BrokerStep> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_config::ShardsConfig;
+    use tidegate_config::{ShardsConfig, StoreKind};
     use tidegate_wire::home;
 
     /// An application for each of two shards.
@@ -308,8 +321,11 @@ mod tests {
 
     #[test]
     fn what_is_printed_for_several_shards_is_declared_and_nothing_else() {
-        let names = Names::of(&of_two().0);
+        let mut config = of_two().0;
+        config.store.kind = StoreKind::Postgres;
+        let names = Names::of(&config);
         let steps = to_shards(&names, names.map.as_ref().unwrap());
+        assert_eq!(steps.last().unwrap().to_string(), "exchange 'tidegate.control' (direct)");
         let printed = blueprint::ingest(&names);
         for declared in &printed {
             assert_eq!(

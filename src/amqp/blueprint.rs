@@ -3,10 +3,12 @@
 //! [`super::topology`] declares them; `tidegate topology print` prints them for operators who let tidegate
 //! declare nothing.
 
-use tidegate_config::{Config, DeadLetters, DeadQueueKind, Topology};
+use tidegate_config::{Config, DeadLetters, DeadQueueKind, StoreKind, Topology};
 use tidegate_wire::home;
 
 const LOCK_PREFIX: &str = "tidegate.lock.";
+/// How the names begin that the broker makes up for queues.
+pub(crate) const MADE_UP: &str = "amq.gen-";
 /// Longest name of a queue or exchange, bytes.
 const MAX_NAME: usize = 255;
 /// Returns of one message to the ingest queue before the broker moves it to the dead exchange.
@@ -37,6 +39,10 @@ pub struct Names {
     /// With a single one: what several ones would have on the broker, and may have left there; `None` if that
     /// cannot be, since its names are too long, or those of other objects.
     pub left: Option<RequestMap>,
+    /// The exchange by which the nodes of a database ask each other; `None` if there are no others.
+    pub control: Option<String>,
+    /// With a single shard in a database: the same of several ones, which may have left it.
+    pub left_control: Option<String>,
     /// The exchange of requests; empty where none leads to the ingest queue, as with that of one shard.
     pub ingest: String,
     /// The exchange of batches.
@@ -70,19 +76,25 @@ impl RequestMap {
     /// Whether these two could be the exchanges of several shards of this configuration, with which it is
     /// checked, and with a single one not.
     fn is_possible(&self, config: &Config) -> bool {
-        let others = [&config.ingest.exchange, &config.egress.exchange, &config.dead.exchange];
-        !config.ingest.exchange.is_empty()
-            && [&self.exchange, &self.unmapped]
-                .iter()
-                .all(|name| name.len() <= MAX_NAME && !others.contains(name))
+        [&self.exchange, &self.unmapped].iter().all(|name| is_free(name, config))
     }
+}
+
+/// Whether several shards could have an exchange of this name beside those of the configuration of a node.
+fn is_free(name: &str, config: &Config) -> bool {
+    let others = [&config.ingest.exchange, &config.egress.exchange, &config.dead.exchange];
+    !config.ingest.exchange.is_empty() && name.len() <= MAX_NAME && others.iter().all(|other| **other != name)
 }
 
 impl Names {
     /// The names of a configuration: of a node with its shards, or of one shard.
     pub fn of(config: &Config) -> Names {
         let shards = config.shard_queues();
+        let control = Some(config.control_exchange());
+        let is_left = |name: &String| config.store.kind == StoreKind::Postgres && is_free(name, config);
         Names {
+            control: control.clone().filter(|_| !shards.is_empty() && config.is_shared()),
+            left_control: control.filter(|name| shards.is_empty() && is_left(name)),
             map: (!shards.is_empty()).then(|| RequestMap::of(config)),
             left: shards.is_empty().then(|| RequestMap::of(config)).filter(|left| left.is_possible(config)),
             shards,
@@ -205,7 +217,13 @@ pub fn ingest(names: &Names) -> Vec<Declared> {
             }
         }
     }
+    all.extend(names.control.as_deref().map(control));
     all
+}
+
+/// Where the nodes of a database ask each other. Each binds a queue of its own connection by its name.
+pub(crate) fn control(name: &str) -> Declared {
+    exchange(name, Routing::Direct)
 }
 
 /// The queue of a shard, or of the consumer of the ingest queue.
@@ -312,8 +330,8 @@ fn dead_names(dead: &DeadLetters) -> Vec<&str> {
 }
 
 /// The least permissions of the login that consumes requests, forwards them to the queues of shards, answers
-/// commands and sends dead letters back. Declaring needs more than using what exists. The configuration is
-/// that of the node, whose login the shards use as well.
+/// commands, sends dead letters back and asks other nodes. Declaring needs more than using what exists. The
+/// configuration is that of the node, whose login the shards use as well.
 pub fn ingest_rights(config: &Config) -> Rights {
     let names = Names::of(config);
     let (exchange, dead) = (&*names.ingest, dead_names(&config.dead));
@@ -322,21 +340,31 @@ pub fn ingest_rights(config: &Config) -> Rights {
     let locks: Vec<&str> = locks.iter().map(String::as_str).collect();
     let map: Vec<&str> = names.map.iter().flat_map(|map| [&*map.exchange, &*map.unmapped]).collect();
     let shards: Vec<&str> = names.shards.iter().map(String::as_str).collect();
-    match config.amqp.topology {
+    let control: Vec<&str> = names.control.iter().map(String::as_str).collect();
+    let mut rights = match config.amqp.topology {
         Topology::Declare => Rights {
-            configure: any_of(&[&*locks, &*queues, &[exchange], &*map, &*dead].concat()),
+            configure: any_of(&[&*locks, &*queues, &[exchange], &*map, &*control, &*dead].concat()),
             // A binding needs the permission to write to what it leads to and to read from the exchange;
             // naming a dead-letter or alternate exchange needs that to read from what names it and to write
             // to the exchange.
-            write: any_of(&[&["amq.default", &*names.queue, exchange], &*shards, &*map, &*dead].concat()),
-            read: any_of(&[&*queues, &[exchange], &*map, &*dead].concat()),
+            write: any_of(
+                &[&["amq.default", &*names.queue, exchange], &*shards, &*map, &*control, &*dead].concat(),
+            ),
+            read: any_of(&[&*queues, &[exchange], &*map, &*control, &*dead].concat()),
         },
         Topology::Passive | Topology::Off => Rights {
             configure: any_of(&locks),
-            write: any_of(&["amq.default", exchange]),
-            read: any_of(&queues),
+            write: any_of(&[&["amq.default", exchange], &*control].concat()),
+            read: any_of(&[&*queues, &*control].concat()),
         },
+    };
+    if names.control.is_some() {
+        // The broker makes up the name of the queue that a node binds: it is declared, bound and consumed.
+        for right in [&mut rights.configure, &mut rights.write, &mut rights.read] {
+            right.push_str(&format!("|^{}", MADE_UP.replace('.', r"\.")));
+        }
     }
+    rights
 }
 
 /// The least permissions of the login that publishes batches and dead letters, and reads the dead-letter
@@ -520,6 +548,38 @@ mod tests {
             read: format!("^({queues})$"),
         };
         assert_eq!(ingest_rights(&config), passive);
+    }
+
+    #[test]
+    fn nodes_have_an_exchange_more_and_the_rights_to_ask_by_it() {
+        let mut config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        let alone = ingest(&Names::of(&config));
+        config.store.kind = StoreKind::Postgres;
+        let names = Names::of(&config);
+        assert_eq!((names.control.as_deref(), &names.left_control), (Some("tidegate.control"), &None));
+        assert_eq!(Names::of(&config.of_shard(1)).control, None, "it is the node that asks");
+        let shared = ingest(&names);
+        let Some((Declared::Exchange { name, kind: Routing::Direct, alternate: None }, others)) =
+            shared.split_last()
+        else {
+            panic!("{shared:?}")
+        };
+        assert_eq!((name.as_str(), others), ("tidegate.control", &*alone));
+        let own = r"|^amq\.gen-";
+        let declare = ingest_rights(&config);
+        for right in [&declare.configure, &declare.write, &declare.read] {
+            assert!(right.contains(r"|tidegate\.control|") && right.ends_with(own), "{right}");
+        }
+        config.amqp.topology = Topology::Passive;
+        let passive = ingest_rights(&config);
+        assert!(!passive.configure.contains("control") && passive.configure.ends_with(own), "{passive:?}");
+        assert_eq!(passive.write, format!(r"^(amq\.default|tidegate\.in|tidegate\.control)${own}"));
+        assert!(passive.read.ends_with(&format!(r"\.1|tidegate\.control)${own}")), "{passive:?}");
+        config.shards.count = 1;
+        let single = Names::of(&config);
+        assert_eq!((single.control, single.left_control.as_deref()), (None, Some("tidegate.control")));
+        config.egress.exchange = "tidegate.control".to_owned();
+        assert_eq!(Names::of(&config).left_control, None, "it is in use for something else");
     }
 
     #[test]

@@ -46,7 +46,7 @@ async fn acquire(
 ) -> Result<IngestLock, Fault> {
     let name = lock_name(queue);
     let lock = match declare_exclusive(session, &name, limit).await {
-        Ok(()) => IngestLock::Held,
+        Ok(_) => IngestLock::Held,
         Err(fault) if fault.code == Some(405) => {
             return Err(Fault::standby(format!(
                 "another tidegate serves queue '{queue}': it holds the lock '{name}'. This one waits; {}",

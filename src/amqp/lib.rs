@@ -1,5 +1,6 @@
 //! The two AMQP ends: one connection consumes requests, another publishes batches. A third one, opened on
-//! first use, carries the answers to commands (`replies`).
+//! first use, carries the answers to commands (`replies`). By a fourth one, the nodes of a database ask each
+//! other (`control`).
 //!
 //! Each end is a supervisor task that opens a connection, works until the first error of any kind, drops the
 //! connection with everything on it, and begins again with a new generation after a jittered back-off,
@@ -23,6 +24,7 @@ mod confirms;
 mod connection;
 mod consumer;
 mod consumer_channel;
+mod control;
 mod cost;
 mod dead_queue;
 mod fault;
@@ -52,6 +54,7 @@ mod unacked;
 pub use adopt::adopt;
 pub use blueprint::lock_name;
 pub use connection::{address, connect, is_exposed, ConnectError};
+pub use control::{AskFailure, ControlLink, Serve};
 pub use dead_queue::DeadLetterService;
 pub use figures::{Figures, Stats};
 pub use forwarder::{forward_queues, ForwardQueues, ForwardSender};
@@ -341,6 +344,19 @@ struct Handover {
     give_up: Vec<u64>,
 }
 
+/// Waits for the ends of tasks whose shutdown has begun, and aborts those that outlast it.
+async fn end_tasks(tasks: impl IntoIterator<Item = JoinHandle<()>>, end: Instant) {
+    for mut task in tasks {
+        if tokio::time::timeout_at(end, &mut task).await.is_err() {
+            tracing::warn!("a connection could not be closed in time and is abandoned");
+            task.abort();
+            // The abort takes effect at the task's next step, if there is one; its socket is shut down with
+            // it.
+            let _ = tokio::time::timeout(ABORT_WITHIN, task).await;
+        }
+    }
+}
+
 /// `None` until the shutdown begins, then its deadline.
 type ShutdownSignal = watch::Receiver<Option<Instant>>;
 
@@ -495,15 +511,7 @@ impl Amqp {
         let end = Instant::now() + budget;
         self.shutdown.send_replace(Some(end));
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
-        for mut task in tasks {
-            if tokio::time::timeout_at(end, &mut task).await.is_err() {
-                tracing::warn!("a connection could not be closed in time and is abandoned");
-                task.abort();
-                // The abort takes effect at the task's next step, if there is one; its socket is shut down
-                // with it.
-                let _ = tokio::time::timeout(ABORT_WITHIN, task).await;
-            }
-        }
+        end_tasks(tasks, end).await;
     }
 
     fn order(&self, order: IngestOrder) {

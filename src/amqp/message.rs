@@ -175,6 +175,17 @@ impl PublishMessage {
         PublishMessage { number, id, exchange, routing_key: queue, properties, body, span: None }
     }
 
+    /// A request to another node.
+    pub(crate) fn ask(
+        (number, id): (u64, BatchId),
+        (exchange, node): (ShortString, ShortString),
+        properties: BasicProperties,
+        body: Vec<u8>,
+    ) -> Self {
+        let body = Body::Built(body);
+        PublishMessage { number, id, exchange, routing_key: node, properties, body, span: None }
+    }
+
     /// Publishes and waits for the confirm. The body is dropped once it is written: the wait takes longer.
     pub(crate) async fn publish(mut self, channel: Arc<Channel>) -> lapin::Result<Confirmation> {
         let (id, span) = (self.id, self.span.take());

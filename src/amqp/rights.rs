@@ -4,7 +4,7 @@
 //! declaration and a consumer carry an argument that no broker accepts, and a message is published in a
 //! transaction that is rolled back. So nothing is created, consumed or sent, whatever the answer.
 
-use super::blueprint::{lock_name, Names};
+use super::blueprint::{lock_name, Names, MADE_UP};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::Side;
@@ -109,6 +109,15 @@ fn ingest_needs<'n>(names: &'n Names, locks: &'n [String]) -> Vec<Needed<'n>> {
         let without = "dead letters cannot be sent back, and `tidegate push` with this login cannot publish";
         all.push(need(Permission::Write, &names.ingest, Severity::Warning, without));
     }
+    if let Some(control) = &names.control {
+        let without = "this node can ask no other one";
+        all.push(need(Permission::Write, control, Severity::Warning, without));
+        let without = "no other node can ask this one";
+        all.push(need(Permission::Read, control, Severity::Warning, without));
+        for permission in [Permission::Configure, Permission::Write, Permission::Read] {
+            all.push(need(permission, MADE_UP, Severity::Warning, without));
+        }
+    }
     all
 }
 
@@ -157,7 +166,10 @@ async fn asked(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<
 /// Code 403: it is not granted. Any other: the broker did not answer as expected.
 async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Result<bool, Fault> {
     let what = format!("asking for the right to {} '{}'", need.permission.as_str(), shown(need.name));
-    let name = ShortString::try_new(need.name)
+    // The broker makes such a name up where none is given, and refuses one that a client chooses.
+    let is_made_up = need.name == MADE_UP;
+    let name = if is_made_up && need.permission == Permission::Configure { "" } else { need.name };
+    let name = ShortString::try_new(name)
         .map_err(|_| Fault::setup(format!("the name '{}' is longer than 255 bytes", need.name)))?;
     // A refusal closes the channel, so each question uses a new one.
     let channel = session.channel(limit).await?;
@@ -176,7 +188,7 @@ async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Re
         Err(_) => Fault::timeout(&what, limit),
     };
     match fault.code {
-        Some(404) if need.permission == Permission::Write => Ok(false),
+        Some(404) if need.permission == Permission::Write => Ok(is_made_up),
         Some(code) if need.permission != Permission::Write && AFTER_THE_RIGHT.contains(&code) => Ok(true),
         Some(_) | None => Err(fault),
     }
@@ -218,12 +230,13 @@ fn unacceptable(argument: &'static str) -> FieldTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_config::{Config, ShardsConfig};
+    use tidegate_config::{Config, ShardsConfig, StoreKind};
 
     #[test]
     fn what_is_needed_is_what_the_least_rights_grant() {
-        for count in [1, 3] {
+        for (count, kind) in [(1, StoreKind::Disk), (3, StoreKind::Disk), (3, StoreKind::Postgres)] {
             let mut config = Config { shards: ShardsConfig { count }, ..Config::default() };
+            config.store.kind = kind;
             config.amqp.topology = tidegate_config::Topology::Passive;
             let names = Names::of(&config);
             let locks: Vec<String> = names.request_queues().map(lock_name).collect();
@@ -246,8 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn several_shards_need_each_queue_each_lock_and_the_default_exchange() {
-        let config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+    fn several_shards_need_each_queue_each_lock_and_the_default_exchange_and_nodes_their_own_as_well() {
+        let mut config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
+        config.store.kind = StoreKind::Postgres;
         let names = Names::of(&config);
         let locks: Vec<String> = names.request_queues().map(lock_name).collect();
         let needed: Vec<_> = ingest_needs(&names, &locks)
@@ -261,6 +275,15 @@ mod tests {
         }
         wanted.push(("write", "amq.default".to_owned(), Severity::Fault));
         wanted.push(("write", "tidegate.in".to_owned(), Severity::Warning));
+        for (right, name) in [
+            ("write", "tidegate.control"),
+            ("read", "tidegate.control"),
+            ("configure", "amq.gen-"),
+            ("write", "amq.gen-"),
+            ("read", "amq.gen-"),
+        ] {
+            wanted.push((right, name.to_owned(), Severity::Warning));
+        }
         assert_eq!(needed, wanted);
     }
 }

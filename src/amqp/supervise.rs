@@ -29,6 +29,11 @@ pub(crate) trait ConnectionUser: Send {
     /// Which connection it uses.
     const SIDE: Side;
 
+    /// What its failures are about in the log.
+    fn subject(&self) -> &'static str {
+        Self::SIDE.as_str()
+    }
+
     /// Works until the connection fails; `Ok`: shut down.
     fn work(&mut self, session: &Arc<Session>) -> impl Future<Output = Result<(), Fault>> + Send;
 
@@ -62,7 +67,7 @@ pub(crate) async fn supervise<U: ConnectionUser>(
         }
         shared.figures().failed(U::SIDE);
         let (error, retry_in) = user.on_failure(fault);
-        log.warn(U::SIDE.as_str(), &error, "no working connection");
+        log.warn(user.subject(), &error, "no working connection");
         shared.link(U::SIDE, LinkStatus::Down { error, retry_in });
         let pause = shared.while_waiting(U::SIDE, tokio::time::sleep(retry_in));
         if user.while_disconnected(pause).await.is_none() {

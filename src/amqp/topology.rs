@@ -83,6 +83,54 @@ pub(crate) async fn lead_requests(
     Ok(LedRequests { notes: setup.finish().await, is_mapped })
 }
 
+/// Prepares what a node needs so that others can ask it: the exchange, and a queue of this connection that is
+/// bound by its name. Returns the queue's name.
+pub(crate) async fn prepare_control(
+    session: &Session,
+    mode: Topology,
+    (exchange, node): (&str, &str),
+    limit: Duration,
+) -> Result<(String, Vec<Note>), Fault> {
+    let mut setup = Setup::new(session, limit);
+    match mode {
+        Topology::Off => {}
+        Topology::Passive => setup.check_exchange(exchange).await?,
+        Topology::Declare => setup.declare(&blueprint::control(exchange)).await?,
+    }
+    let notes = setup.finish().await;
+    let queue = declare_exclusive(session, "", limit).await?;
+    bind_control(session, &queue, (exchange, node), limit).await?;
+    Ok((queue, notes))
+}
+
+/// Binds the queue of a node by a name of it.
+pub(crate) async fn bind_control(
+    session: &Session,
+    queue: &str,
+    (exchange, node): (&str, &str),
+    limit: Duration,
+) -> Result<(), Fault> {
+    let mut setup = Setup::strict(session, limit);
+    setup.bind(queue, exchange, node).await?;
+    setup.finish().await;
+    Ok(())
+}
+
+/// Takes away the bindings of the queue of a node: what others ask it from then on is returned to them.
+pub(crate) async fn unbind_control(
+    session: &Session,
+    queue: &str,
+    (exchange, names): (&str, &[String]),
+    limit: Duration,
+) -> Result<(), Fault> {
+    let mut setup = Setup::strict(session, limit);
+    for node in names {
+        setup.unbind(queue, exchange, node).await?;
+    }
+    setup.finish().await;
+    Ok(())
+}
+
 /// Prepares what batches need: the output exchange.
 pub(crate) async fn prepare_egress(
     session: &Session,
@@ -229,12 +277,17 @@ pub(crate) struct QueueCounts {
 }
 
 /// Declares a queue that only this connection may use, and that is deleted with it. A queue of this name that
-/// belongs to another connection is a fault with code 405.
-pub(crate) async fn declare_exclusive(session: &Session, name: &str, limit: Duration) -> Result<(), Fault> {
+/// belongs to another connection is a fault with code 405. The broker makes up a name that is empty, and the
+/// real one is returned.
+pub(crate) async fn declare_exclusive(
+    session: &Session,
+    name: &str,
+    limit: Duration,
+) -> Result<String, Fault> {
     let mut setup = Setup::new(session, limit);
-    setup.declare_exclusive(name).await?;
+    let name = setup.declare_exclusive(name).await?;
     setup.finish().await;
-    Ok(())
+    Ok(name)
 }
 
 /// Inspects everything that the ingest side uses without creating anything: a declaration is tried only where
@@ -249,6 +302,18 @@ pub(crate) async fn inspect_ingest(
     let mut found = Vec::new();
     for declared in blueprint::ingest(names) {
         match (&declared, &names.map) {
+            // Without it, all else goes on.
+            (Declared::Exchange { name, .. }, _)
+                if mode != Topology::Declare && names.control.as_ref() == Some(name) =>
+            {
+                match setup.check_exchange(name).await {
+                    Err(fault) if fault.code == Some(404) => {
+                        let text = format!("{}: no node can ask another one, or be asked", fault.text);
+                        found.push(Ok(Note { risky: true, text }));
+                    }
+                    Ok(()) | Err(_) => setup.inspect(&mut found, &declared).await,
+                }
+            }
             // Without them, requests come through the ingest queue.
             (Declared::Exchange { name, .. }, Some(map))
                 if mode != Topology::Declare && [&map.exchange, &map.unmapped].contains(&name) =>
@@ -382,13 +447,17 @@ impl<'a> Setup<'a> {
         Ok(QueueCounts { consumers: queue.consumer_count(), ready: queue.message_count() })
     }
 
-    async fn declare_exclusive(&mut self, name: &str) -> Result<(), Fault> {
+    async fn declare_exclusive(&mut self, name: &str) -> Result<String, Fault> {
         let channel = self.channel().await?;
         let options =
             QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
         let call = channel.queue_declare(short(name)?, options, FieldTable::default());
         let result = timeout(self.limit, call).await;
-        self.done(&format!("declaring queue '{name}'"), result).map(drop)
+        let what = match name {
+            "" => format!("declaring a queue '{}...'", blueprint::MADE_UP),
+            name => format!("declaring queue '{name}'"),
+        };
+        self.done(&what, result).map(|queue| queue.name().to_string())
     }
 
     pub(crate) async fn check_exchange(&mut self, name: &str) -> Result<(), Fault> {

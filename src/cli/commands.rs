@@ -398,7 +398,7 @@ mod tests {
         let (daemon, config) = running(
             None,
             Arc::new(move |query| match query {
-                Query::State(_) | Query::Letters(..) | Query::Export(_) => {}
+                Query::State(..) | Query::Letters(..) | Query::Export(_) => {}
                 Query::Command(command, reply) => {
                     asked.lock().unwrap().push(command);
                     drop(reply.send(CommandResponse { status, document: document.clone() }));

@@ -10,6 +10,7 @@ use crate::admin::parse::MAX_PAGE;
 use crate::admin::state::Application;
 use serde::Deserialize;
 use serde_json::{json, Value};
+use std::collections::BTreeSet;
 use tidegate_types::ListedStage;
 use ureq::http::Method;
 
@@ -96,9 +97,19 @@ fn items(
     })?;
     let mut out = Out::lock();
     match output {
-        Output::Json => out.json(&json!({ "items": listed.items, "next": listed.next })),
+        Output::Json => {
+            let mut document = json!({ "items": listed.items, "next": listed.next });
+            if !listed.missing_shards.is_empty() {
+                document["missing_shards"] = json!(listed.missing_shards);
+            }
+            out.json(&document)
+        }
         Output::Table => {
             out.table(&item_table(&listed.items))?;
+            if !listed.missing_shards.is_empty() {
+                let missing: Vec<String> = listed.missing_shards.iter().map(u64::to_string).collect();
+                out.line(format_args!("(not all: no node has shard {} at present)", missing.join(", ")))?;
+            }
             match listed.next {
                 Some(next) => out.line(format_args!(
                     "(there are more: --cursor {next} continues, --limit shows more at a time)"
@@ -115,6 +126,8 @@ struct ListedItems {
     items: Vec<Value>,
     /// Start of the next page.
     next: Option<String>,
+    /// Shards whose items are missing from one of the pages.
+    missing_shards: BTreeSet<u64>,
 }
 
 /// Reads pages until `limit` items are read, or the end. A page may be short or empty without being the last.
@@ -123,7 +136,7 @@ fn follow(
     limit: u64,
     mut fetch: impl FnMut(Option<&str>, u64) -> Result<Value, Failure>,
 ) -> Result<ListedItems, Failure> {
-    let mut all = ListedItems { items: Vec::new(), next: from };
+    let mut all = ListedItems { items: Vec::new(), next: from, missing_shards: BTreeSet::new() };
     loop {
         let rows = (limit - all.items.len() as u64).min(MAX_PAGE as u64);
         let mut page = fetch(all.next.as_deref(), rows)?;
@@ -134,6 +147,8 @@ fn follow(
             return Err(Failure::failed("the daemon's list is longer than was asked for"));
         }
         all.items.append(items);
+        let missing = page["missing_shards"].as_array().into_iter().flatten();
+        all.missing_shards.extend(missing.filter_map(Value::as_u64));
         let next = page["next"].as_str().map(str::to_owned);
         if next.is_some() && next == all.next {
             return Err(Failure::failed("the daemon's list does not continue from its cursor"));
@@ -171,6 +186,10 @@ fn application_of(answer: &Value) -> Result<Application, Failure> {
 }
 
 fn remark(mut rows: Vec<Vec<String>>, all: &Applications) -> Vec<Vec<String>> {
+    if !all.missing_shards.is_empty() {
+        let missing: Vec<String> = all.missing_shards.iter().map(u16::to_string).collect();
+        rows.push(vec![format!("(not all: nobody tells of shard {} at present)", missing.join(", "))]);
+    }
     if all.applications_truncated {
         rows.push(vec!["(not all applications are listed)".to_owned()]);
     }

@@ -95,7 +95,7 @@ fn every_filter_reaches_the_daemon() {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let asked = Arc::clone(&heard);
     let ask = move |query| match query {
-        Query::State(reply) => drop(reply.send(example())),
+        Query::State(_, reply) => drop(reply.send(example())),
         Query::Letters(..) | Query::Export(_) => panic!("neither was asked for"),
         Query::Command(command, reply) => {
             asked.lock().unwrap().push(command);
@@ -143,7 +143,7 @@ fn a_count_needs_to_know_whose_customer_it_is() {
     let (_daemon, config) = running(
         None,
         Arc::new(|query| match query {
-            Query::State(reply) => drop(reply.send(example())),
+            Query::State(_, reply) => drop(reply.send(example())),
             Query::Letters(..) | Query::Export(_) => panic!("neither was asked for"),
             Query::Command(asked, reply) => {
                 assert!(matches!(asked, CommandRequest::Count(_)), "{asked:?}");

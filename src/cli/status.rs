@@ -129,6 +129,10 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
         ),
     );
     add("store", store(d));
+    if !d.missing_shards.is_empty() {
+        let missing: Vec<String> = d.missing_shards.iter().map(u16::to_string).collect();
+        add("missing", format!("shard {}: nobody tells of its items", missing.join(", ")));
+    }
     for line in &d.shards {
         add(&format!("shard {}", line.shard), shard(line));
     }
@@ -240,7 +244,7 @@ mod tests {
 
     fn daemon(token: Option<&str>) -> (Daemon, Config) {
         let ask = Arc::new(|query| match query {
-            Query::State(reply) => drop(reply.send(example())),
+            Query::State(_, reply) => drop(reply.send(example())),
             Query::Letters(..) | Query::Export(_) => panic!("neither was asked for"),
             Query::Command(..) => {}
         });

@@ -288,7 +288,7 @@ mod tests {
     fn a_parked_application_is_left_alone() {
         let ask = |state: &'static str| {
             let ask = std::sync::Arc::new(move |query| {
-                let crate::admin::Query::State(reply) = query else { panic!("no command was expected") };
+                let crate::admin::Query::State(_, reply) = query else { panic!("no command was expected") };
                 let mut input = crate::admin::state::tests::example();
                 let parked = input.snapshot.applications.pop().expect("the parked one");
                 match state {

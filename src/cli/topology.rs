@@ -298,6 +298,25 @@ mod tests {
     }
 
     #[test]
+    fn the_exchange_of_the_nodes_is_made_and_permitted_too() {
+        let store = "[store]\nkind = \"postgres\"\nuri = \"postgres://u@localhost/t?sslmode=disable\"\n";
+        let config = configured(&format!("[shards]\ncount = 2\n{store}"));
+        let lines = script(&config);
+        let made = "declare exchange --name tidegate.control --type direct --durable true";
+        assert_eq!(lines.iter().filter(|line| line.ends_with(made)).count(), 1, "{lines:#?}");
+        let rights = lines.iter().find(|line| line.contains("set_permissions -p / tidegate-in")).unwrap();
+        assert_eq!(rights.matches(r"|tidegate\.control|").count(), 3, "{rights}");
+        assert_eq!(rights.matches(r"|^amq\.gen-'").count(), 3, "{rights}");
+        let made = definitions(&config);
+        let control =
+            made["exchanges"].as_array().unwrap().iter().find(|one| one["name"] == "tidegate.control");
+        assert_eq!(
+            (&control.unwrap()["type"], &control.unwrap()["durable"]),
+            (&json!("direct"), &json!(true))
+        );
+    }
+
+    #[test]
     fn guest_gets_no_rights() {
         let text = script(&Config::default()).join("\n");
         assert!(!text.contains("guest"), "{text}");

@@ -71,6 +71,16 @@ impl Config {
         self.beside_ingest("new")
     }
 
+    /// Name of the exchange by which the nodes of a database ask each other.
+    pub fn control_exchange(&self) -> String {
+        self.beside_ingest("control")
+    }
+
+    /// Whether several daemons, the nodes, share the shards: there are several, in a database.
+    pub fn is_shared(&self) -> bool {
+        self.shards.count > 1 && self.store.kind == StoreKind::Postgres
+    }
+
     fn beside_ingest(&self, word: &str) -> String {
         let queue = &*self.ingest.queue;
         let stem = queue.strip_suffix(".ingest").filter(|stem| !stem.is_empty()).unwrap_or(queue);
@@ -166,7 +176,9 @@ fn queues_are_possible(config: &Config, s: &mut Section<'_, '_>) {
     let queues = config.shard_queues();
     if let Some(queue) = queues.last().filter(|queue| queue.len() > LONGEST_QUEUE) {
         // The exchanges are named after it as well.
-        let most = LONGEST_QUEUE - (queue.len() - config.ingest.queue.len()).max(".apps".len());
+        let own = config.ingest.queue.len();
+        let longest = longest_exchange(config).len().saturating_sub(own);
+        let most = LONGEST_QUEUE - (queue.len() - own).max(longest);
         s.fault(
             KEY,
             format!(
@@ -189,26 +201,37 @@ fn queues_are_possible(config: &Config, s: &mut Section<'_, '_>) {
     }
 }
 
-/// Checks the names of the two exchanges beside the ingest queue.
+/// Names of the exchanges beside the ingest queue.
+fn exchanges(config: &Config) -> impl Iterator<Item = String> + use<> {
+    let control = config.is_shared().then(|| config.control_exchange());
+    [config.map_exchange(), config.unmapped_exchange()].into_iter().chain(control)
+}
+
+fn longest_exchange(config: &Config) -> String {
+    exchanges(config).max_by_key(String::len).unwrap_or_default()
+}
+
+/// Checks the names of the exchanges beside the ingest queue.
 fn exchanges_are_possible(config: &Config, s: &mut Section<'_, '_>) {
     let others = [
         ("ingest.exchange", &config.ingest.exchange),
         ("egress.exchange", &config.egress.exchange),
         ("dead.exchange", &config.dead.exchange),
     ];
-    for name in [config.map_exchange(), config.unmapped_exchange()] {
-        let is_told = config.shard_queues().last().is_some_and(|queue| queue.len() > LONGEST_QUEUE);
-        if name.len() > LONGEST_QUEUE && !is_told {
-            let most = LONGEST_QUEUE - (name.len() - config.ingest.queue.len());
-            s.fault(
-                KEY,
-                format!(
-                    "the exchange '{name}' of several shards has a name of {} bytes, and {LONGEST_QUEUE} are \
-                     possible: shorten ingest.queue to {most} bytes",
-                    name.len()
-                ),
-            );
-        }
+    let (longest, own) = (longest_exchange(config), config.ingest.queue.len());
+    let is_told = config.shard_queues().last().is_some_and(|queue| queue.len() > LONGEST_QUEUE);
+    if longest.len() > LONGEST_QUEUE && !is_told {
+        let most = LONGEST_QUEUE - longest.len().saturating_sub(own);
+        s.fault(
+            KEY,
+            format!(
+                "the exchange '{longest}' of several shards has a name of {} bytes, and {LONGEST_QUEUE} are \
+                 possible: shorten ingest.queue to {most} bytes",
+                longest.len()
+            ),
+        );
+    }
+    for name in exchanges(config) {
         for (key, _) in others.into_iter().filter(|(_, other)| **other == name) {
             s.fault(
                 KEY,
@@ -280,16 +303,27 @@ mod tests {
     }
 
     #[test]
-    fn two_exchanges_are_named_after_the_ingest_queue_and_are_no_other_ones() {
+    fn the_exchanges_are_named_after_the_ingest_queue() {
         let mut node = node(2);
-        let names = |node: &Config| (node.map_exchange(), node.unmapped_exchange());
-        assert_eq!(names(&node), ("tidegate.apps".to_owned(), "tidegate.new".to_owned()));
+        let names = |node: &Config| [node.map_exchange(), node.unmapped_exchange(), node.control_exchange()];
+        assert_eq!(names(&node), ["tidegate.apps", "tidegate.new", "tidegate.control"]);
         for (queue, stem) in
             [("q", "q"), (".ingest", ".ingest"), ("a.ingest.b", "a.ingest.b"), ("ä.ingest", "ä")]
         {
             node.ingest.queue = queue.to_owned();
-            assert_eq!(names(&node), (format!("{stem}.apps"), format!("{stem}.new")));
+            assert_eq!(names(&node), ["apps", "new", "control"].map(|word| format!("{stem}.{word}")));
         }
+    }
+
+    #[test]
+    fn nodes_share_several_shards_in_a_database_and_nothing_else() {
+        let of = |count: u16, kind: StoreKind| {
+            let mut node = node(count);
+            node.store.kind = kind;
+            (node.is_shared(), exchanges(&node).count())
+        };
+        assert_eq!(of(2, StoreKind::Postgres), (true, 3));
+        assert_eq!([of(1, StoreKind::Postgres), of(2, StoreKind::Disk)], [(false, 2); 2]);
     }
 
     #[test]

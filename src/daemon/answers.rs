@@ -35,16 +35,6 @@ struct Reported<'a> {
     retry: u32,
 }
 
-/// The response to a command that one shard has answered.
-pub(super) fn response(answer: &ShardAnswer) -> CommandResponse {
-    match answer {
-        ShardAnswer::Carried { reply, store_identity } => answered(reply, *store_identity),
-        ShardAnswer::Refused(error) => {
-            CommandResponse { status: Status::Unavailable, document: json!({ "error": error }) }
-        }
-    }
-}
-
 /// The answer of an engine to a command of the admin port.
 pub(super) fn answered(reply: &Reply, store_identity: u64) -> CommandResponse {
     let status = match &reply.answer {
@@ -101,7 +91,7 @@ pub(super) fn document(reply: &Reply, store_identity: u64) -> Value {
         }
         (Answer::Listed { items, next }, _) => {
             let next = next.map(|key| ListPlace { key, shard: 0 });
-            page(items.iter().map(|listed| (listed, store_identity)), next)
+            page(items.iter().map(|listed| row(listed, store_identity)), next)
         }
         (Answer::Timeline(told), _) => timeline(told),
         (Answer::Until { until: Some(until), changed }, _) => {
@@ -193,15 +183,15 @@ impl<'a> Reported<'a> {
     }
 }
 
-/// One page of a list: each row with the identity of its store, and where the next page begins.
-pub(super) fn page<'i>(rows: impl Iterator<Item = (&'i Listed, u64)>, next: Option<ListPlace>) -> Value {
-    let rows: Vec<Value> = rows.map(|(listed, store_identity)| row(listed, store_identity)).collect();
+/// One page of a list: its rows, and where the next page begins.
+pub(super) fn page(rows: impl Iterator<Item = Value>, next: Option<ListPlace>) -> Value {
+    let rows: Vec<Value> = rows.collect();
     json!({ "items": rows, "next": next.map(cursor_text) })
 }
 
 /// One row of a list. A row without its properties does not show whether the producer gave an id. Its id is
 /// null then, and not the id that would have been assigned.
-fn row(listed: &Listed, store_identity: u64) -> Value {
+pub(super) fn row(listed: &Listed, store_identity: u64) -> Value {
     let assigned = AssignedId::of(listed.key, listed.accepted_due);
     let id = listed.properties.as_deref().map(|content| item_id(content, store_identity, assigned));
     let said = json!({

@@ -2,13 +2,13 @@
 //! round to the next.
 //!
 //! Each node decides for itself, from what the database says at one moment. It takes free shards up to its
-//! equal part, if no other node has fewer, and gives one up if another node has at least two fewer. So the
-//! nodes come to nearly equal numbers, and then no shard moves any more.
+//! equal part, if no other node has fewer, and gives one up if it has the most and another node at least two
+//! fewer. So the nodes come to nearly equal numbers, and then no shard moves any more.
 //!
 //! Two nodes never take the same shard, since the database decides. A shard is never without an owner for
 //! long: one that stays free is taken by whoever sees it, whatever its part.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tidegate_store::{MemberView, SeenShard};
 
 /// Most shards that are taken in one round: another node may have started at the same time.
@@ -25,6 +25,28 @@ const SETTLED_SHARD_MS: u64 = 10_000;
 
 /// After how long a shard that was to be given up and is still here no longer keeps others here, ms.
 const LEAVES_WITHIN_MS: u64 = 60_000;
+
+/// What this node can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NodeAbility {
+    /// It reaches no broker.
+    None,
+    /// Something of it has failed: it takes what no other node takes.
+    Spare,
+    /// It takes its part.
+    Full,
+}
+
+/// A shard, as this process knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OwnShard {
+    /// Its store is open here.
+    Held,
+    /// It can be claimed.
+    Possible,
+    /// It has failed here, and is not tried yet.
+    Failed,
+}
 
 /// What this node does in one round.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -46,27 +68,35 @@ pub(super) struct Balance {
     held: BTreeMap<u16, u64>,
     /// The shard that is being given up, and since when.
     leaving: Option<(u16, u64)>,
+    /// Shards that were to be given up and are still here.
+    stuck: BTreeSet<u16>,
+    /// Since when this node has too many and waits for another one, which is to give one up first.
+    waits_since: Option<u64>,
 }
 
 impl Balance {
-    /// Decides about one round. `holds`: whether this process has a shard open. `is_able`: it can serve more.
+    /// Decides about one round. `own`: what this process knows of a shard.
     pub(super) fn decide(
         &mut self,
         view: &MemberView,
-        holds: impl Fn(u16) -> bool,
-        is_able: bool,
+        own: impl Fn(u16) -> OwnShard,
+        ability: NodeAbility,
         now: u64,
     ) -> BalanceRound {
-        self.note(view, &holds, now);
+        self.note(view, |shard| own(shard) == OwnShard::Held, now);
         let counts = self.counts_of_others(view);
-        let claims = if is_able { self.claims(view, &counts, now) } else { Vec::new() };
-        let gives_up = if claims.is_empty() { self.surplus(&counts, now) } else { None };
+        let may_try = |shard| own(shard) == OwnShard::Possible;
+        let claims = match ability {
+            NodeAbility::None => Vec::new(),
+            NodeAbility::Spare | NodeAbility::Full => self.claims(view, &counts, (ability, &may_try), now),
+        };
+        let gives_up = if claims.is_empty() { self.surplus(view, &counts, now) } else { None };
         self.leaving = gives_up.map(|shard| (shard, now)).or(self.leaving);
         BalanceRound { claims, gives_up }
     }
 
     /// Notes what has changed since the last round.
-    fn note(&mut self, view: &MemberView, holds: &impl Fn(u16) -> bool, now: u64) {
+    fn note(&mut self, view: &MemberView, holds: impl Fn(u16) -> bool, now: u64) {
         let others: Vec<&String> = view.living.iter().filter(|node| **node != view.own).collect();
         self.nodes.retain(|node, _| others.contains(&node));
         for node in others {
@@ -86,9 +116,12 @@ impl Balance {
                 self.free.remove(number);
             }
         }
-        self.leaving = self
-            .leaving
-            .filter(|(shard, since)| self.held.contains_key(shard) && now < since + LEAVES_WITHIN_MS);
+        let held = &self.held;
+        self.stuck.retain(|shard| held.contains_key(shard));
+        if let Some((shard, _)) = self.leaving.take_if(|(_, since)| now >= *since + LEAVES_WITHIN_MS) {
+            self.stuck.insert(shard);
+        }
+        self.leaving.take_if(|(shard, _)| !held.contains_key(shard));
     }
 
     /// How many shards each other living node has.
@@ -102,17 +135,24 @@ impl Balance {
     }
 
     /// The free shards that this node takes.
-    fn claims(&self, view: &MemberView, counts: &BTreeMap<String, usize>, now: u64) -> Vec<u16> {
+    fn claims(
+        &self,
+        view: &MemberView,
+        counts: &BTreeMap<String, usize>,
+        (ability, may_try): (NodeAbility, &impl Fn(u16) -> bool),
+        now: u64,
+    ) -> Vec<u16> {
         let (own, nodes) = (self.held.len(), counts.len() + 1);
         let part = view.shards.len().div_ceil(nodes);
         let is_fewest = counts.values().all(|count| own <= *count);
-        let room = part.saturating_sub(own);
+        let room = if ability == NodeAbility::Full { part.saturating_sub(own) } else { 0 };
         // Nodes that start together begin at different shards.
         let begin = counts.keys().filter(|node| **node < view.own).count() * view.shards.len() / nodes;
         let (before, from) = view.shards.split_at(begin.min(view.shards.len()));
         let mut claims = Vec::new();
         for shard in from.iter().chain(before) {
-            let Some(since) = self.free.get(&shard.number) else { continue };
+            let since = self.free.get(&shard.number).filter(|_| may_try(shard.number));
+            let Some(since) = since else { continue };
             let waited = now.saturating_sub(*since);
             let has_room = claims.len() < room && (is_fewest || waited >= LEFT_TO_THE_FEWEST_MS);
             if claims.len() < CLAIMED_AT_A_TIME && (has_room || waited >= LEFT_TO_OTHERS_MS) {
@@ -122,18 +162,33 @@ impl Balance {
         claims
     }
 
-    /// The shard that is given up: the last one that has been here for long enough, while none is free.
-    fn surplus(&self, counts: &BTreeMap<String, usize>, now: u64) -> Option<u16> {
+    /// The shard that is given up: the last one that has been here for long enough, while none is free and no
+    /// other node has more. Of several with the most, the first by name gives one up; the others would give
+    /// up theirs at the same moment, and wait for it for a minute.
+    fn surplus(&mut self, view: &MemberView, counts: &BTreeMap<String, usize>, now: u64) -> Option<u16> {
         let is_settled = |node: &str| {
             self.nodes.get(node).is_some_and(|since| now.saturating_sub(*since) >= SETTLED_NODE_MS)
         };
         let settled = counts.iter().filter(|(node, _)| is_settled(node));
         let fewest = settled.map(|(_, count)| *count).min()?;
-        if self.leaving.is_some() || !self.free.is_empty() || self.held.len() < fewest + 2 {
+        let own = self.held.len();
+        // One that stays free for long does so because it fails, and keeps no other one here.
+        let is_settling = self.free.values().any(|since| now.saturating_sub(*since) < LEFT_TO_OTHERS_MS);
+        if own < fewest + 2 {
+            self.waits_since = None;
+        }
+        if self.leaving.is_some() || is_settling || own < fewest + 2 {
             return None;
         }
-        let mut last = self.held.iter().rev();
-        last.find(|(_, since)| now.saturating_sub(**since) >= SETTLED_SHARD_MS).map(|(shard, _)| *shard)
+        let is_first = counts.iter().all(|(node, count)| *count < own || (*count == own && view.own < *node));
+        if is_first {
+            self.waits_since = None;
+        } else if now.saturating_sub(*self.waits_since.get_or_insert(now)) < LEAVES_WITHIN_MS {
+            return None;
+        }
+        let last = self.held.iter().rev().filter(|(shard, _)| !self.stuck.contains(shard));
+        let mut settled = last.filter(|(_, since)| now.saturating_sub(**since) >= SETTLED_SHARD_MS);
+        settled.next().map(|(shard, _)| *shard)
     }
 }
 

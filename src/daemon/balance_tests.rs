@@ -11,7 +11,14 @@ const LEASE: u64 = 10_000;
 /// A node that has not reported for this long does not count as living, ms.
 const LIVING: u64 = 5_000;
 
-/// A node of the test. It gives a shard up within the round in which it decides to.
+fn own(is_held: bool) -> OwnShard {
+    if is_held {
+        OwnShard::Held
+    } else {
+        OwnShard::Possible
+    }
+}
+
 #[derive(Default)]
 struct TestNode {
     name: String,
@@ -24,6 +31,8 @@ struct TestNode {
     /// It is reported as living, but each of its claims fails.
     fails: bool,
     reported: Option<u64>,
+    /// What it gives up, and when that has drained.
+    drains: Option<(u16, u64)>,
 }
 
 /// A database and its nodes.
@@ -32,6 +41,8 @@ struct Cluster {
     /// Owner and end of the lease of each shard.
     shards: Vec<(Option<String>, u64)>,
     nodes: Vec<TestNode>,
+    /// For how long a shard drains, ms.
+    drain: u64,
     /// How many times each shard was taken.
     taken: Vec<u32>,
     /// Since when each shard has been free, and the longest such time so far.
@@ -45,6 +56,7 @@ impl Cluster {
             now: 1_000_000,
             shards: vec![(None, 0); shards],
             nodes: Vec::new(),
+            drain: 0,
             taken: vec![0; shards],
             free_since: vec![None; shards],
             longest_free: 0,
@@ -81,11 +93,17 @@ impl Cluster {
         for shard in &node.holds {
             self.shards[usize::from(*shard)].1 = now + LEASE;
         }
+        if let Some((shard, _)) = node.drains.take_if(|(_, until)| now >= *until) {
+            if node.holds.remove(&shard) {
+                self.shards[usize::from(shard)] = (None, 0);
+            }
+        }
         let name = node.name.clone();
         let view = self.view(&name);
         let node = &mut self.nodes[place];
         let holds = node.holds.clone();
-        let round = node.balance.decide(&view, |shard| holds.contains(&shard), node.is_able, now);
+        let ability = if node.is_able { NodeAbility::Full } else { NodeAbility::None };
+        let round = node.balance.decide(&view, |shard| own(holds.contains(&shard)), ability, now);
         for shard in round.claims {
             let (owner, end) = &mut self.shards[usize::from(shard)];
             if !node.fails && (*end <= now || owner.as_ref() == Some(&name)) {
@@ -95,8 +113,8 @@ impl Cluster {
             }
         }
         if let Some(shard) = round.gives_up {
-            assert!(node.holds.remove(&shard), "it has what it gives up");
-            self.shards[usize::from(shard)] = (None, 0);
+            assert!(node.holds.contains(&shard), "it has what it gives up");
+            assert_eq!(node.drains.replace((shard, now + self.drain)), None, "one at a time");
         }
     }
 
@@ -157,6 +175,105 @@ fn four_shards_are_even_over_two_nodes_and_three_and_after_one_has_died() {
     cluster.rests();
 }
 
+/// Excluded: nodes that all give one up at the same moment, and a newcomer that cannot take them all.
+#[test]
+fn of_many_nodes_one_at_a_time_gives_a_shard_up_however_long_it_drains() {
+    let mut cluster = Cluster::new(16);
+    cluster.drain = 7_000;
+    for _ in 0..8 {
+        cluster.joins();
+    }
+    cluster.rounds(20);
+    assert_eq!(cluster.counts(), [2; 8]);
+    cluster.joins();
+    for _ in 0..60 {
+        cluster.rounds(1);
+        let draining = cluster.nodes.iter().filter(|node| node.drains.is_some()).count();
+        assert!(draining <= 1, "{draining} shards drain");
+    }
+    assert_eq!(cluster.counts(), [2, 2, 2, 2, 2, 2, 2, 1, 1]);
+    assert_eq!(cluster.taken.iter().sum::<u32>(), 16 + 1);
+    cluster.rests();
+}
+
+/// A drain without an end keeps no other shard here.
+#[test]
+fn a_shard_that_never_drains_is_left_out() {
+    let mut cluster = Cluster::new(4);
+    let first = cluster.joins();
+    cluster.rounds(3);
+    cluster.drain = u64::MAX / 2;
+    cluster.joins();
+    cluster.rounds(20);
+    let (stuck, _) = cluster.nodes[first].drains.take().unwrap();
+    cluster.drain = 0;
+    cluster.rounds(LEAVES_WITHIN_MS / ROUND + 20);
+    assert_eq!(cluster.counts(), [2, 2]);
+    assert!(cluster.nodes[first].holds.contains(&stuck));
+}
+
+/// Excluded: a shard that nobody can open, and that keeps all others where they are.
+#[test]
+fn a_shard_that_fails_everywhere_keeps_no_other_one_where_it_is() {
+    let view = |living: &[&str], failed_left: u64| MemberView {
+        own: "a".to_owned(),
+        living: living.iter().map(|&name| name.to_owned()).collect(),
+        shards: (0..4)
+            .map(|number| SeenShard {
+                number,
+                owner: Some("a".to_owned()).filter(|_| number > 0),
+                left_ms: if number == 0 { failed_left } else { 9_000 },
+            })
+            .collect(),
+        key: [0; 32],
+    };
+    let own = |shard| if shard == 0 { OwnShard::Failed } else { OwnShard::Held };
+    let mut balance = Balance::default();
+    let mut round = |now| balance.decide(&view(&["a", "b"], 0), own, NodeAbility::Full, now).gives_up;
+    assert_eq!((round(0), round(7_000)), (None, None));
+    assert_eq!(round(10_000), Some(3), "it has been free for long");
+}
+
+/// The node with the most does not give any up.
+#[test]
+fn others_wait_for_the_first_one_for_a_minute() {
+    let view = MemberView {
+        own: "b".to_owned(),
+        living: ["a", "b", "c"].map(str::to_owned).to_vec(),
+        shards: (0..4)
+            .map(|number| SeenShard {
+                number,
+                owner: Some(if number < 2 { "a" } else { "b" }.to_owned()),
+                left_ms: 9_000,
+            })
+            .collect(),
+        key: [0; 32],
+    };
+    let mut balance = Balance::default();
+    let mut round = |now| balance.decide(&view, |shard| own(shard > 1), NodeAbility::Full, now).gives_up;
+    assert_eq!([0, 10_000, 69_999].map(&mut round), [None; 3]);
+    assert_eq!(round(70_000), Some(3));
+}
+
+#[test]
+fn a_node_in_which_something_has_failed_takes_what_nobody_else_takes() {
+    let view = MemberView {
+        own: "a".to_owned(),
+        living: vec!["b".to_owned()],
+        shards: (0..3).map(|number| SeenShard { number, owner: None, left_ms: 0 }).collect(),
+        key: [0; 32],
+    };
+    let mut balance = Balance::default();
+    let mut claims = |ability, now| {
+        let own = |shard| if shard == 0 { OwnShard::Failed } else { OwnShard::Possible };
+        balance.decide(&view, own, ability, now).claims
+    };
+    assert_eq!(claims(NodeAbility::Spare, 0), [0; 0]);
+    assert_eq!(claims(NodeAbility::Full, 1_000), [1, 2], "it has failed with the other one");
+    assert_eq!(claims(NodeAbility::Spare, LEFT_TO_OTHERS_MS), [1, 2]);
+    assert_eq!(claims(NodeAbility::None, LEFT_TO_OTHERS_MS), [0; 0]);
+}
+
 #[test]
 fn nodes_that_start_together_take_equal_parts() {
     let mut cluster = Cluster::new(8);
@@ -213,16 +330,20 @@ fn one_shard_leaves_at_a_time_and_the_next_after_somebody_has_it() {
         key: [0; 32],
     };
     let (mut balance, all) = (Balance::default(), ["a"; 6]);
-    assert_eq!(balance.decide(&view(all), |_| true, true, 0), BalanceRound::default());
-    let later = balance.decide(&view(all), |_| true, true, 10_000);
+    assert_eq!(balance.decide(&view(all), |_| OwnShard::Held, NodeAbility::Full, 0), BalanceRound::default());
+    let later = balance.decide(&view(all), |_| OwnShard::Held, NodeAbility::Full, 10_000);
     assert_eq!(later, BalanceRound { gives_up: Some(5), ..BalanceRound::default() });
-    assert_eq!(balance.decide(&view(all), |_| true, true, 11_000), BalanceRound::default(), "it drains");
+    assert_eq!(
+        balance.decide(&view(all), |_| OwnShard::Held, NodeAbility::Full, 11_000),
+        BalanceRound::default(),
+        "it drains"
+    );
     let mut owners = all;
     owners[5] = "";
-    let free = balance.decide(&view(owners), |shard| shard < 5, true, 12_000);
+    let free = balance.decide(&view(owners), |shard| own(shard < 5), NodeAbility::Full, 12_000);
     assert_eq!(free, BalanceRound::default(), "the other one has fewer");
     owners[5] = "b";
-    let taken = balance.decide(&view(owners), |shard| shard < 5, true, 13_000);
+    let taken = balance.decide(&view(owners), |shard| own(shard < 5), NodeAbility::Full, 13_000);
     assert_eq!(taken.gives_up, Some(4));
 }
 
@@ -245,7 +366,10 @@ proptest! {
                 1 => cluster.nodes[place].is_dead = true,
                 2 => cluster.nodes[place].is_able = !cluster.nodes[place].is_able,
                 // It has lost its database for a moment, and with it all leases in its mind.
-                _ => cluster.nodes[place].holds.clear(),
+                _ => {
+                    cluster.nodes[place].holds.clear();
+                    cluster.nodes[place].drains = None;
+                }
             }
             cluster.rounds(rounds);
         }

@@ -7,13 +7,12 @@
 //! answer that is no part of a list or timeline is the answer of the whole: a list without one shard would
 //! look complete.
 
-use super::answers::{self, ShardAnswer};
+use super::answers;
+use super::part::{PageRow, ShardPart};
 use crate::admin::{CommandRequest, CommandResponse, Status};
 use std::collections::BTreeMap;
 use tidegate_types::snapshot::Snapshot;
-use tidegate_types::{
-    Answer, Command, Filter, Key, ListPlace, Listed, Reply, Thresholds, Timeline, TimelineQuery,
-};
+use tidegate_types::{Command, Filter, Key, ListPlace, Thresholds, Timeline, TimelineQuery};
 
 /// What is asked of all shards, and what is known of the answer.
 #[derive(Debug)]
@@ -52,17 +51,11 @@ impl JoinedAnswer {
     ///
     /// # Errors
     /// It is another answer, and that of the whole.
-    pub(super) fn add(&mut self, shard: u16, answer: ShardAnswer) -> Result<(), CommandResponse> {
-        let (Reply { asker, command, answer }, store_identity) = match answer {
-            ShardAnswer::Carried { reply, store_identity } => (*reply, store_identity),
-            refused @ ShardAnswer::Refused(_) => return Err(answers::response(&refused)),
-        };
-        match (self, answer) {
-            (JoinedAnswer::Page(page), Answer::Listed { items, next }) => {
-                page.add((shard, store_identity), items, next);
-            }
-            (JoinedAnswer::Timeline(timeline), Answer::Timeline(more)) => timeline.add(*more),
-            (_, answer) => return Err(answers::answered(&Reply { asker, command, answer }, store_identity)),
+    pub(super) fn add(&mut self, shard: u16, part: ShardPart) -> Result<(), CommandResponse> {
+        match (self, part) {
+            (JoinedAnswer::Page(page), ShardPart::Page { rows, next }) => page.add(shard, rows, next),
+            (JoinedAnswer::Timeline(timeline), ShardPart::Timeline(more)) => timeline.add(*more),
+            (_, part) => return Err(part.response()),
         }
         Ok(())
     }
@@ -71,8 +64,7 @@ impl JoinedAnswer {
     pub(super) fn response(self) -> CommandResponse {
         let document = match self {
             JoinedAnswer::Page(page) => {
-                let rows = page.items.iter().map(|row| (&row.item, row.store_identity));
-                answers::page(rows, page.known_until)
+                answers::page(page.items.into_iter().map(|item| item.row.row), page.known_until)
             }
             JoinedAnswer::Timeline(JoinedTimeline { told, query }) => {
                 answers::timeline(&told.unwrap_or_else(|| nothing_ahead(&query)))
@@ -97,9 +89,7 @@ pub(super) struct JoinedPage {
 #[derive(Debug)]
 struct PageItem {
     place: ListPlace,
-    item: Listed,
-    /// Of the store that assigned its id, if the producer gave none.
-    store_identity: u64,
+    row: PageRow,
 }
 
 impl JoinedPage {
@@ -108,16 +98,15 @@ impl JoinedPage {
     }
 
     /// Adds the page of one shard, which is complete up to `next`.
-    fn add(&mut self, (shard, store_identity): (u16, u64), items: Vec<Listed>, next: Option<Key>) {
+    fn add(&mut self, shard: u16, rows: Vec<PageRow>, next: Option<Key>) {
         let place = |key| ListPlace { key, shard };
-        let row = |item: Listed| PageItem { place: place(item.key), item, store_identity };
-        self.items.extend(items.into_iter().map(row));
+        self.items.extend(rows.into_iter().map(|row| PageItem { place: place(row.key), row }));
         self.items.sort_unstable_by_key(|row| row.place);
         self.known_until = self.known_until.into_iter().chain(next.map(place)).min();
         let mut bytes = 0;
         let room = self.items.iter().take(self.filter.limit).take_while(|row| {
             let is_full = bytes >= self.most;
-            bytes += row.item.size();
+            bytes += row.row.size;
             !is_full
         });
         let room = room.count();

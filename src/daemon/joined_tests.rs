@@ -1,10 +1,11 @@
 //! Tests of joined answers, with shards that are lists of items.
 
+use super::super::answers::ShardAnswer;
 use super::*;
 use crate::admin::{parse, ItemOf};
 use serde_json::{json, Value};
 use std::sync::Arc;
-use tidegate_types::{Ahead, Asker, AssignedId, Content, CustomerOf, ListedStage};
+use tidegate_types::{Ahead, Answer, Asker, AssignedId, Content, CustomerOf, Listed, ListedStage, Reply};
 
 const NOW: u64 = 1_800_000_000_123;
 
@@ -54,7 +55,7 @@ fn page(query: &str, shards: &[Vec<Key>], most: usize, order: &[usize]) -> Value
         answers.push((shard, carried(shard, Answer::Listed { items, next })));
     }
     for (shard, answer) in answers {
-        joined.add(shard, answer).unwrap();
+        joined.add(shard, answer.into()).unwrap();
     }
     let response = joined.response();
     assert_eq!(response.status, Status::Known);
@@ -145,7 +146,9 @@ fn a_page_with_much_in_it_is_short() {
     let mut joined = JoinedPage::new(filter.clone(), size * 3 + 1);
     for shard in 0..2 {
         let (items, next) = shard_page(&keys(shard.into()), &filter, 9);
-        joined.add((shard, 0), items, next);
+        let part = carried(shard, Answer::Listed { items, next }).into();
+        let ShardPart::Page { rows, next } = part else { panic!("{part:?}") };
+        joined.add(shard, rows, next);
     }
     let shown: Vec<Key> = joined.items.iter().map(|row| row.place.key).collect();
     assert_eq!(shown, [Key::own(0, 0), Key::own(0, 1), Key::own(1, 0), Key::own(1, 1)]);
@@ -180,9 +183,9 @@ fn a_list_without_a_shard_is_no_list() {
     {
         let mut joined = JoinedAnswer::of(&Command::List(parse::filter(None).unwrap()), NOW).unwrap();
         let items = vec![listed(Key::own(5, 1))];
-        joined.add(0, carried(0, Answer::Listed { items, next: None })).unwrap();
+        joined.add(0, carried(0, Answer::Listed { items, next: None }).into()).unwrap();
         let want = CommandResponse { status: Status::Unavailable, document: json!({ "error": error }) };
-        assert_eq!(joined.add(1, answer), Err(want));
+        assert_eq!(joined.add(1, answer.into()), Err(want));
     }
 }
 
@@ -205,7 +208,7 @@ fn joined_timeline(parts: Vec<Timeline>) -> Value {
     let query = TimelineQuery { application: None, at: None, each_ms: 1_000, stretches: 3 };
     let mut joined = JoinedAnswer::of(&Command::TimelineQuery(query), NOW).unwrap();
     for (shard, part) in (0..).zip(parts) {
-        joined.add(shard, carried(shard, Answer::Timeline(Box::new(part)))).unwrap();
+        joined.add(shard, carried(shard, Answer::Timeline(Box::new(part))).into()).unwrap();
     }
     joined.response().document
 }

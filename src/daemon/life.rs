@@ -316,7 +316,7 @@ impl Life<'_> {
             ControlEvent::Order(ShardOrder::Release) => self.begin_release(),
             ControlEvent::State(reply) => {
                 // The client may have disconnected.
-                let _ = reply.send(status::state(&self.shard, self.lasting, self.stop_at_ms.is_some()));
+                let _ = reply.send(status::state(&self.shard, self.lasting, self.is_stopping()));
             }
             ControlEvent::Export(reply) => self.exports.begin(reply),
         }

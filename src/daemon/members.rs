@@ -5,12 +5,13 @@
 //! has failed to begin. What a round decides is in [`super::balance`]. While the database is out of reach,
 //! nothing is decided, and the shards of this node end with their leases.
 
-use super::balance::Balance;
+use super::balance::{Balance, NodeAbility, OwnShard};
 use super::mailbox::{ControlEvent, Inlet, ShardOrder, ShardTurn};
 use super::reports::NodeEvent;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, Sender, SyncSender};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 use tidegate_common::clock;
@@ -19,9 +20,13 @@ use tidegate_store::{MemberView, Membership, SeenShard};
 
 /// Longest time between two rounds.
 const LONGEST_ROUND: Duration = Duration::from_secs(1);
-/// For how long a node is not reported after one of its shards could not begin, and after one was given away
-/// because there was no connection for publishing.
+/// For how long a shard is not tried again that could not begin or go on here, doubled each time up to a
+/// limit. A node that has no other one is not reported for the first of these times: else others would give
+/// up theirs for it.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
+const AFTER_FAILURES: Duration = Duration::from_secs(600);
+/// For how long a node is not reported after one of its shards was given away, because there was no
+/// connection for publishing. What nobody else takes it takes nevertheless.
 const AFTER_GIVING_AWAY: Duration = Duration::from_secs(300);
 
 /// What the shards of a node and its membership know of each other. All moments are monotonic ms.
@@ -31,12 +36,36 @@ pub(super) struct SeatBoard {
     held: Box<[AtomicBool]>,
     /// The node is not reported before this moment.
     unable_until: AtomicU64,
+    /// Each shard that could not begin here: how often in a row, and until when it is not tried again.
+    failures: Mutex<BTreeMap<u16, (u32, u64)>>,
+    /// Who has each shard, as of the last round.
+    owners: Mutex<Vec<Option<String>>>,
+    /// The names of this node in this process.
+    names: Mutex<BTreeSet<String>>,
+}
+
+/// Where a shard is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum SeatedAt {
+    /// Here, or about to be.
+    Here,
+    /// At another node.
+    At(String),
+    /// At no node, as far as is known.
+    Nowhere,
 }
 
 impl SeatBoard {
     pub(super) fn new(count: u16) -> Self {
         let held = (0..count).map(|_| AtomicBool::new(false)).collect();
-        SeatBoard { held, unable_until: AtomicU64::new(0) }
+        let owners = Mutex::new(vec![None; usize::from(count)]);
+        SeatBoard {
+            held,
+            unable_until: AtomicU64::new(0),
+            failures: Mutex::default(),
+            owners,
+            names: Mutex::default(),
+        }
     }
 
     /// A shard has opened or closed its store.
@@ -49,9 +78,63 @@ impl SeatBoard {
         self.held.get(usize::from(shard)).is_some_and(|seat| seat.load(Ordering::Acquire))
     }
 
-    /// A shard could not begin.
-    pub(super) fn failed(&self) {
-        self.rest(AFTER_FAILURE);
+    /// Where this shard is.
+    pub(super) fn seat(&self, shard: u16) -> SeatedAt {
+        if self.holds(shard) {
+            return SeatedAt::Here;
+        }
+        let owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let owner = owners.get(usize::from(shard)).cloned().flatten();
+        owner.map_or(SeatedAt::Nowhere, SeatedAt::At)
+    }
+
+    /// Whether this node has, or had, this name.
+    pub(super) fn is_own_name(&self, name: &str) -> bool {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+    }
+
+    /// This node has this name from now on.
+    pub(super) fn named(&self, name: &str) {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_owner(&self, shard: u16, owner: Option<&str>) {
+        self.owners.lock().unwrap()[usize::from(shard)] = owner.map(str::to_owned);
+    }
+
+    /// Notes who has which shard.
+    fn note(&self, view: &MemberView) {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        for SeenShard { number, owner, left_ms } in &view.shards {
+            // What this node had before is free for it.
+            let owner = owner.clone().filter(|owner| *left_ms > 0 && *owner != view.own);
+            owners.get_mut(usize::from(*number)).into_iter().for_each(|known| known.clone_from(&owner));
+        }
+    }
+
+    /// A shard could not begin, or could not go on here.
+    pub(super) fn failed(&self, shard: u16) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, until) = failures.entry(shard).or_default();
+        let pause = (AFTER_FAILURE * 2_u32.saturating_pow((*count).min(10))).min(AFTER_FAILURES);
+        *count = count.saturating_add(1);
+        *until = clock::now().mono + pause.as_millis() as u64;
+        drop(failures);
+        if !self.held.iter().any(|seat| seat.load(Ordering::Acquire)) {
+            self.rest(AFTER_FAILURE);
+        }
+    }
+
+    /// A shard has lived for long enough, or has ended without a failure.
+    pub(super) fn lasted(&self, shard: u16) {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
+    }
+
+    /// Whether this shard may be tried here.
+    fn may_try(&self, shard: u16, now: u64) -> bool {
+        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.get(&shard).is_none_or(|(_, until)| now >= *until)
     }
 
     /// A shard was given away.
@@ -92,7 +175,7 @@ impl SharingNode {
         let count = u16::try_from(inlets.len()).unwrap_or(u16::MAX);
         let membership = Membership::new(store, count);
         let (stop, stopped) = sync_channel(1);
-        let seats = Seats { inlets, board, node, has_key: false, told: String::new() };
+        let seats = Seats { inlets, board, node, name: String::new(), told: String::new() };
         let run = move || seats.run(membership, round, is_connected, &stopped);
         // Its waits are bounded, and it is not joined: the process may end meanwhile.
         Builder::new().name("tidegate-nodes".to_owned()).spawn(run)?;
@@ -111,8 +194,8 @@ struct Seats {
     inlets: Vec<Arc<Inlet>>,
     board: Arc<SeatBoard>,
     node: Sender<NodeEvent>,
-    /// The node knows the key of the forwards.
-    has_key: bool,
+    /// The name of this node, as the node was told it.
+    name: String,
     /// Why the last round has failed, as logged; empty: it has not.
     told: String,
 }
@@ -127,9 +210,13 @@ impl Seats {
     ) {
         let mut balance = Balance::default();
         loop {
-            let is_able = is_connected() && self.board.is_able(clock::now().mono);
-            match membership.round(is_able) {
-                Ok(view) => self.seen(&mut balance, &view, is_able),
+            let ability = match (is_connected(), self.board.is_able(clock::now().mono)) {
+                (false, _) => NodeAbility::None,
+                (true, false) => NodeAbility::Spare,
+                (true, true) => NodeAbility::Full,
+            };
+            match membership.round(ability == NodeAbility::Full) {
+                Ok(view) => self.seen(&mut balance, &view, ability),
                 Err(error) if error.is_passing() => self.unseen(&error.to_string()),
                 Err(error) => {
                     // Without a node the process is ending.
@@ -144,14 +231,24 @@ impl Seats {
         }
     }
 
-    fn seen(&mut self, balance: &mut Balance, view: &MemberView, is_able: bool) {
+    fn seen(&mut self, balance: &mut Balance, view: &MemberView, ability: NodeAbility) {
         if !std::mem::take(&mut self.told).is_empty() {
             tracing::info!("the database is within reach again");
         }
-        if !std::mem::replace(&mut self.has_key, true) {
-            let _ = self.node.send(NodeEvent::Shared(view.key));
+        self.board.note(view);
+        if self.name != view.own {
+            self.name.clone_from(&view.own);
+            self.board.named(&view.own);
+            // Without a node the process is ending.
+            let _ = self.node.send(NodeEvent::Shared { key: view.key, name: view.own.clone() });
         }
-        let round = balance.decide(view, |shard| self.board.holds(shard), is_able, clock::now().mono);
+        let now = clock::now().mono;
+        let own = |shard| match (self.board.holds(shard), self.board.may_try(shard, now)) {
+            (true, _) => OwnShard::Held,
+            (false, true) => OwnShard::Possible,
+            (false, false) => OwnShard::Failed,
+        };
+        let round = balance.decide(view, own, ability, now);
         for SeenShard { number, owner, left_ms } in &view.shards {
             if self.board.holds(*number) {
                 continue;
@@ -196,7 +293,7 @@ mod tests {
         let (node, events) = channel();
         let inlets = (0..count).map(|_| Arc::default()).collect();
         let board = Arc::new(SeatBoard::new(count));
-        (Seats { inlets, board, node, has_key: false, told: String::new() }, events)
+        (Seats { inlets, board, node, name: String::new(), told: String::new() }, events)
     }
 
     fn view(owners: &[Option<&str>]) -> MemberView {
@@ -231,29 +328,47 @@ mod tests {
         let mut balance = Balance::default();
         seats.board.set_held(0, true);
         let seen = view(&[Some("here"), Some("there"), Some("there"), None]);
-        seats.seen(&mut balance, &seen, true);
+        seats.seen(&mut balance, &seen, NodeAbility::Full);
         assert_eq!(orders(&seats, 0), [""; 0], "it has its store");
         assert_eq!(orders(&seats, 1), [r#"Turn(Taken { owner: "there", left_ms: 900 })"#]);
         assert_eq!(orders(&seats, 3), ["Turn(Claim)"]);
-        seats.seen(&mut balance, &seen, false);
+        seats.seen(&mut balance, &seen, NodeAbility::None);
         assert_eq!(orders(&seats, 3), ["Turn(Free)"], "this node cannot serve it");
         seats.unseen("gone");
         assert_eq!(
             (orders(&seats, 0).len(), orders(&seats, 2).pop()),
             (0, Some(r#"Turn(Unknown("gone"))"#.to_owned()))
         );
-        assert!(matches!(events.try_recv(), Ok(NodeEvent::Shared(key)) if key == [7; 32]));
-        assert!(events.try_recv().is_err(), "the key is told once");
+        let told = events.try_recv().unwrap();
+        assert!(
+            matches!(&told, NodeEvent::Shared { key, name } if *key == [7; 32] && name == "here"),
+            "{told:?}"
+        );
+        assert!(events.try_recv().is_err(), "it is told once");
+        let seats = [0, 1, 3].map(|shard| seats.board.seat(shard));
+        assert_eq!(seats, [SeatedAt::Here, SeatedAt::At("there".to_owned()), SeatedAt::Nowhere]);
     }
 
     #[test]
-    fn a_node_that_could_not_begin_is_not_able_for_a_while_and_longer_after_it_gave_a_shard_away() {
-        let board = SeatBoard::new(1);
+    fn a_shard_that_could_not_begin_is_tried_later_each_time_and_a_node_without_others_is_not_reported() {
+        let board = SeatBoard::new(2);
         let now = clock::now().mono;
-        assert!(board.is_able(now) && !board.holds(0) && !board.holds(1));
-        board.gave_away();
-        board.failed();
+        assert!(board.is_able(now) && board.may_try(0, now) && !board.holds(0) && !board.holds(2));
         let later = |pause: Duration| clock::now().mono + pause.as_millis() as u64;
-        assert!(!board.is_able(later(AFTER_FAILURE)) && board.is_able(later(AFTER_GIVING_AWAY)));
+        board.failed(0);
+        assert!(!board.is_able(later(AFTER_FAILURE / 2)) && board.is_able(later(AFTER_FAILURE)));
+        assert!(
+            !board.may_try(0, later(AFTER_FAILURE / 2)) && board.may_try(1, now),
+            "the other one is as before"
+        );
+        board.set_held(1, true);
+        board.failed(0);
+        assert!(!board.may_try(0, later(AFTER_FAILURE)) && board.may_try(0, later(AFTER_FAILURE * 2)));
+        assert!(board.is_able(later(AFTER_FAILURE)), "it has another shard");
+        (0..99).for_each(|_| board.failed(0));
+        assert!(board.may_try(0, later(AFTER_FAILURES)));
+        board.lasted(0);
+        board.failed(0);
+        assert!(board.may_try(0, later(AFTER_FAILURE)), "it has worked since");
     }
 }

@@ -23,6 +23,8 @@ mod life;
 mod mailbox;
 mod members;
 mod node;
+mod others;
+mod part;
 mod queries;
 mod recovery;
 mod reload;

@@ -12,6 +12,7 @@ use super::guard::{LastResort, GRACE};
 use super::lasting::{one_worker, own_waits, Lasting};
 use super::mailbox::{ControlEvent, Inlet, ShardOrder};
 use super::members::{SeatBoard, SharingNode};
+use super::others::{self, AskNode, OtherNodes};
 use super::queries::QueryDesk;
 use super::reload::Reload;
 use super::reports::{FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
@@ -21,6 +22,7 @@ use crate::admin::{self, NodeHealth, ShardHealth};
 use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
 use crate::telemetry::SpanExporter;
+use futures_util::FutureExt as _;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -28,7 +30,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidegate_amqp::blueprint::Names;
 use tidegate_amqp::{
-    forward_queues, DeadLetterService, ForwardQueues, ForwardSender, Forwarding, ShardGate, SharedMap,
+    forward_queues, ControlLink, DeadLetterService, ForwardQueues, ForwardSender, Forwarding, Options,
+    ShardGate, SharedMap,
 };
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
@@ -39,6 +42,8 @@ use tidegate_wire::{ForwardKey, Sharing};
 use tokio::runtime::Runtime;
 use tracing::Span;
 
+/// Time for the end of the connection to other nodes.
+const CONTROL_CLOSING: Duration = Duration::from_secs(1);
 /// Longest time between two looks at a reload.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -109,6 +114,7 @@ struct Sharding {
     gate: Option<ShardGate>,
     /// Present if other nodes share the shards.
     board: Option<Arc<SeatBoard>>,
+    others: Option<Arc<OtherNodes>>,
     names: Arc<Names>,
     map: Arc<SharedMap>,
     /// Where the forwarders take requests from; taken at their start.
@@ -134,10 +140,12 @@ impl Sharding {
         };
         let (sender, queues) = forward_queues(count);
         let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
+        let board = key.is_none().then(|| Arc::new(SeatBoard::new(count)));
         Ok(Some(Sharding {
             count,
             gate: key.is_some().then(ShardGate::default),
-            board: key.is_none().then(|| Arc::new(SeatBoard::new(count))),
+            others: board.clone().map(|board| Arc::new(OtherNodes::new(board))),
+            board,
             key,
             sender,
             names: Arc::new(Names::of(config)),
@@ -190,6 +198,8 @@ struct DaemonNode {
     sharder: Option<Sharder>,
     /// Runs if other nodes share the shards.
     members: Option<SharingNode>,
+    /// The connection to the other nodes, once their key is known.
+    control: Option<Arc<ControlLink>>,
     admin: Option<admin::Server>,
     /// Why the daemon cannot start, or cannot go on.
     failure: Option<RunError>,
@@ -256,6 +266,7 @@ impl DaemonNode {
             sharding,
             sharder: None,
             members: None,
+            control: None,
             admin: None,
             failure: None,
             reload_waits: false,
@@ -281,6 +292,9 @@ impl DaemonNode {
         if let Some(admin) = self.admin.take() {
             self.waits.block_on(admin.stop());
         }
+        if let Some(control) = self.control.take() {
+            self.waits.block_on(control.shutdown(CONTROL_CLOSING));
+        }
         self.failure.take().map_or(Ok(()), Err)
     }
 
@@ -291,7 +305,7 @@ impl DaemonNode {
             NodeEvent::Signal(Signal::Reload) if !self.has_started() => self.reload_waits = true,
             NodeEvent::Signal(Signal::Reload) => self.reload.request(&self.notify, clock::now().mono),
             NodeEvent::Reread(read) => self.reread(read),
-            NodeEvent::Shared(key) => self.share(key),
+            NodeEvent::Shared { key, name } => self.share(key, name),
             NodeEvent::Unshared(error) => self.fail((*error).into()),
             NodeEvent::Shard(number, report) => {
                 if let Some(place) = self.shards.iter().position(|shard| shard.number == number) {
@@ -312,10 +326,29 @@ impl DaemonNode {
         Ok(())
     }
 
-    /// The database has told the key of the forwards.
-    fn share(&mut self, key: [u8; 32]) {
+    /// The database has told the key of the forwards, and this node has this name.
+    fn share(&mut self, key: [u8; 32], name: String) {
         let Some(sharding) = &mut self.sharding else { return };
-        sharding.key = Some(ForwardKey::new(key));
+        let key = ForwardKey::new(key);
+        if let Some(control) = &self.control {
+            control.rename(name);
+            return;
+        }
+        if let (Some(others), Some(board)) = (&sharding.others, &sharding.board) {
+            let inlets = self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect();
+            let serve = others::serve(key.clone(), Arc::clone(board), inlets);
+            let (exchange, options) = (self.config.control_exchange(), Options::new(&self.config, 0, None));
+            let control = ControlLink::start(self.runtime.handle(), options, exchange, name, serve);
+            let control = Arc::new(control);
+            let link = Arc::clone(&control);
+            let ask: AskNode = Box::new(move |node, question, limit| {
+                let link = Arc::clone(&link);
+                async move { link.ask(&node, question, limit).await }.boxed()
+            });
+            others.connect(key.clone(), ask);
+            self.control = Some(control);
+        }
+        sharding.key = Some(key);
         for shard in &self.shards {
             let forwarding = sharding.forwarding(Some(shard.number)).map(Box::new);
             let share = forwarding.map(|forwarding| ControlEvent::Order(ShardOrder::Share(forwarding)));
@@ -414,6 +447,7 @@ impl DaemonNode {
             runtime: self.runtime.handle().clone(),
             dead_letters: Arc::new(DeadLetterService::new(&self.config)),
             shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
+            others: self.sharding.as_ref().and_then(|sharding| sharding.others.clone()),
             sharder: self.sharding.as_ref().map(Sharding::view),
             started: self.started,
         }
@@ -557,7 +591,7 @@ impl DaemonNode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::Query;
+    use crate::admin::{Query, StateScope};
     use serde_json::json;
     use std::os::unix::net::UnixDatagram;
     use tidegate_config::Listen;
@@ -657,7 +691,7 @@ mod tests {
         let query = TimelineQuery { application: None, at: None, each_ms: 60_000, stretches: 2 };
         let timeline = ask(Command::TimelineQuery(query));
         let (sender, state) = oneshot::channel();
-        desk.ask(Query::State(sender));
+        desk.ask(Query::State(StateScope::Node, sender));
         while !node.has_started() {
             node.handle(events.recv_timeout(Duration::from_secs(60)).unwrap());
         }

@@ -19,6 +19,7 @@ struct Site {
 fn site(shards: u16) -> Site {
     let runtime = super::super::lasting::one_worker("desk", &tracing::Span::none()).unwrap();
     let desk = QueryDesk {
+        others: None,
         sharder: None,
         runtime: runtime.handle().clone(),
         dead_letters: Arc::new(DeadLetterService::new(&Config::default())),
@@ -213,7 +214,7 @@ fn the_state_has_the_map_and_the_links_of_a_sharder_if_there_is_one() {
         let mut site = site(2);
         site.desk.sharder = sharder;
         let (sender, answer) = channel();
-        site.desk.ask(Query::State(sender));
+        site.desk.ask(Query::State(StateScope::AllNodes, sender));
         for shard in &site.desk.shards {
             let mut events = VecDeque::new();
             shard.take(Duration::ZERO, &mut events);

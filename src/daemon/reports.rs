@@ -22,8 +22,12 @@ pub(super) enum NodeEvent {
     Reread(ReadConfig),
     /// The shard of this number reports.
     Shard(u16, ShardReport),
-    /// The database that several nodes share has told the key of the forwards.
-    Shared([u8; 32]),
+    /// The database that several nodes share has told the key of the forwards and of what nodes ask each
+    /// other, and this node has this name from now on.
+    Shared {
+        key: [u8; 32],
+        name: String,
+    },
     /// This node cannot share the shards of the database.
     Unshared(Box<OpenError>),
 }

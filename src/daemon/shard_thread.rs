@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 use tidegate_common::threads::thread_name;
 use tidegate_store::{Loss, OpenError, Opener, ShardPlace};
 
+/// A life of this length, longer than the longest pause after a failure, shows that the shard can live here.
+const STEADY_LIFE: Duration = Duration::from_secs(1_200);
+
 /// Starts the thread. Its last report says how it ended.
 ///
 /// # Errors
@@ -78,13 +81,22 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
         let ending = life.begin(lasting, quarantine, starts).run();
         drop(watch);
         set_held(lasting.number, false);
+        if begun.elapsed() >= STEADY_LIFE {
+            board.iter().for_each(|board| board.lasted(lasting.number));
+        }
         let (loss, failure) = match ending {
             Ending::Stopped => break Ok(()),
             Ending::Released => {
+                board.iter().for_each(|board| board.lasted(lasting.number));
                 lasting.health.readiness.reset(true);
                 lasting.tally.lost(Loss::GivenAway);
                 waits.released();
                 continue;
+            }
+            // The other shards of this node go on, and another node may have more luck with this one.
+            Ending::Failed(failure) if board.is_some() => {
+                board.iter().for_each(|board| board.failed(lasting.number));
+                (Loss::Database, failure)
             }
             Ending::Failed(failure) => break Err(failure.into()),
             Ending::Lost(loss, failure) => (loss, failure),
@@ -116,7 +128,8 @@ fn open_life(
         }
         let opened = match Life::open(lasting, opener) {
             Ok(life) => Ok(life),
-            Err(RunError::Open(error)) if error.is_passing() => Err(error),
+            // The other shards of this node go on. What concerns all of them ends its membership.
+            Err(RunError::Open(error)) if error.is_passing() || lasting.board.is_some() => Err(error),
             Err(error) => return Err(error),
         };
         // The name changes if another daemon has taken the store away.
@@ -135,7 +148,7 @@ fn open_life(
         lasting.health.readiness.reset(is_taken);
         if !is_taken {
             // Other nodes can.
-            lasting.board.iter().for_each(|board| board.failed());
+            lasting.board.iter().for_each(|board| board.failed(lasting.number));
         }
         waits.refused(error, &lasting.config);
     }

@@ -39,6 +39,10 @@ pub(super) struct StandbyWaits {
     short: u32,
     /// It opens its store in its turn only, and it is its turn. `None`: it opens its store at any time.
     turn: Option<bool>,
+    /// With turns: the database is out of reach, or was not asked yet.
+    is_unknown: bool,
+    /// With turns: why the shard could not begin or go on here.
+    failure: Option<String>,
 }
 
 impl StandbyWaits {
@@ -46,7 +50,7 @@ impl StandbyWaits {
     pub(super) fn new(has_turns: bool) -> Self {
         let reason = if has_turns { "the database has not been asked yet" } else { "" };
         let turn = has_turns.then_some(false);
-        StandbyWaits { turn, reason: reason.to_owned(), ..StandbyWaits::default() }
+        StandbyWaits { turn, is_unknown: has_turns, reason: reason.to_owned(), ..StandbyWaits::default() }
     }
 
     /// Another node is to have the shard.
@@ -58,6 +62,7 @@ impl StandbyWaits {
     fn hear(&mut self, turn: ShardTurn) {
         let waits = self.until.is_some_and(|until| Instant::now() < until);
         self.turn = Some(false);
+        self.is_unknown = matches!(turn, ShardTurn::Unknown(_));
         self.owner = None;
         self.reason = match turn {
             ShardTurn::Claim if waits => return,
@@ -70,7 +75,10 @@ impl StandbyWaits {
                 self.owner = Some((owner, left_ms));
                 error.to_string()
             }
-            ShardTurn::Free => "nobody has the store at present, and it is another node's turn".to_owned(),
+            ShardTurn::Free => match &self.failure {
+                Some(failure) => format!("{failure}; another node may take it, and it is tried again here"),
+                None => "nobody has the store at present, and it is another node's turn".to_owned(),
+            },
             ShardTurn::Unknown(reason) => reason,
         };
     }
@@ -89,6 +97,7 @@ impl StandbyWaits {
                 FIRST_PAUSE * 2_u32.saturating_pow(self.short.min(10))
             }
         };
+        self.failure = Some(reason.clone());
         (self.until, self.reason, self.owner) =
             (Some(Instant::now() + pause.min(LONGEST_PAUSE)), reason, None);
     }
@@ -107,6 +116,8 @@ impl StandbyWaits {
         self.owner = None;
         if let OpenError::Claimed { owner, left_ms } = error {
             self.owner = Some((owner, left_ms));
+        } else {
+            self.failure = Some(self.reason.clone());
         }
         if self.told.replace(told.clone()) != Some(told) {
             if self.owner.is_some() {
@@ -122,7 +133,7 @@ impl StandbyWaits {
 
     /// The store is open.
     pub(super) fn over(&mut self) {
-        (self.until, self.told) = (None, None);
+        (self.until, self.told, self.failure) = (None, None, None);
         self.turn = self.turn.map(|_| false);
     }
 }
@@ -204,7 +215,14 @@ fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
     let base = lasting.state();
     let (owner, lease_ms) = waits.owner.clone().unzip();
     let line = ShardLine { owner, lease_ms, ..base.line };
-    lasting.judged(ShardState { line, links: vec![link("ingest"), link("egress")], ..base })
+    // A shard that is another node's has no connections here.
+    let is_elsewhere = waits.turn.is_some() && !waits.is_unknown;
+    let links = if is_elsewhere { Vec::new() } else { vec![link("ingest"), link("egress")] };
+    let mut state = lasting.judged(ShardState { line, links, ..base });
+    if is_elsewhere {
+        (if waits.owner.is_some() { standby } else { waiting }).clone_into(&mut state.line.state);
+    }
+    state
 }
 
 #[cfg(test)]

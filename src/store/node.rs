@@ -4,8 +4,9 @@
 //! restarts. The file contains the time of the machine's boot and its own inode, so that a copy of it is a
 //! different daemon.
 
-use super::directory::{own_file, own_options};
+use super::directory::own_file;
 use super::OpenError;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,7 +23,7 @@ const SAME_BOOT_MS: u64 = 120_000;
 
 /// Held while a file of a name is read, written or removed: the shards of a node have one file, and their
 /// threads no lock of its directory.
-static NAMING: Mutex<()> = Mutex::new(());
+static NAMES: Mutex<BTreeMap<PathBuf, String>> = Mutex::new(BTreeMap::new());
 /// How often a name was given up in this process.
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 
@@ -44,9 +45,13 @@ pub(crate) fn name_of_process() -> Result<String, OpenError> {
 }
 
 /// The name of the daemon of this directory, in which this process has a lock. Threads that find no name at
-/// the same time get the same one.
+/// the same time get the same one, and it stays the same in this process until it is forgotten: clocks may
+/// step, and the machine may get another name.
 pub(crate) fn name_in(directory: &Path) -> Result<String, OpenError> {
-    let _naming = NAMING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(name) = names.get(directory) {
+        return Ok(name.clone());
+    }
     let path = file_in(directory);
     let mut file = own_file(&path)?;
     let text = read(&file, &path)?;
@@ -69,7 +74,9 @@ pub(crate) fn name_in(directory: &Path) -> Result<String, OpenError> {
             name
         }
     };
-    Ok(on_this_machine(&name))
+    let name = on_this_machine(&name);
+    names.insert(directory.to_owned(), name.clone());
+    Ok(name)
 }
 
 /// How often a name was given up in this process: while it stays the same, so does each name.
@@ -77,23 +84,20 @@ pub(crate) fn given_up() -> u64 {
     GIVEN_UP.load(Ordering::Acquire)
 }
 
-/// Removes the file if it contains this name, so that the next name in the directory is another one.
+/// Forgets this name, if it is that of the directory, so that the next one is another.
 pub(crate) fn forget(directory: &Path, name: &str) -> Result<(), OpenError> {
-    let _naming = NAMING.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = file_in(directory);
-    let file = match own_options().read(true).open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(OpenError::io("open", &path)(error)),
-    };
-    match read(&file, &path)?.split_whitespace().next() {
-        Some(known) if on_this_machine(known) == name => {
-            fs::remove_file(&path).map_err(OpenError::io("remove", &path))?;
-            GIVEN_UP.fetch_add(1, Ordering::AcqRel);
-            Ok(())
-        }
-        Some(_) | None => Ok(()),
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if names.get(directory).is_none_or(|known| known != name) {
+        return Ok(());
     }
+    match fs::remove_file(file_in(directory)) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(OpenError::io("remove", &file_in(directory))(error)),
+    }
+    names.remove(directory);
+    GIVEN_UP.fetch_add(1, Ordering::AcqRel);
+    Ok(())
 }
 
 /// The text of a file of a name.

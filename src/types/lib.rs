@@ -23,6 +23,7 @@ pub use request::{
     Ahead, Answer, Asker, AssignedId, Command, CustomerOf, End, Ended, Filter, ListPlace, Listed,
     ListedStage, Moment, Reply, ReplyTo, Selection, Target, Timeline, TimelineQuery,
 };
+use serde::{Deserialize, Serialize};
 pub use settings::{AppSettings, Budget, Format, OnFull, Retry, Settings};
 pub use thresholds::Thresholds;
 
@@ -39,7 +40,7 @@ pub struct Now {
 
 /// The place of an item in the time-sorted order: earliest first, and first in, first out at equal times. The
 /// members of a window stay together, at the place of the first of them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Key {
     /// Due time, UTC ms.
     pub due: u64,

@@ -2,6 +2,7 @@
 
 use core::fmt::{self, Display, Formatter};
 use core::str::FromStr;
+use serde::{Deserialize, Serialize};
 
 /// Time units of a rate, with their names, ms.
 const SPANS: [(&str, u64); 3] = [("s", 1_000), ("min", 60_000), ("h", 3_600_000)];
@@ -10,7 +11,7 @@ const SPANS: [(&str, u64); 3] = [("s", 1_000), ("min", 60_000), ("h", 3_600_000)
 pub const MAX_RATE: u32 = 10_000_000;
 
 /// A number of items per time unit: `100/s`, `5/min`, `10/h`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rate {
     /// 1 to [`MAX_RATE`].
     pub items: u32,

@@ -6,6 +6,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use serde::{Deserialize, Serialize};
 
 /// Where the answer to a command goes: the message's `reply_to` and `correlation_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +62,8 @@ impl AssignedId {
 }
 
 /// All items of one customer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CustomerOf {
     /// Name of the application.
     pub application: Box<str>,
@@ -70,7 +72,8 @@ pub struct CustomerOf {
 }
 
 /// A selection among the items of one application. Times are UTC ms.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Selection {
     /// Name of the application.
     pub application: Box<str>,
@@ -126,7 +129,8 @@ pub struct ListPlace {
 }
 
 /// The items that a list shows. Times are UTC ms.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Filter {
     /// Only items of this application.
     pub application: Option<Arc<str>>,
@@ -169,7 +173,8 @@ impl Filter {
 
 /// A question for the numbers of items that become due in each of several time spans of one length. The first
 /// span contains the moment from which they are counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TimelineQuery {
     /// Only items of this application.
     pub application: Option<Arc<str>>,
@@ -182,7 +187,7 @@ pub struct TimelineQuery {
 }
 
 /// The part of one application in a [`Timeline`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ahead {
     /// Items that become due within the timeline, as far as they were counted.
     pub count: u64,
@@ -191,7 +196,7 @@ pub struct Ahead {
 }
 
 /// The answer to a [`TimelineQuery`]. Items that are due already are not counted. Times are UTC ms.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
     /// The moment from which items were counted.
     pub at: u64,
@@ -210,7 +215,7 @@ pub struct Timeline {
 }
 
 /// A time in a command: a new due of an item, or the end of a pause or rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Moment {
     /// This moment, UTC ms; a past moment means at once.
     At(u64),
@@ -219,7 +224,7 @@ pub enum Moment {
 }
 
 /// A command to the daemon. `I` is the type that names one item.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command<I = Target> {
     /// Cancel one item.
     Cancel(I),
@@ -328,7 +333,7 @@ pub enum Asker {
 }
 
 /// State of an item that has not ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListedStage {
     /// It waits for its time, its window, a free slot, or the end of its application's pause.
     Waiting,

@@ -113,6 +113,8 @@ pub struct Daemon {
     log: PathBuf,
     binary: PathBuf,
     environment: BTreeMap<String, String>,
+    /// What requests to the admin port present.
+    token: Option<String>,
 }
 
 impl Daemon {
@@ -182,6 +184,7 @@ impl Daemon {
             log: dir.join("log"),
             binary: binary(),
             environment: BTreeMap::new(),
+            token: None,
         }
     }
 
@@ -229,7 +232,7 @@ impl Daemon {
     pub fn wait_ready(&mut self) {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
-            let answer = http::request("GET", self.admin, "/readyz");
+            let answer = self.ask_whole("GET", "/readyz");
             if answer.as_ref().is_some_and(|answer| answer.status == 200) {
                 return;
             }
@@ -340,16 +343,26 @@ impl Daemon {
     /// Asks the admin port. Returns the status, and the body as JSON (or as a JSON string if it is not JSON);
     /// `(0, null)` without an answer.
     pub fn ask(&self, method: &str, path: &str) -> (u16, Value) {
-        let Some(answer) = self.ask_whole(method, path) else {
+        self.ask_with(self.token.as_deref(), method, path)
+    }
+
+    /// As [`Daemon::ask`], with this token, or without one.
+    pub fn ask_with(&self, token: Option<&str>, method: &str, path: &str) -> (u16, Value) {
+        let Some(answer) = http::request(method, self.admin, path, token) else {
             return (0, Value::Null);
         };
         let value = serde_json::from_str(&answer.body).unwrap_or(Value::String(answer.body));
         (answer.status, value)
     }
 
+    /// Requests to the admin port present this token from now on, unless they name another one.
+    pub fn present(&mut self, token: &str) {
+        self.token = Some(token.to_owned());
+    }
+
     /// As [`Daemon::ask`], with the media type and the unparsed body; `None` without an answer.
     pub fn ask_whole(&self, method: &str, path: &str) -> Option<HttpAnswer> {
-        http::request(method, self.admin, path)
+        http::request(method, self.admin, path, self.token.as_deref())
     }
 
     /// `/api/v1/state`.

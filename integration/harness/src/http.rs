@@ -18,13 +18,20 @@ pub struct HttpAnswer {
 /// Longer than the daemon allows for any request (35 s): a walk over many dead letters takes 12 s and more.
 const LIMIT: Duration = Duration::from_secs(40);
 
-/// Sends one request; `None` without a response.
-pub(crate) fn request(method: &str, address: SocketAddr, path: &str) -> Option<HttpAnswer> {
+/// Sends one request, with this token if there is one; `None` without a response.
+pub(crate) fn request(
+    method: &str,
+    address: SocketAddr,
+    path: &str,
+    token: Option<&str>,
+) -> Option<HttpAnswer> {
     let mut stream = TcpStream::connect_timeout(&address, LIMIT).ok()?;
     stream.set_read_timeout(Some(LIMIT)).ok()?;
     stream.set_write_timeout(Some(LIMIT)).ok()?;
+    let bearer = token.map_or_else(String::new, |token| format!("Authorization: Bearer {token}\r\n"));
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\n{bearer}Content-Length: 0\r\n\
+         Connection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).ok()?;
     let mut answer = Vec::new();

@@ -68,6 +68,11 @@ impl<'n> Site<'n> {
         format!("{}.new", self.prefix)
     }
 
+    /// Name of the exchange by which the nodes of a database ask each other.
+    pub fn control_exchange(&self) -> String {
+        format!("{}.control", self.prefix)
+    }
+
     /// Name of the ingest exchange.
     pub fn ingest(&self) -> String {
         format!("{}.in", self.prefix)

@@ -379,7 +379,8 @@ function showEnds() {
   if (board.shards.length > 1) {
     const states = new Map();
     for (const { state } of board.shards) states.set(state, (states.get(state) ?? 0) + 1);
-    facts.push(["shards", [...states].map(([state, n]) => `${count(n)} ${state}`).join(", ")]);
+    const missing = board.missing_shards?.length ? `; missing: ${board.missing_shards.join(", ")}` : "";
+    facts.push(["shards", [...states].map(([state, n]) => `${count(n)} ${state}`).join(", ") + missing]);
   }
   facts.push(["loop", `longest turn ${shortTime(board.longest_turn_us)}`]);
   const rows = by("ends");

@@ -10,7 +10,7 @@ fn commanded(status: Status, document: Value) -> (Running, Receiver<CommandReque
     let (asked, heard) = channel();
     let asked = Mutex::new(asked);
     let ask: Ask = Arc::new(move |query| match query {
-        Query::State(reply) => drop(reply.send(example())),
+        Query::State(_, reply) => drop(reply.send(example())),
         Query::Letters(job, _) => panic!("no work on letters was expected: {job:?}"),
         Query::Export(_) => panic!("no export was expected"),
         Query::Command(command, reply) => {
@@ -318,7 +318,7 @@ fn a_loop_that_has_ended_answers_no_command() {
 fn the_state_is_told_while_commands_wait() {
     let (kept, waiting) = channel();
     let ask: Ask = Arc::new(move |query| match query {
-        Query::State(reply) => drop(reply.send(example())),
+        Query::State(_, reply) => drop(reply.send(example())),
         Query::Letters(job, _) => panic!("no work on letters was expected: {job:?}"),
         Query::Export(_) => panic!("no export was expected"),
         Query::Command(_, reply) => kept.send(reply).unwrap(),

@@ -103,7 +103,9 @@ fn what_cannot_be_exported_is_refused_with_the_reason() {
             None,
             Arc::new(move |query| match query {
                 Query::Export(reply) => drop(reply.send(Err(refusal.clone()))),
-                query @ (Query::State(_) | Query::Command(..) | Query::Letters(..)) => tell(query, example()),
+                query @ (Query::State(..) | Query::Command(..) | Query::Letters(..)) => {
+                    tell(query, example())
+                }
             }),
         );
         let answer = it.get("/api/v1/export");

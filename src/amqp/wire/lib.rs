@@ -40,7 +40,7 @@ pub use identity::{identity, target};
 pub use json::is_embeddable;
 pub use message::RequestLimits;
 pub use request::{request, shared_request, Incoming, SharedRequest};
-pub use sharing::{forward_id_of, ForwardKey, Sharing};
+pub use sharing::{forward_id_of, ForwardKey, Sharing, PROOF_BYTES};
 pub use trace::{SpanName, MOST_LINKS};
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tidegate_types::BatchId;
 /// Header with the table.
 pub(crate) const FORWARD: &str = "x-tidegate-forward";
 /// Bytes of the keyed hash.
-pub(crate) const PROOF_BYTES: usize = 32;
+pub const PROOF_BYTES: usize = 32;
 /// Entries of the table.
 pub(crate) mod entry {
     pub(crate) const EXCHANGE: &str = "exchange";
@@ -42,6 +42,21 @@ impl ForwardKey {
     /// Of random bytes.
     pub fn new(bytes: [u8; PROOF_BYTES]) -> Self {
         ForwardKey(bytes)
+    }
+
+    /// The hash that proves these bytes, which nodes send each other for this purpose.
+    pub fn prove(&self, purpose: &str, bytes: &[u8]) -> [u8; PROOF_BYTES] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        for part in [purpose.as_bytes(), bytes] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Whether this is that hash; takes the same time for all.
+    pub fn proves(&self, purpose: &str, bytes: &[u8], proof: [u8; PROOF_BYTES]) -> bool {
+        blake3::Hash::from_bytes(self.prove(purpose, bytes)) == blake3::Hash::from_bytes(proof)
     }
 
     /// The hash that proves a table of this message.

@@ -120,7 +120,8 @@ impl Contender {
         let home = (&self.home, &self.claims);
         let claimed = match Claim::take(&links[0], home, &self.config, is_heir) {
             Err(error @ (OpenError::Claimed { .. } | OpenError::ClockApart { .. })) => {
-                self.links = Some(links);
+                // With several shards the next attempt may come after days.
+                self.links = Some(links).filter(|_| self.home.place().is_only());
                 return Err(error);
             }
             claimed => claimed?,

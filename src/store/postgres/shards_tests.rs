@@ -318,7 +318,7 @@ fn a_node_with_a_new_name_is_not_seen_twice() {
     let ground = ground();
     let (mut node, mut other) = (membership(&ground), membership(&ground.elsewhere()));
     let former = node.round(true).unwrap().own;
-    std::fs::remove_file(ground.path().join("NODE")).unwrap();
+    crate::node::forget(ground.path(), &former).unwrap();
     let view = node.round(true).unwrap();
     assert_ne!(view.own, former);
     assert_eq!(view.living, [&*view.own]);
