@@ -4,11 +4,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate_types::Command;
 
-/// Why nothing is known of an application whose home is this shard.
-pub fn missing_home(shard: u16) -> String {
-    format!("shard {shard}, the home of this application, belongs to no node at present")
-}
-
 /// An item, as a client names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -30,7 +30,7 @@ pub(crate) mod state;
 mod sum;
 mod traffic;
 
-pub use command::{missing_home, CommandRequest, CommandResponse, ItemOf, Status};
+pub use command::{CommandRequest, CommandResponse, ItemOf, Status};
 pub use export::{ExportFeed, ExportRefusal};
 pub use health::{NodeHealth, ShardHealth};
 pub use readiness::{Latch, Readiness};

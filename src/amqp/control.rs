@@ -26,7 +26,7 @@ use super::message::{confirm_channel, TurnOutput};
 use super::publish_channel::PublishChannel;
 use super::shared::Shared;
 use super::supervise::{
-    requested, supervise, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
+    ended_or_ordered, requested, supervise, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
 };
 use super::topology::{bind_control, prepare_control, unbind_control, Note};
 use super::{BrokerEvent, Event, LinkStatus, Options, ShutdownSignal, Side};
@@ -173,7 +173,7 @@ impl ControlLink {
     ///
     /// # Errors
     /// [`AskFailure`]. A body of more than 1 MiB is not sent, nor is anything while there is no connection;
-    /// 64 requests may be open, and others wait for a place.
+    /// [`MOST_OPEN`] requests may be open, and others wait for a place.
     pub async fn ask(&self, node: &str, body: Vec<u8>, limit: Duration) -> Result<Vec<u8>, AskFailure> {
         if body.len() > MOST_REQUEST {
             let text = format!("the request has {} bytes, and {MOST_REQUEST} are possible", body.len());
@@ -437,14 +437,7 @@ impl ConnectionUser for ControlNode {
         let mut wait = std::pin::pin!(wait);
         let mut shutdown = self.shutdown.clone();
         loop {
-            let orders = &mut self.orders;
-            let arrived = unless_shutdown(&mut shutdown, async {
-                tokio::select! {
-                    done = &mut wait => Ok(done),
-                    Some(ask) = orders.recv() => Err(ask),
-                }
-            });
-            match arrived.await? {
+            match ended_or_ordered(wait.as_mut(), &mut self.orders, &mut shutdown).await? {
                 Ok(done) => return Some(done),
                 Err(ask) => ask.fail(AskFailure::Unsent(self.down.get().unwrap_or_default())),
             }

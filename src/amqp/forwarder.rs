@@ -22,7 +22,7 @@ use super::message::{confirm_channel, PublishMessage, TurnOutput};
 use super::publish_channel::PublishChannel;
 use super::shared::Shared;
 use super::supervise::{
-    frame_note, requested, supervise, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
+    ended_or_ordered, frame_note, requested, supervise, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
 };
 use super::{BrokerEvent, LinkStatus, Options, ShutdownSignal, Side};
 use futures_util::StreamExt;
@@ -383,14 +383,7 @@ impl ConnectionUser for Forwarder {
         let mut wait = std::pin::pin!(wait);
         let mut shutdown = self.shutdown.clone();
         loop {
-            let parts = &mut self.parts;
-            let arrived = unless_shutdown(&mut shutdown, async {
-                tokio::select! {
-                    done = &mut wait => Ok(done),
-                    Some(part) = parts.recv() => Err(part),
-                }
-            });
-            match arrived.await? {
+            match ended_or_ordered(wait.as_mut(), &mut self.parts, &mut shutdown).await? {
                 Ok(done) => return Some(done),
                 Err(part) => self.take(part),
             }

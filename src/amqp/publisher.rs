@@ -12,7 +12,7 @@ use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
 use super::message::{confirm_channel, unsent, Encoder, TurnOutput};
 use super::shared::Shared;
 use super::supervise::{
-    frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
+    ended_or_ordered, frame_note, requested, supervise, time_left, ConnectionUser, Dialer, NoteLog,
 };
 use super::topology::prepare_egress;
 use super::{BrokerEvent, Event, Handover, LinkStatus, Options, ShutdownSignal, Side};
@@ -296,17 +296,9 @@ impl ConnectionUser for EgressPublisher {
         let mut wait = std::pin::pin!(wait);
         let mut shutdown = self.shutdown.clone();
         loop {
-            let jobs = &mut self.jobs;
-            let arrived = unless_shutdown(&mut shutdown, async {
-                tokio::select! {
-                    done = &mut wait => Ok(done),
-                    Some(handover) = jobs.recv() => Err(handover.batches),
-                }
-            })
-            .await?;
-            match arrived {
+            match ended_or_ordered(wait.as_mut(), &mut self.jobs, &mut shutdown).await? {
                 Ok(done) => return Some(done),
-                Err(batches) => self.settle(unsent(batches).collect()),
+                Err(handover) => self.settle(unsent(handover.batches).collect()),
             }
         }
     }

@@ -9,10 +9,12 @@ use super::topology::Note;
 use super::{LinkStatus, ShutdownSignal, Side};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_common::log_limit::LogLimit;
 use tidegate_config::Endpoint;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::Instant;
 
 /// Time limit for closing a connection or channel.
@@ -154,6 +156,21 @@ pub(crate) async fn unless_shutdown<T>(
         () = requested(shutdown) => None,
         done = work => Some(done),
     }
+}
+
+/// The end of a wait, or else an order that has come before it; `None`: the shutdown begins.
+pub(crate) async fn ended_or_ordered<T, O>(
+    wait: Pin<&mut impl Future<Output = T>>,
+    orders: &mut UnboundedReceiver<O>,
+    shutdown: &mut ShutdownSignal,
+) -> Option<Result<T, O>> {
+    let either = async {
+        tokio::select! {
+            done = wait => Ok(done),
+            Some(order) = orders.recv() => Err(order),
+        }
+    };
+    unless_shutdown(shutdown, either).await
 }
 
 /// Time limit for closing: [`CLOSE_TIMEOUT`], or what the shutdown leaves.

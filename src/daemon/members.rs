@@ -1,9 +1,10 @@
 //! This node among those that share the shards of a database: its thread reports it as living in each round,
 //! and tells each of its shards whether it is its turn.
 //!
-//! A node is reported only while it can serve: its sharder is connected to the broker, and none of its shards
-//! has failed to begin. What a round decides is in [`super::balance`]. While the database is out of reach,
-//! nothing is decided, and the shards of this node end with their leases.
+//! A node is reported only while it can serve: its sharder is connected to the broker, it has not just given
+//! a shard away, and not failed with the only one that it tried. What a round decides is in
+//! [`super::balance`]. While the database is out of reach, nothing is decided, and the shards of this node
+//! end with their leases.
 
 use super::balance::{Balance, NodeAbility, OwnShard};
 use super::mailbox::{ControlEvent, Inlet, ShardOrder, ShardTurn};
