@@ -6,7 +6,7 @@
 #             (integration/rustc.sh)
 #   blackbox  the built daemon against private brokers: the suites and, beside them, the table of faults
 #   lib       unit and property tests, the simulator, decoders against generated input, the rules of the source; they
-#             run beside the black-box tests, which mostly wait, with a lower priority
+#             are built and run beside the black-box tests, which mostly wait, with a lower priority
 #
 # A failed black-box test is run once more, alone, at the end. If it passes then, it is reported as UNSTEADY and does
 # not fail the run; this applies to at most three tests. Nothing else is repeated: no unit test, no world of the
@@ -60,8 +60,6 @@ fi
 crates="engine store amqp wire config common types"
 
 has() { case " $parts " in *" $1 "*) ;; *) false ;; esac; }
-lib=
-! has lib || lib=yes
 
 left() {
 	seconds=$((deadline - $(date +%s)))
@@ -248,10 +246,14 @@ examples() {
 	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --bin bench --no-run --locked --offline
 }
 build() {
-	set -- -p tidegate
-	for each in ${lib:+$crates}; do set -- "$@" -p "tidegate-$each"; done
-	run build "$cargo" test "$@" --features tidegate/top ${lib:+--lib} --test integration --test faults --test fuzz --test tidy --no-run \
+	run build "$cargo" test -p tidegate --features tidegate/top --test integration --test faults --test fuzz --test tidy --no-run \
 		--locked --offline --message-format=json-render-diagnostics
+}
+# The unit tests of all crates.
+units() {
+	set -- -p tidegate
+	for each in $crates; do set -- "$@" -p "tidegate-$each"; done
+	run units $nice "$cargo" test "$@" --features tidegate/top --lib --no-run --locked --offline --message-format=json-render-diagnostics
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 
@@ -261,11 +263,14 @@ in_the_shadow() {
 	nice=${BESIDE:-nice -n 4}
 	run tidy $nice "$(program build test tidy)"
 	run fuzz $nice "$(program build test fuzz)"
+	# What is not built is counted as failed, with the compiler's errors.
+	units || return
+	rm "$out/units.code"
 	SEEDS=${SEEDS:-400}
 	TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}}
 	export SEEDS TMPDIR
-	for each in $crates; do run "lib-$each" $nice "$(program build lib "tidegate_$each")"; done
-	run lib-daemon $nice "$(program build lib tidegate)"
+	for each in $crates; do run "lib-$each" $nice "$(program units lib "tidegate_$each")"; done
+	run lib-daemon $nice "$(program units lib tidegate)"
 	# Last, because little else runs then.
 	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
@@ -285,7 +290,7 @@ echo "==> tests"
 jobs= beside=
 if has blackbox; then
 	# These tests mostly wait, for due times and for peers that do not answer.
-	(RUST_TEST_THREADS=${TEST_THREADS:-$((3 * $(nproc)))} run integration "$(program build test integration)" \
+	(RUST_TEST_THREADS=${TEST_THREADS:-$((7 * $(nproc) / 2))} run integration "$(program build test integration)" \
 		${suites:---skip ::alone::}) &
 	jobs="$jobs $!"
 	if [ -z "$suites" ]; then
@@ -303,7 +308,7 @@ if has blackbox && [ -z "$suites" ]; then
 fi
 [ -z "$beside" ] || wait "$beside"
 
-programs="tidy fuzz"
+programs="tidy fuzz units"
 for each in $crates daemon; do programs="$programs lib-$each"; done
 programs="$programs examples faults integration alone"
 for each in $programs; do count "$each"; done
