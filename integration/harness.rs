@@ -68,7 +68,8 @@ fn a_count_is_awaited_and_its_last_value_is_told() {
         });
         site.lies(&site.queue("shop"), 1);
     });
-    let never = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| site.lies(&queue, 2)));
+    let lies = || site.client.lies_by(Duration::from_secs(3), &queue, 2);
+    let never = std::panic::catch_unwind(std::panic::AssertUnwindSafe(lies));
     let told = never.expect_err("two never come");
     let told = told.downcast_ref::<String>().map(String::as_str).unwrap_or_default();
     assert!(told.ends_with("but: Some(1)"), "{told}");

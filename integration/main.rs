@@ -26,6 +26,7 @@ mod letters;
 mod life;
 mod limits;
 mod list;
+mod moves;
 mod nodes;
 mod operate;
 mod page;

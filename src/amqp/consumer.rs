@@ -511,6 +511,7 @@ impl Ingest {
         let limits = RequestLimits { frame_max, ..self.limits };
         let handle = Handle { generation, tag: delivery.delivery_tag };
         let Delivery { exchange, routing_key, properties, data: body, redelivered, .. } = delivery;
+        let redelivered = redelivered || tidegate_wire::is_moved(&properties);
         let store_identity = self.options.store_identity;
         let Some(Forwarding { sharing, .. }) = &self.options.forwarding else {
             let (exchange, routing_key) = (exchange.as_str(), routing_key.as_str());

@@ -317,7 +317,7 @@ impl Options {
 }
 
 /// The limits of one request.
-fn request_limits(config: &Config) -> RequestLimits {
+pub fn request_limits(config: &Config) -> RequestLimits {
     let limits = &config.limits;
     RequestLimits {
         max_body: limits.max_body,

@@ -2,6 +2,7 @@
 
 mod commands;
 mod dead;
+mod moves;
 mod store;
 
 pub(super) use commands::{
@@ -12,6 +13,7 @@ pub(super) use dead::{
     DeadCommand, LetterArgs, LetterDropArgs, LetterExportArgs, LetterFilterArgs, LetterListArgs,
     LetterRetryArgs, MeantArgs,
 };
+pub(super) use moves::{MoveArgs, MoveSource};
 pub(super) use store::{StoreCommand, StoreDirArgs, StoreExportArgs};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -29,9 +31,9 @@ Exit codes:
   3   not done, or only in part: not ready (status, health); no batch or fewer than requested (tail); the
       target is unknown; an item has been sent, has expired, is dead or is in flight, and cannot be cancelled
       (cancel) or rescheduled (reschedule); not all selected dead letters were handled (dead); an incomplete
-      export (store)
+      export (store); items stay in the store (move)
   70  a stop did not complete in time and was aborted (run)
-  75  the store is locked by another process (run, store)
+  75  the store is locked by another process (run, store, move)
   78  the configuration is invalid, or does not fit the store
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it
@@ -127,6 +129,13 @@ pub(super) enum CliCommand {
     /// Verify, export, import or compact the store on a disk
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Publish the items of a store as requests for another daemon, and remove them from the store
+    ///
+    /// No daemon may have the store open. Each item becomes a request with its application, customer, time,
+    /// expiry and id, at the ingest exchange of the configuration; it is removed once the broker has
+    /// confirmed it. If the command ends early, run it again: what is published twice is dropped by its id.
+    /// Windows end when they were to end. Items that could not become such a request stay: exit code 3.
+    Move(MoveArgs),
     /// Show the state of the running daemon
     Status,
     /// Show the state of the running daemon on this terminal, refreshed every second
@@ -172,6 +181,7 @@ impl CliCommand {
             | CliCommand::Store(
                 StoreCommand::Verify(_) | StoreCommand::Import(_) | StoreCommand::Compact(_),
             )
+            | CliCommand::Move(_)
             | CliCommand::Completions(_)
             | CliCommand::Man(_) => false,
             CliCommand::Tail(_)

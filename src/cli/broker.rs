@@ -63,6 +63,11 @@ impl CliSession {
         within(self.limit, doing, work).await
     }
 
+    /// The size of frames that both ends have agreed upon, bytes.
+    pub(super) fn frame_max(&self) -> u32 {
+        self.connection.configuration().frame_max()
+    }
+
     /// Closes the connection. Confirmed messages are safe in any case, so the result does not matter.
     pub(super) async fn close(self) {
         let _ = tokio::time::timeout(CLOSE_WITHIN, self.connection.close(200, "done".into())).await;

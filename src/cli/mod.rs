@@ -13,6 +13,7 @@ mod health;
 mod list;
 mod management;
 mod many;
+mod moves;
 mod output;
 mod paper;
 mod progress;
@@ -105,6 +106,7 @@ fn dispatch(cli: Cli, path: Option<PathBuf>) -> Result<ExitCode, Failure> {
         CliCommand::Store(command) => {
             store::run(&command, || quietly(path.as_deref()), daemon, output)?;
         }
+        CliCommand::Move(args) => moves::run(&quietly(path.as_deref())?, &args, output)?,
         CliCommand::Status => status::run(&daemon()?, output)?,
         #[cfg(feature = "top")]
         CliCommand::Top(args) => top::run(daemon()?, &args)?,

@@ -1,4 +1,5 @@
-//! `store`: operations on a disk store that no daemon has open, or on those of all shards.
+//! `store`: operations on a disk store that no daemon has open, or on those of all shards; exports of a
+//! database too.
 
 use super::args::{Output, StoreCommand, StoreDirArgs, StoreExportArgs};
 use super::client::{path, Client};
@@ -10,9 +11,9 @@ use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tidegate_common::clock;
-use tidegate_config::{Config, StoreKind};
+use tidegate_config::{Config, DatabaseConfig, StoreKind};
 use tidegate_store::compact::{self, CompactError, Compacted};
-use tidegate_store::export::Exporter;
+use tidegate_store::export::{begin_of_database, Export, Exporter};
 use tidegate_store::import::{self, ImportError, ImportTarget, Imported};
 use tidegate_store::joined::Joined;
 use tidegate_store::verify::{self, RowFault, StoreSummary, WalkStep, Watcher};
@@ -37,7 +38,16 @@ pub(super) fn run(
     match command {
         StoreCommand::Export(StoreExportArgs { running: true, .. }) => export_running(&daemon()?),
         StoreCommand::Verify(args) => verify(&Meant::of(args, config)?, output),
-        StoreCommand::Export(args) => export(&Meant::of(&args.store, config)?),
+        StoreCommand::Export(StoreExportArgs { store, .. }) => match &store.directory {
+            Some(directory) => export(&Meant::at(directory)),
+            None => {
+                let config = config()?;
+                match &config.store.database {
+                    Some(database) => export_database(database, config.shards.count),
+                    None => export(&Meant::configured(config)?),
+                }
+            }
+        },
         StoreCommand::Import(args) => import(&Meant::of(args, config)?, output),
         StoreCommand::Compact(args) => compact(&Meant::of(args, config)?, output),
     }
@@ -54,11 +64,15 @@ struct Meant {
 
 impl Meant {
     fn of(args: &StoreDirArgs, config: impl FnOnce() -> Result<Config, Failure>) -> Result<Self, Failure> {
-        if let Some(path) = &args.directory {
-            let memory = Config::default().limits.memory;
-            return Ok(Meant { path: path.clone(), memory, shards: None });
-        }
-        let config = config()?;
+        args.directory.as_deref().map_or_else(|| Meant::configured(config()?), |path| Ok(Meant::at(path)))
+    }
+
+    /// Those in this directory.
+    fn at(path: &Path) -> Self {
+        Meant { path: path.to_owned(), memory: Config::default().limits.memory, shards: None }
+    }
+
+    fn configured(config: Config) -> Result<Self, Failure> {
         let elsewhere = match config.store.kind {
             StoreKind::Disk => None,
             StoreKind::Memory => Some("memory: this configuration stores nothing on a disk"),
@@ -102,7 +116,7 @@ struct OneStore {
 impl OneStore {
     /// Names its shard before an error, if there are several.
     fn label(&self) -> String {
-        self.shard.map(|shard| format!("shard {shard}: ")).unwrap_or_default()
+        label(self.shard)
     }
 
     /// The document about this store, with the number of its shard in front.
@@ -117,15 +131,26 @@ impl OneStore {
     }
 }
 
+/// Names the shard before an error, if there are several.
+pub(super) fn label(shard: Option<u16>) -> String {
+    shard.map(|shard| format!("shard {shard}: ")).unwrap_or_default()
+}
+
 /// The failure for an error of a store with this label.
 fn not_opened(label: &str, error: &OpenError) -> Failure {
+    refused(label, error, "stop the daemon that has it open first, or export from it: store export --running")
+}
+
+/// The same with another advice for a store that a daemon has.
+pub(super) fn refused(label: &str, error: &OpenError, advice: &str) -> Failure {
     let text = format!("store: {label}{error}");
-    if matches!(error, OpenError::Locked { .. }) {
-        return Failure::Locked(format!(
-            "{text}; stop the daemon that has it open first, or export from it: store export --running"
-        ));
+    if matches!(error, OpenError::Locked { .. } | OpenError::Claimed { .. }) {
+        return Failure::Locked(format!("{text}; {advice}"));
     }
-    if matches!(error, OpenError::OtherCount { .. } | OpenError::Undivided { .. }) {
+    if matches!(
+        error,
+        OpenError::OtherCount { .. } | OpenError::Undivided { .. } | OpenError::OtherShards { .. }
+    ) {
         return Failure::Config(text);
     }
     Failure::Failed(text)
@@ -319,7 +344,6 @@ const WRITE_BYTES: usize = 256 << 10;
 
 /// Prints lines, whatever the output format.
 fn export(meant: &Meant) -> Result<(), Failure> {
-    let progress = Progress::new();
     let damaged = |error: tidegate_store::ReadError| Failure::Failed(format!("store: {error}"));
     // All stores are locked before the first one is read.
     let stores = meant.stores()?.all;
@@ -328,8 +352,19 @@ fn export(meant: &Meant) -> Result<(), Failure> {
         .map(|one| Exporter::open(&one.path, one.memory).map_err(|error| not_opened(&one.label(), &error)));
     let exporters: Vec<Exporter> = opened.collect::<Result<_, _>>()?;
     let begun = exporters.iter().map(|exporter| exporter.begin(item_id));
-    let mut export =
-        Joined::of(begun.collect::<Result<_, _>>().map_err(damaged)?, NAMING).map_err(damaged)?;
+    write(begun.collect::<Result<_, _>>().map_err(damaged)?)
+}
+
+/// Prints the lines of all shards in a database, which daemons may be using.
+fn export_database(config: &DatabaseConfig, count: u16) -> Result<(), Failure> {
+    write(begin_of_database(config, count, item_id).map_err(|error| not_opened("", &error))?)
+}
+
+/// Prints the lines of these shards.
+fn write(exports: Vec<Export>) -> Result<(), Failure> {
+    let progress = Progress::new();
+    let damaged = |error: tidegate_store::ReadError| Failure::Failed(format!("store: {error}"));
+    let mut export = Joined::of(exports, NAMING).map_err(damaged)?;
     let mut out = BufWriter::with_capacity(WRITE_BYTES, std::io::stdout().lock());
     let mut lines = Vec::new();
     loop {

@@ -1,11 +1,12 @@
 //! Exports of the store while the daemon runs. A separate thread reads the store, beside the loop and the
 //! store's threads, at the speed of the client.
 //!
-//! Each shard begins its part when it is asked, and all are asked at once: so their moments lie close
-//! together. One thread then reads one part after the other.
+//! On a disk, each shard begins its part when it is asked, and all are asked at once: so their moments lie
+//! close together. One thread then reads one part after the other. In a database, the node itself reads all
+//! shards, as of one moment, whichever nodes have them.
 //!
-//! A shard has only one export at a time: each keeps the data of its snapshot on the disk until it has been
-//! read.
+//! A shard, or a node with a database, has only one export at a time: each keeps the data of its snapshot
+//! until it has been read.
 
 use crate::admin::{ExportFeed, ExportRefusal};
 use futures_util::future::select_all;
@@ -13,11 +14,11 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_config::StoreKind;
-use tidegate_store::export::{Export, Exporter};
+use tidegate_config::{Config, DatabaseConfig, StoreKind};
+use tidegate_store::export::{begin_of_database, Export, Exporter};
 use tidegate_store::joined::Joined;
 use tidegate_store::naming::Naming;
-use tidegate_store::ReadError;
+use tidegate_store::OpenError;
 use tidegate_wire::{identity, item_id, with_message_id};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc::{channel, Sender};
@@ -33,9 +34,10 @@ const CHUNK_WITHIN: Duration = Duration::from_secs(30);
 /// The beginning of a shard's part, or why there is none.
 pub(super) type Begun = Result<BegunExport, ExportRefusal>;
 
-/// The part of one shard, of which nothing has been read. The shard has no other export until it is dropped.
+/// The part of one shard, or all parts from a database. Nothing of it has been read, and there is no other
+/// export until it is dropped.
 pub(super) struct BegunExport {
-    export: Export,
+    exports: Vec<Export>,
     slot: OwnedSemaphorePermit,
     /// The shard is closing its store.
     stopped: watch::Receiver<bool>,
@@ -43,35 +45,59 @@ pub(super) struct BegunExport {
 
 impl fmt::Debug for BegunExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BegunExport").field("items", &self.export.items()).finish_non_exhaustive()
+        let items: u64 = self.exports.iter().map(Export::items).sum();
+        f.debug_struct("BegunExport").field("items", &items).finish_non_exhaustive()
     }
 }
 
-/// Runs one export of a shard's store at a time.
+/// What is exported.
+#[derive(Clone)]
+enum ExportSource {
+    /// The store of one shard.
+    Disk(Exporter),
+    /// The stores of so many shards.
+    Database(DatabaseConfig, u16),
+}
+
+impl ExportSource {
+    fn begin(&self) -> Result<Vec<Export>, OpenError> {
+        match self {
+            ExportSource::Disk(exporter) => Ok(vec![exporter.begin(item_id)?]),
+            ExportSource::Database(config, count) => begin_of_database(config, *count, item_id),
+        }
+    }
+}
+
+/// Runs one export at a time: of a shard's store, or of all shards in a database.
 pub(super) struct Exports {
-    exporter: Result<Exporter, ExportRefusal>,
+    source: Result<ExportSource, ExportRefusal>,
     runtime: Handle,
     slot: Arc<Semaphore>,
     stop: watch::Sender<bool>,
 }
 
 impl Exports {
-    pub(super) fn new(exporter: Option<Exporter>, kind: StoreKind, runtime: Handle) -> Self {
-        let exporter = exporter.ok_or(ExportRefusal::NotOnDisk(match kind {
-            StoreKind::Disk => "the disk store does not support exports",
-            StoreKind::Memory => "store.kind is memory: there is nothing on a disk to export",
-            StoreKind::Postgres => {
-                "store.kind is postgres: it cannot be exported; use pg_dump to save its schema"
-            }
-        }));
-        Exports { exporter, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
+    /// Of a shard's store. `None`: it keeps no items.
+    pub(super) fn of_shard(exporter: Option<Exporter>, runtime: Handle) -> Self {
+        let refusal = ExportRefusal::NotOnDisk("store.kind is memory: there is nothing on a disk to export");
+        Exports::new(exporter.map(ExportSource::Disk).ok_or(refusal), runtime)
+    }
+
+    /// Of all shards in the configured database; `None`: there is none.
+    pub(super) fn of_database(config: &Config, runtime: Handle) -> Option<Self> {
+        let database = config.store.database.clone().filter(|_| config.store.kind == StoreKind::Postgres)?;
+        Some(Exports::new(Ok(ExportSource::Database(database, config.shards.count)), runtime))
+    }
+
+    fn new(source: Result<ExportSource, ExportRefusal>, runtime: Handle) -> Self {
+        Exports { source, runtime, slot: Arc::new(Semaphore::new(1)), stop: watch::Sender::new(false) }
     }
 
     /// Begins an export of what is durable at about this moment. It or a refusal is sent to the asker, who
     /// may not wait any more.
     pub(super) fn begin(&self, reply: oneshot::Sender<Begun>) {
-        let exporter = match &self.exporter {
-            Ok(exporter) => exporter.clone(),
+        let source = match &self.source {
+            Ok(source) => source.clone(),
             Err(refusal) => return drop(reply.send(Err(refusal.clone()))),
         };
         let Ok(slot) = Arc::clone(&self.slot).try_acquire_owned() else {
@@ -79,15 +105,15 @@ impl Exports {
         };
         let stopped = self.stop.subscribe();
         self.runtime.spawn_blocking(move || {
-            let begun = exporter.begin(item_id).map_err(unreadable);
-            drop(reply.send(begun.map(|export| BegunExport { export, slot, stopped })));
+            let begun = source.begin().map_err(|error| unreadable(&error));
+            drop(reply.send(begun.map(|exports| BegunExport { exports, slot, stopped })));
         });
     }
 
     /// Ends the running export and releases the store, waiting at most `within`. The wait uses the runtime
     /// `waits`, because the export's own runtime may be stuck.
     pub(super) fn end(&mut self, waits: &Runtime, within: Duration) {
-        self.exporter = Err(ExportRefusal::NotOnDisk("the store is being closed"));
+        self.source = Err(ExportRefusal::NotOnDisk("the store is being closed"));
         // There may be no export that receives this.
         let _ = self.stop.send(true);
         let ended = waits.block_on(async { timeout(within, self.slot.acquire()).await.is_ok() });
@@ -97,7 +123,7 @@ impl Exports {
     }
 }
 
-fn unreadable(error: ReadError) -> ExportRefusal {
+fn unreadable(error: &dyn fmt::Display) -> ExportRefusal {
     tracing::error!(%error, "the store cannot be exported");
     ExportRefusal::Unreadable(error.to_string())
 }
@@ -112,7 +138,7 @@ pub(super) async fn feed(
     for answer in asked {
         match answer.await.ok()? {
             Ok(begun) => {
-                exports.push(begun.export);
+                exports.extend(begun.exports);
                 slots.push(begun.slot);
                 stopped.push(begun.stopped);
             }
@@ -121,7 +147,7 @@ pub(super) async fn feed(
     }
     let export = match Joined::of(exports, NAMING) {
         Ok(export) => export,
-        Err(error) => return Some(Err(unreadable(error))),
+        Err(error) => return Some(Err(unreadable(&error))),
     };
     // One chunk waits while the next is read.
     let (sender, feed) = channel(1);
@@ -189,7 +215,6 @@ impl ExportOutlet {
 mod tests {
     use super::super::lasting::{one_worker, own_waits};
     use super::*;
-    use tidegate_config::Config;
     use tidegate_store::{Opener, ShardPlace};
     use tracing::Span;
 
@@ -201,7 +226,7 @@ mod tests {
         let opened = opener.open(1_800_000_000_000).unwrap();
         let exporter = opened.store.exporter();
         assert!(exporter.is_some());
-        Exports::new(exporter, StoreKind::Disk, runtime.handle().clone())
+        Exports::of_shard(exporter, runtime.handle().clone())
     }
 
     fn begun(exports: &Exports, runtime: &Runtime) -> Begun {

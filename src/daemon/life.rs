@@ -191,7 +191,7 @@ impl OpenLife {
         Life {
             shard: Shard::new(self.engine, amqp, self.store, (self.lease, self.epoch), self.store_identity),
             starts,
-            exports: Exports::new(self.exporter, lasting.config.store.kind, lasting.runtime.handle().clone()),
+            exports: Exports::of_shard(self.exporter, lasting.runtime.handle().clone()),
             mailbox: self.mailbox,
             events: self.events,
             housekeeping,

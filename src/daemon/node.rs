@@ -8,6 +8,7 @@
 //! The node orders, and its shards report ([`super::reports`]). It never waits for a shard, so it hears of
 //! all of them. A shard that fails ends the process.
 
+use super::exports::Exports;
 use super::guard::{LastResort, GRACE};
 use super::lasting::{one_worker, own_waits, Lasting};
 use super::mailbox::{ControlEvent, Inlet, ShardOrder};
@@ -449,6 +450,7 @@ impl DaemonNode {
             shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
             others: self.sharding.as_ref().and_then(|sharding| sharding.others.clone()),
             sharder: self.sharding.as_ref().map(Sharding::view),
+            database: Exports::of_database(&self.config, self.runtime.handle().clone()),
             started: self.started,
         }
     }

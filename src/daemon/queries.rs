@@ -6,7 +6,7 @@
 
 use super::answers::ShardAnswer;
 use super::dead_letters;
-use super::exports;
+use super::exports::{self, Exports};
 use super::joined::JoinedAnswer;
 use super::lasting::facts_at_present;
 use super::mailbox::{ControlEvent, Inlet, LoopEvent};
@@ -40,6 +40,8 @@ pub(super) struct QueryDesk {
     pub(super) others: Option<Arc<OtherNodes>>,
     /// What there is to tell of the sharder, if there is one.
     pub(super) sharder: Option<SharderView>,
+    /// Exports of the database of all shards, if they have one.
+    pub(super) database: Option<Exports>,
     /// Start of the process.
     pub(super) started: Now,
 }
@@ -62,7 +64,14 @@ impl QueryDesk {
                 self.runtime.spawn(deliver(reply, state));
             }
             Query::Export(reply) => {
-                let asked = self.asked_of_all(ControlEvent::Export);
+                let asked = match &self.database {
+                    Some(exports) => {
+                        let (sender, begun) = channel();
+                        exports.begin(sender);
+                        vec![begun]
+                    }
+                    None => self.asked_of_all(ControlEvent::Export),
+                };
                 self.runtime.spawn(deliver(reply, exports::feed(asked, self.runtime.clone())));
             }
             Query::Command(request, reply) => self.command(request, reply),

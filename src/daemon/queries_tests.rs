@@ -24,6 +24,7 @@ fn site(shards: u16) -> Site {
         runtime: runtime.handle().clone(),
         dead_letters: Arc::new(DeadLetterService::new(&Config::default())),
         shards: (0..shards).map(|_| Arc::default()).collect(),
+        database: None,
         started: clock::now(),
     };
     Site { runtime, desk }

@@ -313,6 +313,34 @@ pub(crate) fn closed<R: Rows>(rows: &R, view: &View<'_>) -> Result<Option<Closed
     read_closed(&key, rows.get(KeyspaceId::Closings, &key)?)
 }
 
+/// The same for many items, in their order. Those of one window that follow each other cost one look-up.
+///
+/// # Errors
+///
+/// As [`closed`].
+pub(crate) fn closed_each<R: Rows>(rows: &R, views: &[View<'_>]) -> Result<Vec<Option<Closed>>, ReadError> {
+    if !rows.has_closings() {
+        return Ok(vec![None; views.len()]);
+    }
+    let mut keys: Vec<(KeyspaceId, RowBytes)> = Vec::new();
+    let mut places = Vec::with_capacity(views.len());
+    for view in views {
+        if !view.is_windowed() {
+            places.push(None);
+            continue;
+        }
+        let key = rows::closed_by_end(view.application, view.key)?;
+        if keys.last().is_none_or(|(_, last)| **last != *key) {
+            keys.push((KeyspaceId::Closings, key.into()));
+        }
+        places.push(keys.len().checked_sub(1));
+    }
+    let found = keys.iter().zip(rows.get_many(&keys, NO_BODIES));
+    let found = found.map(|((_, key), row)| read_closed(key, row()?));
+    let found: Vec<Option<Closed>> = found.collect::<Result<_, _>>()?;
+    Ok(places.into_iter().map(|place| found.get(place?).copied().flatten()).collect())
+}
+
 /// Sets the actual due of items whose windows closed early.
 ///
 /// # Errors

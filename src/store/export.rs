@@ -1,35 +1,36 @@
-//! Exports a disk store as lines of text, as of one moment: see [`super::lines`].
+//! Exports a store as lines of text, as of one moment: see [`super::lines`].
 //!
 //! This works for a store that no daemon has open, and for one that a daemon writes to: the export reads a
 //! snapshot. A row that does not read as it was written ends the export with an error that names the row. A
 //! number of items other than the store's count ends it too. No row is omitted silently.
 
-use super::closings::{self, Closed};
+use super::closings::Closed;
 use super::database::Keyspaces;
 use super::directory::{Committed, Directory};
 use super::ended::Epochs;
-use super::frozen::{Frozen, FrozenPage};
+use super::frozen::{Frozen, FrozenPage, FrozenRows};
 use super::keyspace::KeyspaceId;
 use super::lines::{EndLine, EndedLine, ExportLine, ItemLine, StoreLine, WindowLine};
 use super::lines::{LINES_FORMAT, LINES_VERSION};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::queue_line::QueueLine;
 use super::queue_rows::{self, OfQueue};
-use super::reading::damaged;
-use super::record::{self, View};
-use super::row_reads::Rows;
-use super::rows::{self, META_IDENTITY, META_MARKS};
-use super::{ended, OpenError, ReadError};
-use fjall::{Database, Slice};
+use super::reading::{damaged, view};
+use super::record::View;
+use super::row_reads::{Row, RowBytes};
+use super::rows;
+use super::{ended, postgres, OpenError, ReadError};
+use fjall::Database;
 use std::path::Path;
 use std::sync::Arc;
+use tidegate_config::DatabaseConfig;
 use tidegate_types::{AssignedId, Content, Identity};
 
 /// Returns the id of an item from its properties; for an item without one, the id that the store with this
 /// identity assigns.
 pub type IdOf = fn(&Content, u64, AssignedId) -> String;
 
-/// Exports one open store. Cheap to clone; keeps the store's directory locked.
+/// Exports one open disk store. Cheap to clone; keeps the store's directory locked.
 #[derive(Clone)]
 pub struct Exporter {
     // The fields are dropped in this order: the lock last.
@@ -62,51 +63,22 @@ impl Exporter {
     /// A row that does not read as it was written; the system provides no random number for the export's
     /// name.
     pub fn begin(&self, id_of: IdOf) -> Result<Export, ReadError> {
-        let frozen = Frozen::new(&self.db, &self.keyspaces);
-        let meta = |key: &[u8]| {
-            let row = frozen.keyspaces.get(KeyspaceId::Meta, key)?;
-            row.ok_or_else(|| damaged(KeyspaceId::Meta, key, &"missing"))
-        };
-        let identity = rows::read_number(META_IDENTITY, &meta(META_IDENTITY)?)
-            .map_err(|e| damaged(KeyspaceId::Meta, META_IDENTITY, &e))?;
-        let (_, marks) =
-            rows::read_marks(&meta(META_MARKS)?).map_err(|e| damaged(KeyspaceId::Meta, META_MARKS, &e))?;
-        let mut items = 0;
-        frozen.each(KeyspaceId::Queues, |key, value| {
-            let row =
-                queue_rows::read_of_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
-            if let OfQueue::Queue(row) = row {
-                items += row.count;
-            }
-            Ok(())
-        })?;
-        let first = StoreLine {
-            format: LINES_FORMAT.to_owned(),
-            version: LINES_VERSION,
-            export: random_name()?,
-            store: format!("{identity:016x}"),
-            next_number: marks.next_seq,
-            clock: marks.wall,
-            items,
-            shards: None,
-        };
-        let (epochs, begun) = frozen.epochs()?;
-        let mut parts = vec![KeyspaceId::Queues, KeyspaceId::Windows, KeyspaceId::Items];
-        parts.extend(begun.into_iter().map(KeyspaceId::Ended));
-        parts.reverse();
-        let state = ExportState { identity, id_of, epochs, found: 0 };
-        Ok(Export {
-            frozen,
-            _exporter: self.clone(),
-            state,
-            clock: first.clock,
-            first: Some(first),
-            items,
-            told: EndLine::default(),
-            parts,
-            behind: None,
-        })
+        Export::begin(Box::new(Frozen::new(&self.db, &self.keyspaces)), Some(self.clone()), id_of)
     }
+}
+
+/// Begins an export of each of so many shards in a database, whoever owns them, all as of one moment: that of
+/// a single transaction, which reads on a connection of its own. The database keeps the rows of that moment
+/// until all of them are dropped.
+///
+/// # Errors
+///
+/// [`OpenError::ForeignSchema`], [`OpenError::OtherShards`], [`OpenError::Database`]; a row that does not
+/// read as it was written.
+pub fn begin_of_database(config: &DatabaseConfig, count: u16, id_of: IdOf) -> Result<Vec<Export>, OpenError> {
+    let shards = postgres::freeze(config, count)?;
+    let begun = shards.into_iter().map(|shard| Export::begin(Box::new(shard), None, id_of));
+    Ok(begun.collect::<Result<_, _>>()?)
 }
 
 /// The name of an export.
@@ -131,8 +103,9 @@ struct ExportState {
 
 /// An export in progress.
 pub struct Export {
-    frozen: Frozen,
-    _exporter: Exporter,
+    frozen: Box<dyn FrozenRows>,
+    /// Of a disk store: locks its directory.
+    _exporter: Option<Exporter>,
     state: ExportState,
     /// The first line, until it is written.
     first: Option<StoreLine>,
@@ -143,10 +116,49 @@ pub struct Export {
     /// The keyspaces not yet read to their end, the next one last.
     parts: Vec<KeyspaceId>,
     /// The last key read from the current keyspace.
-    behind: Option<Slice>,
+    behind: Option<RowBytes>,
 }
 
 impl Export {
+    /// Counts the items, and prepares the first line.
+    ///
+    /// # Errors
+    ///
+    /// As [`Exporter::begin`].
+    fn begin(
+        frozen: Box<dyn FrozenRows>,
+        exporter: Option<Exporter>,
+        id_of: IdOf,
+    ) -> Result<Self, ReadError> {
+        let (identity, marks) = frozen.marks()?;
+        let items = count_items(&*frozen)?;
+        let first = StoreLine {
+            format: LINES_FORMAT.to_owned(),
+            version: LINES_VERSION,
+            export: random_name()?,
+            store: format!("{identity:016x}"),
+            next_number: marks.next_seq,
+            clock: marks.wall,
+            items,
+            shards: None,
+        };
+        let (epochs, begun) = frozen.epochs()?;
+        let mut parts = vec![KeyspaceId::Queues, KeyspaceId::Windows, KeyspaceId::Items];
+        parts.extend(begun.into_iter().map(KeyspaceId::Ended));
+        parts.reverse();
+        Ok(Export {
+            frozen,
+            _exporter: exporter,
+            state: ExportState { identity, id_of, epochs, found: 0 },
+            clock: first.clock,
+            first: Some(first),
+            items,
+            told: EndLine::default(),
+            parts,
+            behind: None,
+        })
+    }
+
     /// Number of items, by the store's count.
     pub fn items(&self) -> u64 {
         self.items
@@ -196,10 +208,19 @@ impl Export {
             return Ok(None);
         };
         let FrozenPage { rows, next } = self.frozen.page(part, self.behind.as_ref())?;
-        let mut lines = Vec::with_capacity(rows.len());
-        for (key, value) in &rows {
-            lines.extend(self.state.row(&self.frozen, part, key, value)?);
-        }
+        let lines = match part {
+            KeyspaceId::Items => self.state.items(&*self.frozen, &rows)?,
+            KeyspaceId::Queues
+            | KeyspaceId::Windows
+            | KeyspaceId::Ended(_)
+            | KeyspaceId::Customers
+            | KeyspaceId::Identities
+            | KeyspaceId::Closings
+            | KeyspaceId::Meta => {
+                let lines = rows.iter().map(|(key, value)| self.state.row(part, key, value).transpose());
+                lines.flatten().collect::<Result<_, _>>()?
+            }
+        };
         if next.is_none() {
             self.parts.pop();
         }
@@ -208,14 +229,34 @@ impl Export {
     }
 }
 
+/// The number of items by the rows of all queues.
+fn count_items(frozen: &dyn FrozenRows) -> Result<u64, ReadError> {
+    let (mut items, mut behind) = (0, None);
+    loop {
+        let FrozenPage { rows, next } = frozen.page(KeyspaceId::Queues, behind.as_ref())?;
+        for (key, value) in &rows {
+            let row =
+                queue_rows::read_of_queue(key, value).map_err(|e| damaged(KeyspaceId::Queues, key, &e))?;
+            if let OfQueue::Queue(row) = row {
+                items += row.count;
+            }
+        }
+        let Some(next) = next else { return Ok(items) };
+        behind = Some(next);
+    }
+}
+
 impl ExportState {
-    fn row(
-        &mut self,
-        frozen: &Frozen,
-        id: KeyspaceId,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<Option<ExportLine>, ReadError> {
+    fn items(&mut self, frozen: &dyn FrozenRows, rows: &[Row]) -> Result<Vec<ExportLine>, ReadError> {
+        let views = rows.iter().map(|(key, value)| view(key, value)).collect::<Result<Vec<_>, _>>()?;
+        let closed = frozen.closed(&views)?;
+        self.found += views.len() as u64;
+        let items = views.into_iter().zip(closed);
+        let lines = items.map(|(view, closed)| Box::new(self.item(&Closed::of(closed, view))));
+        Ok(lines.map(ExportLine::Item).collect())
+    }
+
+    fn row(&self, id: KeyspaceId, key: &[u8], value: &[u8]) -> Result<Option<ExportLine>, ReadError> {
         let broken = |error: &dyn std::fmt::Display| damaged(id, key, error);
         Ok(match id {
             KeyspaceId::Queues => match queue_rows::read_of_queue(key, value).map_err(|e| broken(&e))? {
@@ -227,12 +268,6 @@ impl ExportState {
                 let row = rows::read_window(key, value).map_err(|e| broken(&e))?;
                 Some(ExportLine::Window(WindowLine::of(&row)))
             }
-            KeyspaceId::Items => {
-                let view = record::decode(key, value).map_err(|e| broken(&e))?;
-                let view = Closed::of(closings::closed(&frozen.keyspaces, &view)?, view);
-                self.found += 1;
-                Some(ExportLine::Item(Box::new(self.item(&view))))
-            }
             KeyspaceId::Ended(bucket) if key != rows::BUCKET => {
                 let key = <[u8; 16]>::try_from(key).map_err(|_| broken(&"the key is not an identity"))?;
                 let identity = Identity::from_bytes(key);
@@ -242,6 +277,7 @@ impl ExportState {
                 counts.then(|| ExportLine::Ended(EndedLine::of(identity, &ended)))
             }
             KeyspaceId::Ended(_)
+            | KeyspaceId::Items
             | KeyspaceId::Customers
             | KeyspaceId::Identities
             | KeyspaceId::Closings

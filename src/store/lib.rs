@@ -12,6 +12,7 @@ pub mod compact;
 mod database;
 mod directory;
 mod disk;
+pub mod emptying;
 pub mod ended;
 mod errors;
 pub mod export;
@@ -53,6 +54,8 @@ extern crate self as tidegate_store;
 mod beside_tests;
 #[cfg(test)]
 mod closings_tests;
+#[cfg(test)]
+mod emptying_tests;
 #[cfg(test)]
 mod ended_tests;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::keyspace::KeyspaceId;
 use super::queue_rows::{self, OfQueue};
 use super::reading::{damaged, view};
 use super::row_reads::item_bounds;
-use super::row_reads::{Rows, ALL_BODIES};
+use super::row_reads::{Rows, ALL_BODIES, NO_BODIES};
 use super::rows;
 use super::{ahead, find, scan, Contents, ReadError, WantedContents};
 use tidegate_types::event::{BucketRow, Load, Loaded, Marks, Opened, Place, Range, RangeRows, Scan, BUCKETS};
@@ -50,9 +50,11 @@ pub(crate) fn opened<R: Rows>(rows: &R, marks: Marks, wall: u64) -> Result<(Open
 /// Errors of the storage engine; a row that does not read as it was written.
 pub(crate) fn read_buckets<R: Rows>(from: &R) -> Result<(Vec<BucketRow>, Epochs), ReadError> {
     let (mut begun, mut epochs) = (Vec::new(), Epochs::default());
-    for (bucket, known) in (0..BUCKETS).zip(&mut epochs) {
+    let keys: Vec<_> = (0..BUCKETS).map(|n| (KeyspaceId::Ended(n), rows::BUCKET.into())).collect();
+    let read = from.get_many(&keys, NO_BODIES);
+    for ((bucket, known), bytes) in (0..BUCKETS).zip(&mut epochs).zip(read) {
         let id = KeyspaceId::Ended(bucket);
-        let Some(bytes) = from.get(id, rows::BUCKET)? else { continue };
+        let Some(bytes) = bytes()? else { continue };
         let read = rows::read_bucket(bucket, &bytes);
         let (row, epoch) = read.map_err(|e| damaged(id, rows::BUCKET, &e))?;
         begun.push((epoch, row));

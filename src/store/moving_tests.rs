@@ -1,6 +1,6 @@
 //! Tests of export and import: complete, and not into a store that exists.
 
-use super::export::Exporter;
+use super::export::{Export, Exporter};
 use super::import::{import, ImportError, ImportTarget, Imported};
 use super::keyspace::KeyspaceId;
 use super::naming::Naming;
@@ -15,7 +15,7 @@ use tidegate_types::{AssignedId, BatchId, ClosedBy, Dead, End, Ended, Identity, 
 const MEMORY: u64 = 32 << 20;
 const NOW: u64 = 5_000;
 
-fn id_of(_: &Content, _: u64, id: AssignedId) -> String {
+pub(crate) fn id_of(_: &Content, _: u64, id: AssignedId) -> String {
     id.seq.to_string()
 }
 
@@ -43,6 +43,12 @@ fn sent(at: u64) -> Ended {
 /// Fills the store at `path` with items of every kind.
 fn fill(path: &Path) {
     let mut store = open_at(path).store;
+    store.commit(&[of_every_kind()]).unwrap();
+    store.close().unwrap();
+}
+
+/// Rows of every kind.
+pub(crate) fn of_every_kind() -> CommitGroup {
     let dead = Stored {
         dead: Some(Arc::new(Dead { reason: Reason::Expired, error: "late".into() })),
         customer: None,
@@ -78,12 +84,15 @@ fn fill(path: &Path) {
         Op::BeginBucket(BucketRow { bucket: 1, from: 1 }),
         Op::Remember { bucket: 1, identity: given(9), ended: Box::new(sent(1)) },
     ];
-    store.commit(&[group(9, ops)]).unwrap();
-    store.close().unwrap();
+    group(9, ops)
 }
 
 fn exported(path: &Path) -> String {
-    let mut export = Exporter::open(path, MEMORY).unwrap().begin(id_of).unwrap();
+    lines_of(Exporter::open(path, MEMORY).unwrap().begin(id_of).unwrap())
+}
+
+/// All lines of an export.
+pub(crate) fn lines_of(mut export: Export) -> String {
     let mut out = Vec::new();
     while export.next(&mut out).unwrap() {}
     String::from_utf8(out).unwrap()
@@ -115,11 +124,11 @@ impl Watcher for Sound {
 }
 
 /// The lines after the first, which contains the name of the export.
-fn behind_first(text: &str) -> Vec<&str> {
+pub(crate) fn behind_first(text: &str) -> Vec<&str> {
     text.lines().skip(1).collect()
 }
 
-fn source() -> (tempfile::TempDir, String) {
+pub(crate) fn source() -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     fill(dir.path());
     let text = exported(dir.path());

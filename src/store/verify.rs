@@ -10,7 +10,7 @@
 
 use super::closings::{closed, member_bounds};
 use super::errors::BrokenContract;
-use super::frozen::Frozen;
+use super::frozen::{Frozen, FrozenRows};
 use super::keyspace::{self, KeyspaceId};
 use super::opening::{open_present, read_meta, refuse_loss, PresentStore};
 use super::queue_rows::{self, OfQueue};

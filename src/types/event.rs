@@ -88,8 +88,12 @@ impl Stored {
 }
 
 impl Stored {
-    /// Index rows that it may have in the store: removing one that does not exist is no fault.
+    /// Index rows that it may have in the store: removing one that does not exist is no fault. A dead letter
+    /// has none: those of its id belong to another item.
     pub fn index_rows(&self) -> IndexRows {
+        if self.dead.is_some() {
+            return IndexRows::default();
+        }
         let moved = self.accepted_due != self.key.due;
         let identity = (self.given.is_some() || moved).then_some(self.identity());
         let customer = self.customer.clone().map(|customer| (Arc::clone(&self.application), customer));

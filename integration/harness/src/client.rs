@@ -1,7 +1,7 @@
 //! Producers and consumers: a small wrapper around lapin for plain threads.
 
 use crate::message::{Batch, Item, Push, Received};
-use crate::util::{block_on, holds_within, now_us, runtime, LEAST_WAIT};
+use crate::util::{block_on, holds_by, holds_within, now_us, runtime, LEAST_WAIT};
 use async_rs::Runtime;
 use futures_util::StreamExt;
 use lapin::options::{
@@ -139,12 +139,17 @@ impl Client {
     /// The broker counts a message shortly after it is published, returned or acked. Therefore a test waits
     /// for a count and never asserts it at once.
     pub fn lies(&self, queue: &str, count: u32) {
+        self.lies_by(LIMIT, queue, count);
+    }
+
+    /// The same with another limit, for a number that is not reached.
+    pub fn lies_by(&self, limit: Duration, queue: &str, count: u32) {
         let mut last = None;
         let holds = || {
             last = self.depth(queue);
             last == Some(count)
         };
-        if !holds_within(LIMIT, holds) {
+        if !holds_by(limit, holds) {
             panic!("{count} messages are to lie in {queue}, but: {last:?}");
         }
     }

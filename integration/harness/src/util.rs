@@ -41,9 +41,14 @@ pub fn wait_until(what: &str, limit: Duration, condition: impl FnMut() -> bool) 
 }
 
 /// Polls `condition` until it holds; `false` if it does not within `limit`, which is at least a minute.
-pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+pub fn holds_within(limit: Duration, condition: impl FnMut() -> bool) -> bool {
+    holds_by(limit.max(LEAST_WAIT), condition)
+}
+
+/// The same with any limit, for what must not happen.
+pub(crate) fn holds_by(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
-    let end = begun + limit.max(LEAST_WAIT);
+    let end = begun + limit;
     loop {
         let asked = Instant::now();
         if condition() {

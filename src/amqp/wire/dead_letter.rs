@@ -20,7 +20,7 @@ use tidegate_config::terms::{batch_header, DEAD_PREFIX, NEVER_COPIED};
 use tidegate_types::size;
 
 /// Prefixes of RabbitMQ's headers about dead-lettering.
-const BROKER_DEATHS: [&str; 3] = [DEATHS, "x-first-death-", "x-last-death-"];
+pub(crate) const BROKER_DEATHS: [&str; 3] = [DEATHS, "x-first-death-", "x-last-death-"];
 
 /// A message of the dead-letter queue.
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,8 @@
 //! Other modules define the meaning of rows, once for all engines ([`super::changes`], [`super::load`]). This
 //! module contains the tables ([`schema`]), the connection ([`connect`]), the ownership of the tables
 //! ([`claim`], [`home`]), and the reading ([`rows`]) and writing ([`commit`]) of rows.
-//! [`inspect`](mod@inspect) finds out beforehand what a daemon would miss.
+//! [`inspect`](mod@inspect) finds out beforehand what a daemon would miss, and [`frozen`] reads all shards
+//! for an export.
 //!
 //! With several shards, each has its own rows, claim and lease in the same tables; [`membership`] tells which
 //! nodes may share them.
@@ -20,6 +21,7 @@ mod claim;
 mod clocks;
 mod commit;
 mod connect;
+mod frozen;
 mod home;
 mod inspect;
 mod membership;
@@ -31,12 +33,15 @@ mod settings;
 mod statements;
 
 #[cfg(test)]
+mod frozen_tests;
+#[cfg(test)]
 mod inspect_tests;
 #[cfg(test)]
 mod shards_tests;
 #[cfg(test)]
 mod tests;
 
+pub(super) use frozen::{freeze, refuse_absent};
 pub use inspect::inspect;
 pub use membership::{MemberView, Membership, SeenShard};
 pub use schema::schema;

@@ -4,7 +4,10 @@ use super::connect::{DatabaseError, DatabaseLink};
 use super::OpenError;
 use crate::ended::Epochs;
 use crate::errors::broken_contract;
+use crate::frozen::{FrozenPage, PAGE_BYTES, PAGE_ROWS};
 use crate::keyspace::KeyspaceId;
+use crate::load::read_buckets;
+use crate::reading::damaged;
 use crate::record;
 use crate::row_reads::{Row, RowBounds, RowBytes, Rows, NO_BODIES};
 use crate::{rows::BUCKET, ReadError};
@@ -47,9 +50,32 @@ impl PgRows {
             let (epochs, closings) = (Arc::clone(&epochs), Arc::clone(&closings));
             PgRows { link, epochs, closings }
         });
-        let any = rows.page_of(KeyspaceId::Closings, &everything(), 1, NO_BODIES)?;
-        rows.closings.store(!any.rows.is_empty(), Ordering::Relaxed);
+        rows.find_closings()?;
         Ok([rows, beside])
+    }
+
+    /// A reader over a connection that reads a snapshot.
+    ///
+    /// # Errors
+    ///
+    /// As [`PgRows::over`].
+    pub(super) fn frozen(link: DatabaseLink) -> Result<Self, OpenError> {
+        let rows = PgRows { link, epochs: Arc::default(), closings: Arc::default() };
+        rows.find_closings()?;
+        let (_, epochs) = read_buckets(&rows)?;
+        rows.set_epochs(epochs);
+        Ok(rows)
+    }
+
+    fn find_closings(&self) -> Result<(), ReadError> {
+        let any = self.page_of(KeyspaceId::Closings, &everything(), 1, NO_BODIES)?;
+        self.closings.store(!any.rows.is_empty(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The connection, for another reader.
+    pub(super) fn into_link(self) -> DatabaseLink {
+        self.link
     }
 
     /// The connection of this reader.
@@ -167,7 +193,63 @@ impl PgRows {
             .map_err(|e| self.unreadable(&e))
     }
 
-    /// The same as a future. `most`: rows, and bytes of heads; a page has at least one row.
+    /// The next rows of a keyspace after this key, or the first ones; see [`FrozenRows::page`].
+    ///
+    /// [`FrozenRows::page`]: crate::frozen::FrozenRows::page
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub(super) fn frozen_page(
+        &self,
+        id: KeyspaceId,
+        behind: Option<&RowBytes>,
+    ) -> Result<FrozenPage, ReadError> {
+        let mut page = match id {
+            KeyspaceId::Ended(bucket) => self.ended_page(bucket, behind)?,
+            KeyspaceId::Items
+            | KeyspaceId::Customers
+            | KeyspaceId::Identities
+            | KeyspaceId::Queues
+            | KeyspaceId::Windows
+            | KeyspaceId::Closings
+            | KeyspaceId::Meta => {
+                let (first, end) = everything();
+                let from = behind.map_or(first, |key| after(key));
+                self.page_of(id, &(from, end), PAGE_ROWS, PAGE_BYTES as u64)?
+            }
+        };
+        if id == KeyspaceId::Items {
+            // The bodies of the others come with the next page.
+            let whole = page.rows.iter().take_while(|(_, record)| record::is_whole(record)).count();
+            if let (0, Some((key, _))) = (whole, page.rows.front()) {
+                let key = key.clone();
+                page.rows.truncate(1);
+                page.is_last = false;
+                // The snapshot has it still.
+                let record = self.get(id, &key)?;
+                page.rows[0].1 = record.ok_or_else(|| damaged(id, &key, &"missing"))?;
+            } else if whole < page.rows.len() {
+                page.rows.truncate(whole);
+                page.is_last = false;
+            }
+        }
+        let next = page.rows.back().filter(|_| !page.is_last).map(|(key, _)| key.clone());
+        Ok(FrozenPage { rows: page.rows.into(), next })
+    }
+
+    /// Ended items of the present epoch of a bucket.
+    fn ended_page(&self, bucket: u8, behind: Option<&RowBytes>) -> Result<RowPage, ReadError> {
+        let epoch = self.epochs().get(usize::from(bucket)).copied().unwrap_or_default() as i64;
+        let (bucket, behind, most) = (i16::from(bucket), behind.map_or(&[][..], |key| key), PAGE_ROWS as i64);
+        let statement = self.link.statements().map(|statements| &statements.ended_page);
+        let found = statement.and_then(|page| self.link.query(page, &[&bucket, &epoch, &behind, &most]));
+        let found = found.map_err(|e| self.unreadable(&e))?;
+        let rows: VecDeque<Row> = found.iter().map(|row| (bytes_of(row, 0), bytes_of(row, 1))).collect();
+        Ok(RowPage { is_last: rows.len() < PAGE_ROWS, rows })
+    }
+
+    /// [`PgRows::page_of`] as a future. `most`: rows, and bytes of heads; a page has at least one row.
     fn read_page<'a>(
         &'a self,
         id: KeyspaceId,
@@ -234,6 +316,11 @@ fn everything() -> RowBounds {
     (Vec::new(), vec![u8::MAX; 1_024])
 }
 
+/// The first key after this one.
+fn after(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
 /// Keys of one table, and the index of each in the whole request.
 #[derive(Default)]
 struct TableKeys<'a> {
@@ -297,8 +384,7 @@ impl Iterator for Pages<'_> {
         }
         let row = self.page.rows.pop_front()?;
         if self.page.rows.is_empty() {
-            // The first key after this one.
-            self.left.0 = [&*row.0, &[0]].concat();
+            self.left.0 = after(&row.0);
         }
         if self.id == KeyspaceId::Items && record::is_whole(&row.1) {
             self.bodies = self.bodies.saturating_sub(row.1.len() as u64);

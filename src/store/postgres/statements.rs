@@ -20,6 +20,8 @@ pub(super) struct Statements {
     pub(super) others: Statement,
     /// Reads ended items by bucket, epoch and identity.
     pub(super) ended: Statement,
+    /// Reads a page of the ended items of a bucket's epoch.
+    pub(super) ended_page: Statement,
     /// Reads a page of items: at most a number of rows, fewer if their heads are large; with rests up to a
     /// bound.
     pub(super) item_page: Statement,
@@ -66,10 +68,11 @@ impl Statements {
     pub(super) async fn prepare(client: &Client, schema: &str, shard: u16) -> Result<Self, Error> {
         let texts = Texts::of(schema, shard);
         let statement = |text: String| async move { client.prepare(&text).await };
-        let (items, others, ended, item_page, page) = tokio::try_join!(
+        let (items, others, ended, ended_page, item_page, page) = tokio::try_join!(
             statement(texts.items()),
             statement(texts.others()),
             statement(texts.ended()),
+            statement(texts.ended_page()),
             statement(texts.item_page()),
             statement(texts.page()),
         )?;
@@ -98,6 +101,7 @@ impl Statements {
             items,
             others,
             ended,
+            ended_page,
             item_page,
             page,
             fence,
@@ -187,6 +191,14 @@ impl Texts {
              WITH ORDINALITY AS w(bucket, epoch, identity, n), \
              LATERAL (SELECT * FROM {ended} e WHERE e.shard = {shard} AND e.bucket = w.bucket \
              AND e.epoch = w.epoch AND e.identity = w.identity OFFSET 0) e"
+        )
+    }
+
+    fn ended_page(&self) -> String {
+        let Texts { shard, ended, .. } = self;
+        format!(
+            "SELECT identity, value FROM {ended} WHERE shard = {shard} AND bucket = $1 AND epoch = $2 \
+             AND identity > $3 ORDER BY identity LIMIT $4"
         )
     }
 

@@ -9,6 +9,7 @@ mod event;
 mod fingerprint;
 mod forward;
 mod frame;
+mod moved;
 mod properties;
 mod random;
 mod request;
