@@ -81,11 +81,15 @@ lint: fetch ## formatting and lints, with `tidegate top` and without it
 # PostgreSQL for the tests of its store. While this file exists, the package creates no cluster.
 CLUSTERS := /etc/postgresql-common/createcluster.d/tidegate.conf
 
+define postgres
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
+	$(SUDO) mkdir -p $(dir $(CLUSTERS)) && echo 'create_main_cluster = false' | $(SUDO) tee $(CLUSTERS) >/dev/null; \
+	( $(call install,initdb-of-postgresql=postgresql) ); code=$$?; $(SUDO) rm -f $(CLUSTERS); exit $$code; }
+endef
+
 .PHONY: setup
 setup:
-	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
-		$(SUDO) mkdir -p $(dir $(CLUSTERS)) && echo 'create_main_cluster = false' | $(SUDO) tee $(CLUSTERS) >/dev/null; \
-		( $(call install,initdb-of-postgresql=postgresql) ); code=$$?; $(SUDO) rm -f $(CLUSTERS); exit $$code; }
+	@$(postgres)
 	@$(call install,strace faketime $(if $(wildcard /usr/sbin/pgbouncer),,pgbouncer) promtool=prometheus amqp-publish=amqp-tools curl \
 		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu) $(call python,celery))
 	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
@@ -151,6 +155,13 @@ demo: fetch ## a demonstration of half a minute: batches, delays, a dead letter,
 	@$(call install,)
 	$(CARGO) build --release --locked --offline $(TOP) --bin tidegate --example demo
 	@target/release/examples/demo
+
+.PHONY: demo-cluster
+demo-cluster: fetch ## a minute with three daemons on one database: a kill -9, the takeover, a stop in order, and the account
+	@$(postgres)
+	@$(call install,)
+	$(CARGO) build --release --locked --offline $(TOP) --bin tidegate --example demo-cluster
+	@target/release/examples/demo-cluster
 
 # A run writes to target/bench. BENCH="windowed ttl" measures only these rows.
 define bench

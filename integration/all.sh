@@ -243,7 +243,7 @@ must() {
 fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() {
-	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --bin bench --no-run --locked --offline
+	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --example demo-cluster --bin bench --no-run --locked --offline
 }
 build() {
 	run build "$cargo" test -p tidegate --features tidegate/top --test integration --test faults --test fuzz --test tidy --no-run \

@@ -4,13 +4,15 @@
 //! started is gone when it ends, also after an interrupt.
 #![expect(clippy::print_stdout, reason = "a program for people to watch")]
 
+#[path = "demo/account.rs"]
+mod account;
+
 use std::process::ExitCode;
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    now_ms, percentile, run_guarded, Config, Daemon, Inbox, Ledger, Node, Push, Received, Report, Site,
-    Verdict,
+    now_ms, run_guarded, Config, Daemon, Inbox, Ledger, Node, Push, Received, Site, Verdict,
 };
 
 fn main() -> ExitCode {
@@ -61,7 +63,7 @@ impl<'s> Demo<'s> {
         daemon.term();
         let stopped = daemon.exit(Duration::from_secs(15));
         println!("\ntidegate was asked to stop and ended with {stopped}");
-        summary(&report)
+        account::account(&report, "the kill")
     }
 
     /// Prints what arrives within this time.
@@ -196,31 +198,4 @@ fn describe(application: &str, received: &Received) -> String {
         text.push_str(&received.clone().batch().ids().join(""));
     }
     text
-}
-
-fn summary(report: &Report) -> ExitCode {
-    let ms = |us: i64| us as f64 / 1000.0;
-    println!("\n  requests confirmed   {:>8}", report.confirmed);
-    println!("  items out            {:>8}", report.items_out);
-    println!("  batches              {:>8}", report.batches);
-    println!("  lost                 {:>8}", report.lost.len());
-    println!("  early                {:>8}", report.early.len());
-    println!("  in a wrong batch     {:>8}", report.mixed.len() + report.strangers.len());
-    println!("  repeats (by a kill)  {:>8}", report.repeats.len());
-    println!("  lateness, median     {:>8.2} ms", ms(percentile(&report.lateness_us, 50.0)));
-    println!(
-        "  lateness, largest    {:>8.2} ms  (the kill included)",
-        ms(percentile(&report.lateness_us, 100.0))
-    );
-    let clean = report.lost.is_empty()
-        && report.early.is_empty()
-        && report.mixed.is_empty()
-        && report.strangers.is_empty()
-        && report.confirmed > 0;
-    println!("\n{}", if clean { "Nothing lost, nothing early." } else { "FAILED: see the table." });
-    if clean {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
 }

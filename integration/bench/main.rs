@@ -11,6 +11,7 @@ mod backlog;
 mod book;
 mod bursts;
 mod chart;
+mod database;
 mod kills;
 mod load;
 mod machine;
@@ -73,8 +74,16 @@ fn measure(options: &Options) -> Result<Report, String> {
     println!("{machine}\n{}", bench.plan);
     let mut report = Report { machine, plan: bench.plan.clone(), seconds: 0, cases: Vec::new() };
     let mut book = Book::new(bench.plan.limit());
-    let groups =
-        [throughput::run, shards::run, sizes::run, steady::run, bursts::run, kills::run, backlog::run];
+    let groups = [
+        throughput::run,
+        shards::run,
+        database::run,
+        sizes::run,
+        steady::run,
+        bursts::run,
+        kills::run,
+        backlog::run,
+    ];
     for group in groups {
         group(&bench, &mut book);
         // Saved after each group, so a failure of the next one loses no results.

@@ -5,8 +5,9 @@ use crate::throughput;
 use std::path::PathBuf;
 
 /// Rows that can be named besides those of `throughput`.
-const OTHERS: [(&str, &str); 8] = [
+const OTHERS: [(&str, &str); 9] = [
     ("shards", "1, 2, 4 and 8 shards: throughput, and which process limits it, beside bare drains"),
+    ("database", "a store in PostgreSQL: beside one on the disk, at a steady rate, and kills of its owner"),
     ("sizes", "messages of 100 B to 100 kB, output queues of both kinds, beside two bridges"),
     ("rates", "what steady rates cost and how late the consumer sees them"),
     ("ttl", "the same rates by RabbitMQ's own way: TTL with dead-lettering"),

@@ -30,6 +30,9 @@ pub struct Plan {
     pub second: u64,
     /// Consecutive kills.
     pub kills: u64,
+    /// Consecutive kills of the owner of a store that another daemon takes over.
+    #[serde(default)]
+    pub takeovers: u64,
     /// Backlog sizes, and the rate of requests at each.
     pub waiting: Vec<u64>,
     pub waiting_rate: u64,
@@ -55,6 +58,7 @@ impl Plan {
             millisecond: 20_000,
             second: 20_000,
             kills: 2,
+            takeovers: 2,
             waiting: vec![1_000, 20_000, 200_000],
             waiting_rate: 5_000,
             fast_rate: 10_000,
@@ -78,6 +82,7 @@ impl Plan {
             millisecond: 100_000,
             second: 500_000,
             kills: 5,
+            takeovers: 7,
             waiting: vec![1_000, 10_000, 100_000, 200_000, 1_000_000],
             fast_waiting: 1_000_000,
             ..Plan::short()
@@ -93,6 +98,7 @@ impl Plan {
             seconds: 30,
             second: 1_000_000,
             kills: 15,
+            takeovers: 20,
             waiting: vec![1_000, 10_000, 100_000, 200_000, 1_000_000, 10_000_000],
             ..Plan::usual()
         }

@@ -3,7 +3,7 @@
 use crate::book::{Case, Spread};
 use crate::machine::Machine;
 use crate::plan::Plan;
-use crate::{backlog, bursts, kills, shards, sizes, steady, throughput};
+use crate::{backlog, bursts, database, kills, shards, sizes, steady, throughput};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,7 +25,7 @@ type Column = (&'static str, &'static str, usize);
 type Table = (&'static str, &'static str, &'static [Column]);
 
 /// Ratios come first, because they are comparable between machines.
-const TABLES: [Table; 8] = [
+const TABLES: [Table; 9] = [
     (
         throughput::GROUP,
         "throughput",
@@ -48,6 +48,21 @@ const TABLES: [Table; 8] = [
             ("load_cores", "of the load", 2),
             ("by_sharder", "through the sharder", 0),
             ("rss_mib", "most memory, MiB", 0),
+        ],
+    ),
+    (
+        database::GROUP,
+        "store in a database",
+        &[
+            ("per_second", "messages/s", 0),
+            ("cpu_us", "CPU a message, us", 1),
+            ("commit_p50_ms", "commit p50, ms", 1),
+            ("commit_p99_ms", "commit p99, ms", 1),
+            ("rss_mib", "most memory, MiB", 0),
+            ("takeover_p50_s", "takeover p50, s", 1),
+            ("takeover_most_s", "longest, s", 1),
+            ("repeats", "repeats", 0),
+            ("lost", "lost", 0),
         ],
     ),
     (

@@ -13,7 +13,7 @@ use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{wait_until, Config, Daemon, Inbox, Node, Site};
 
 pub const GROUP: &str = "throughput";
-const CUSTOMERS: u64 = 1000;
+pub const CUSTOMERS: u64 = 1000;
 const DAY_MS: u64 = 86_400_000;
 
 /// One measurement: its name on the command line, its title, its function, its peer row, and the target ratio
@@ -67,12 +67,12 @@ pub const ROWS: [Row; 15] = [
     })
     .beside("bridge"),
     row("windowed", "windowed batches, 1,000 customers", |node, count| {
-        windowed(node, count, Ids::None, CUSTOMERS)
+        on_disk(node, count, Ids::None, CUSTOMERS)
     })
     .beside("bare")
     .goal(0.9),
     row("windowed-ids", "windowed batches, each with a message_id", |node, count| {
-        windowed(node, count, Ids::Each, CUSTOMERS)
+        on_disk(node, count, Ids::Each, CUSTOMERS)
     })
     .beside("bare"),
     row("delayed", "passthrough, delay of 1 s", |node, count| passthrough(node, count, 1000, Ids::None))
@@ -125,7 +125,7 @@ pub fn run(bench: &Bench, book: &mut Book) {
                 let case = case.at("customers", *customers).beside("bare");
                 // At least one message for each customer.
                 let count = count.max(*customers);
-                book.measure(case, || windowed(&bench.node, count, Ids::None, *customers));
+                book.measure(case, || on_disk(&bench.node, count, Ids::None, *customers));
             }
         }
     }
@@ -210,9 +210,21 @@ pub fn arrive(inbox: &Inbox, count: u64) {
     }
 }
 
-fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
+fn on_disk(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
+    windowed(node, (count, customers), ids, |_, config| config, |_| Run::new())
+}
+
+/// So many windowed requests of so many customers, with the store that `store` configures; `more` adds figures
+/// before the daemon ends.
+pub fn windowed(
+    node: &Node,
+    (count, customers): (u64, u64),
+    ids: Ids,
+    store: impl Fn(&Site<'_>, Config) -> Config,
+    more: impl Fn(&Daemon) -> Run,
+) -> Run {
     let site = Site::on(node, "windowed");
-    let config = site.config().text("defaults.window", "1s");
+    let config = store(&site, site.config().text("defaults.window", "1s"));
     site.application(APPLICATION);
     let headers: Vec<Vec<u8>> = (0..customers).map(customer).collect();
     let header = |n: u64| headers[usize::try_from(n % customers).unwrap_or(0)].clone();
@@ -221,7 +233,8 @@ fn windowed(node: &Node, count: u64, ids: Ids, customers: u64) -> Run {
     let took = taken_in(&daemon, count).duration_since(start);
     acked(&site);
     arrive(&inbox, count);
-    let run = measured(&site, &daemon, count, took, before);
+    let mut run = measured(&site, &daemon, count, took, before);
+    run.extend(more(&daemon));
     clean(&site, daemon);
     run
 }
