@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Child, Command, Stdio};
 use tidegate_harness::{
-    binary, holds_within, now_ms, wait_until, Client, Config, Daemon, Database, Ledger, Moments, Push,
+    binary, holds_within, now_ms, wait_until, Client, Config, Daemon, Database, Ledger, Moments, Node, Push,
     Recorder, Site, Told, Verdict,
 };
 
@@ -154,6 +154,33 @@ fn what_was_cancelled_meanwhile_stays_so_when_a_step_is_repeated() {
     let (_, flushed) = new.ask("POST", "/api/v1/customers/shop/c/flush");
     assert_eq!(flushed["count"], 0, "they have times of their own: {flushed}");
     shop.quiet(std::time::Duration::from_millis(300));
+    end(&mut new);
+}
+
+/// The broker closes the channel over it, and would do so at each attempt.
+#[test]
+fn an_item_that_the_broker_refuses_holds_up_no_other() {
+    let Some(node) = Node::own("an_item_that_the_broker_refuses", "max_message_size = 200000\n") else {
+        return;
+    };
+    let before = Site::new("moves-refused");
+    let mut old = before.start(&before.config());
+    let far = |id: &str, bytes: usize| before.push("shop", "x".repeat(bytes)).id(id).delay(3_600_000);
+    before.client.publish_all([far("a", 10), far("large", 300_000), far("b", 10), far("c", 10)]);
+    stored(&old, 4);
+    end(&mut old);
+    let site = Site::on(&node, "moves-refused-there");
+    let mut new = site.start(&site.config());
+    let from = format!("disk:{}", before.dir.join("store").display());
+    for (moves, there) in [(3, 3), (0, 3)] {
+        let told = moved(&new, &["--from", &from]);
+        assert_eq!(told.code, 3, "{told:?}");
+        let document = told.json();
+        assert_eq!((&document["items"], &document["left"]), (&json!(moves), &json!(1)), "{document}");
+        assert_eq!(document["stay"][0]["id"], "large");
+        stored(&new, there);
+    }
+    verified(&old, 1);
     end(&mut new);
 }
 

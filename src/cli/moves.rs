@@ -1,8 +1,11 @@
 //! `move`: the items of a store that no daemon has open become requests for another daemon.
 //!
 //! A step publishes up to a thousand messages, awaits the broker's confirms, and then removes the items from
-//! the store. A step counts as a whole: if the broker refuses one of its messages, all its items stay, and
+//! the store. A step counts as a whole: if the broker takes one of its messages not, all its items stay, and
 //! the next attempt repeats them. The other daemon knows them by their ids, and drops those that it has.
+//!
+//! A message that makes the broker close the channel would hold up all behind it. So the messages of such a
+//! step are published again one by one, and the culprit stays. Dead letters come last and go one by one.
 
 use super::args::{MoveArgs, MoveSource, Output};
 use super::broker::{block_on, CliSession};
@@ -19,14 +22,14 @@ use std::time::{Duration, Instant};
 use tidegate_amqp::request_limits;
 use tidegate_common::clock;
 use tidegate_config::{environment, Config, Endpoint, StoreKind};
-use tidegate_store::emptying::EmptyingStore;
+use tidegate_store::emptying::{EmptyingStore, StepOf};
 use tidegate_store::{store_paths, CommitError, OpenError, ReadError, ShardPlace};
 use tidegate_types::event::Stored;
 use tidegate_types::{AssignedId, Batch, BatchItem, Format};
 use tidegate_wire::{encode, fit, item_id, Body, Exchanges, MovedRequest, RequestLimits};
 use tokio::task::block_in_place;
 
-/// Time limit for the confirms of one step. A broker in alarm gives none.
+/// Time limit from one confirm to the next. A broker in alarm gives none.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(60);
 /// Interval at which claims of stores are kept meanwhile.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
@@ -42,15 +45,19 @@ const MOST_TOLD: u64 = 1_000;
 pub(super) fn run(config: &Config, args: &MoveArgs, output: Output) -> Result<(), Failure> {
     let tally = block_on(async {
         // Before the stores are claimed: a broker that does not answer takes longer than a lease.
-        let target = MoveTarget::connect(config).await?;
-        let moved = move_from(config, args, &target).await;
-        target.close().await;
+        let mut target = MoveTarget::connect(config).await?;
+        let moved = move_from(config, args, &mut target).await;
+        target.requests.close().await;
         moved
     })?;
     tally.report(output)
 }
 
-async fn move_from(config: &Config, args: &MoveArgs, target: &MoveTarget<'_>) -> Result<MoveTally, Failure> {
+async fn move_from(
+    config: &Config,
+    args: &MoveArgs,
+    target: &mut MoveTarget<'_>,
+) -> Result<MoveTally, Failure> {
     let mut stores = MoveStores(Vec::new());
     let opened = block_in_place(|| stores.open(config, &args.from));
     let moved = match opened.and_then(|()| stores.refuse_held_back(args.despite_pauses)) {
@@ -139,6 +146,18 @@ impl MoveStores {
         })
     }
 
+    fn read(&mut self, place: usize, of: StepOf) -> Result<Option<ReadStep>, Failure> {
+        let Some(MoveStore { label, store }) = self.0.get_mut(place) else { return Ok(None) };
+        let read = block_in_place(|| store.step(of)).map_err(|error| not_read(label, &error))?;
+        let (identity, now) = (store.identity(), clock::wall_ms());
+        Ok(read.map(|items| ReadStep { items, identity, now }))
+    }
+
+    fn remove(&mut self, place: usize, moved: &[Stored]) -> Result<(), Failure> {
+        let Some(MoveStore { label, store }) = self.0.get_mut(place) else { return Ok(()) };
+        block_in_place(|| store.remove(moved)).map_err(|error| not_written(label, &error))
+    }
+
     fn close(self) -> Result<(), Failure> {
         let close = |MoveStore { label, store }: MoveStore| {
             store.close().map_err(|error| Failure::Failed(format!("store: {label}{error}")))
@@ -163,7 +182,11 @@ fn not_read(label: &str, error: &ReadError) -> Failure {
 }
 
 fn not_written(label: &str, error: &CommitError) -> Failure {
-    Failure::Failed(format!("store: {label}{error}"))
+    let text = format!("store: {label}{error}");
+    if matches!(error, CommitError::Fenced) {
+        return Failure::Locked(text);
+    }
+    Failure::Failed(text)
 }
 
 /// One message to be published.
@@ -178,8 +201,6 @@ struct Moving {
 struct MoveTarget<'c> {
     config: &'c Config,
     requests: CliSession,
-    /// For dead letters, which a daemon publishes with the login of its batches; or why there is none.
-    letters: Result<CliSession, String>,
     limits: RequestLimits,
     exchanges: Exchanges,
 }
@@ -187,19 +208,17 @@ struct MoveTarget<'c> {
 impl<'c> MoveTarget<'c> {
     async fn connect(config: &'c Config) -> Result<Self, Failure> {
         let requests = confirming(config, &config.amqp.endpoints).await?;
-        let letters = confirming(config, &config.egress.endpoints).await;
-        let letters = letters.map_err(|failure| failure.text().unwrap_or_default().to_owned());
         let limits = request_limits(config);
         let limits = RequestLimits { frame_max: limits.frame_max.min(requests.frame_max()), ..limits };
         let exchanges = Exchanges::new(&config.egress.exchange, &config.dead.exchange);
-        Ok(MoveTarget { config, requests, letters, limits, exchanges })
+        Ok(MoveTarget { config, requests, limits, exchanges })
     }
 
-    async fn close(self) {
-        self.requests.close().await;
-        if let Ok(letters) = self.letters {
-            letters.close().await;
-        }
+    /// A new connection, since the channel of the present one is closed.
+    async fn connect_again(&mut self) -> Result<(), Failure> {
+        let new = confirming(self.config, &self.config.amqp.endpoints).await?;
+        std::mem::replace(&mut self.requests, new).close().await;
+        Ok(())
     }
 
     /// The message for an item.
@@ -207,9 +226,6 @@ impl<'c> MoveTarget<'c> {
     /// # Errors
     /// Why it stays, as a sentence.
     fn message(&self, item: &Stored, identity: u64, now: u64) -> Result<Moving, String> {
-        if item.dead.is_some() {
-            return self.letter(item, identity, now);
-        }
         let (store, away) = (&self.config.store, Duration::from_millis(item.due.saturating_sub(now)));
         if store.kind == StoreKind::Memory && away > store.hold_max {
             return Err("it is due later than store.hold_max of the memory store takes".to_owned());
@@ -251,8 +267,7 @@ impl<'c> MoveTarget<'c> {
             }],
         };
         let mut outgoing = encode(&batch, &self.exchanges, identity, now);
-        let frame_max = self.letters.as_ref().map_or(self.limits.frame_max, CliSession::frame_max);
-        fit(&mut outgoing, &batch, frame_max)?;
+        fit(&mut outgoing, &batch, self.limits.frame_max)?;
         let tidegate_wire::Outgoing { exchange, routing_key, properties, body, .. } = outgoing;
         Ok(Moving { exchange, routing_key, properties, body })
     }
@@ -266,45 +281,63 @@ async fn confirming(config: &Config, endpoints: &[Endpoint]) -> Result<CliSessio
     Ok(session)
 }
 
+/// Why messages were not taken.
+enum NotTaken {
+    /// The broker closed the channel over one of them.
+    Closed(String),
+    /// It refused or returned one.
+    Refused(String),
+    /// It gave no confirm, or a store is another daemon's by now.
+    Over(Failure),
+}
+
+impl NotTaken {
+    fn into_failure(self) -> Failure {
+        match self {
+            NotTaken::Closed(text) | NotTaken::Refused(text) => Failure::Failed(text),
+            NotTaken::Over(failure) => failure,
+        }
+    }
+}
+
 /// Publishes messages, and awaits the confirms of all.
-///
-/// # Errors
-/// The broker refused, returned or did not confirm one; a store is another daemon's by now.
-async fn publish(
-    session: &CliSession,
-    messages: Vec<Moving>,
-    stores: &mut MoveStores,
-) -> Result<(), Failure> {
+async fn publish(session: &CliSession, messages: &[Moving], stores: &mut MoveStores) -> Result<(), NotTaken> {
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-    let end = Instant::now() + CONFIRM_WITHIN;
     let mut confirms = Vec::with_capacity(messages.len());
     for Moving { exchange, routing_key, properties, body } in messages {
-        stores.keep()?;
-        let name = exchange.clone();
-        let published = session.channel.basic_publish(exchange, routing_key, options, &body, properties);
-        let confirm: PublisherConfirm =
-            session.ask(&format!("publishing to exchange {}", plain(name.as_str())), published).await?;
-        confirms.push((name, confirm));
+        stores.keep().map_err(NotTaken::Over)?;
+        let (name, key) = (exchange.clone(), routing_key.clone());
+        let published = session.channel.basic_publish(name, key, options, body, properties.clone());
+        let doing = format!("publishing to exchange {}", plain(exchange.as_str()));
+        let confirm = session.ask(&doing, published).await;
+        let confirm: PublisherConfirm = confirm.map_err(|failure| NotTaken::Closed(text_of(&failure)))?;
+        confirms.push((exchange, confirm));
     }
-    let mut faults = Vec::new();
+    let (mut end, mut fault) = (Instant::now() + CONFIRM_WITHIN, None);
     for (exchange, mut confirm) in confirms {
+        let waiting = || format!("waiting for a confirm of exchange {}", plain(exchange.as_str()));
         let confirmation: Confirmation = loop {
-            stores.keep()?;
-            let waiting = || format!("waiting for a confirm of exchange {}", plain(exchange.as_str()));
+            stores.keep().map_err(NotTaken::Over)?;
             match tokio::time::timeout(KEEP_EVERY, &mut confirm).await {
                 Ok(Ok(confirmation)) => break confirmation,
-                Ok(Err(error)) => return Err(Failure::Failed(format!("{}: {error}", waiting()))),
+                Ok(Err(error)) => return Err(NotTaken::Closed(format!("{}: {error}", waiting()))),
                 Err(_) if Instant::now() < end => {}
                 Err(_) => {
                     let seconds = CONFIRM_WITHIN.as_secs();
-                    return Err(Failure::Failed(format!("{}: none within {seconds} s", waiting())));
+                    let text = format!("{}: none within {seconds} s", waiting());
+                    return Err(NotTaken::Over(Failure::Failed(text)));
                 }
             }
         };
+        end = Instant::now() + CONFIRM_WITHIN;
         // A return may be attached to the confirm of another message of the step, so all are awaited.
-        faults.extend(judge(confirmation, exchange.as_str()).err());
+        fault = fault.or(judge(confirmation, exchange.as_str()).err());
     }
-    faults.into_iter().next().map_or(Ok(()), Err)
+    fault.map_or(Ok(()), |failure| Err(NotTaken::Refused(text_of(&failure))))
+}
+
+fn text_of(failure: &Failure) -> String {
+    failure.text().unwrap_or_default().to_owned()
 }
 
 fn short(text: &str) -> Result<ShortString, String> {
@@ -322,61 +355,124 @@ struct MoveTally {
 }
 
 /// Moves what can be moved.
-async fn move_all(stores: &mut MoveStores, target: &MoveTarget<'_>) -> Result<MoveTally, Failure> {
+async fn move_all(stores: &mut MoveStores, target: &mut MoveTarget<'_>) -> Result<MoveTally, Failure> {
     let progress = Progress::new();
     let total = stores.0.iter().map(|source| source.store.items()).sum();
     let mut tally = MoveTally::default();
-    for place in 0..stores.0.len() {
-        while move_some(stores, place, target, &mut tally).await.map_err(|failure| tally.so_far(failure))? {
-            progress.at("items", tally.items + tally.dead_letters + tally.left, Some(total));
-            stores.keep().map_err(|failure| tally.so_far(failure))?;
+    for of in [StepOf::Items, StepOf::Letters] {
+        for place in 0..stores.0.len() {
+            loop {
+                let moved = match of {
+                    StepOf::Items => move_some(stores, place, target, &mut tally).await,
+                    StepOf::Letters => move_letters(stores, place, target, &mut tally).await,
+                };
+                if !moved.map_err(|failure| tally.so_far(failure))? {
+                    break;
+                }
+                progress.at("items", tally.items + tally.dead_letters + tally.left, Some(total));
+            }
         }
     }
     Ok(tally)
 }
 
-/// One step. False: this store was read to its end.
+/// One step with items. False: this store has no more.
 async fn move_some(
+    stores: &mut MoveStores,
+    place: usize,
+    target: &mut MoveTarget<'_>,
+    tally: &mut MoveTally,
+) -> Result<bool, Failure> {
+    let Some(read) = stores.read(place, StepOf::Items)? else { return Ok(false) };
+    let (mut moving, mut messages) = (Vec::with_capacity(read.items.len()), Vec::new());
+    for item in read.items {
+        match target.message(&item, read.identity, read.now) {
+            Ok(message) => {
+                messages.push(message);
+                moving.push(item);
+            }
+            Err(reason) => tally.leave(&item, read.identity, &reason),
+        }
+    }
+    match publish(&target.requests, &messages, stores).await {
+        Ok(()) => {}
+        Err(NotTaken::Closed(_)) => {
+            let mut taken = Vec::with_capacity(moving.len());
+            target.connect_again().await?;
+            for (item, message) in moving.into_iter().zip(messages) {
+                match publish(&target.requests, &[message], stores).await {
+                    Ok(()) => taken.push(item),
+                    Err(NotTaken::Closed(reason)) => {
+                        tally.leave(&item, read.identity, &reason);
+                        target.connect_again().await?;
+                    }
+                    Err(other) => return Err(other.into_failure()),
+                }
+            }
+            moving = taken;
+        }
+        Err(other) => return Err(other.into_failure()),
+    }
+    stores.remove(place, &moving)?;
+    tally.items += moving.len() as u64;
+    Ok(true)
+}
+
+/// One step with dead letters, which a daemon publishes with the login of its batches. What hinders a letter
+/// is told, and the letter stays. False: this store has no more, or the broker does not answer.
+async fn move_letters(
     stores: &mut MoveStores,
     place: usize,
     target: &MoveTarget<'_>,
     tally: &mut MoveTally,
 ) -> Result<bool, Failure> {
-    let Some(MoveStore { label, store }) = stores.0.get_mut(place) else { return Ok(false) };
-    let (identity, now) = (store.identity(), clock::wall_ms());
-    let read = block_in_place(|| store.step()).map_err(|error| not_read(label, &error))?;
-    let Some(items) = read else { return Ok(false) };
-    let (mut moving, mut messages, before) = (Vec::with_capacity(items.len()), Vec::new(), tally.left);
-    for item in items {
-        match target.message(&item, identity, now) {
-            Ok(message) => {
-                messages.push(message);
-                moving.push(item);
+    let Some(read) = stores.read(place, StepOf::Letters)? else { return Ok(false) };
+    let (mut moved, mut session, mut silent) = (Vec::new(), None, None);
+    for letter in read.items {
+        if session.is_none() && silent.is_none() {
+            match confirming(target.config, &target.config.egress.endpoints).await {
+                Ok(opened) => session = Some(opened),
+                Err(failure) => silent = Some(text_of(&failure)),
             }
-            Err(reason) => tally.leave(&item, identity, &reason),
         }
-    }
-    if moving.iter().any(|item| item.dead.is_some()) {
-        // They come last. What hinders them is told, and stays.
-        let published = match &target.letters {
-            Ok(session) => publish(session, messages, stores)
-                .await
-                .map_err(|failure| failure.text().unwrap_or_default().to_owned()),
-            Err(reason) => Err(reason.clone()),
+        let published = match (&session, &silent, target.letter(&letter, read.identity, read.now)) {
+            (_, _, Err(reason)) => Err(reason),
+            (_, Some(reason), Ok(_)) => Err(reason.clone()),
+            (None, None, Ok(_)) => Err("there is no connection to the broker".to_owned()),
+            (Some(open), None, Ok(message)) => match publish(open, &[message], stores).await {
+                Ok(()) => Ok(()),
+                Err(NotTaken::Refused(reason)) => Err(reason),
+                Err(NotTaken::Closed(reason)) => {
+                    session = None;
+                    Err(reason)
+                }
+                Err(NotTaken::Over(failure)) => {
+                    stores.keep()?;
+                    silent = Some(text_of(&failure));
+                    Err(text_of(&failure))
+                }
+            },
         };
-        if let Err(reason) = published {
-            moving.drain(..).for_each(|letter| tally.leave(&letter, identity, &reason));
+        match published {
+            Ok(()) => moved.push(letter),
+            Err(reason) => tally.leave(&letter, read.identity, &reason),
         }
-    } else {
-        publish(&target.requests, messages, stores).await?;
     }
-    let Some(MoveStore { label, store }) = stores.0.get_mut(place) else { return Ok(false) };
-    let removed = block_in_place(|| store.remove(&moving, tally.left > before));
-    removed.map_err(|error| not_written(label, &error))?;
-    for item in &moving {
-        *(if item.dead.is_some() { &mut tally.dead_letters } else { &mut tally.items }) += 1;
+    if let Some(session) = session {
+        session.close().await;
     }
-    Ok(true)
+    stores.remove(place, &moved)?;
+    tally.dead_letters += moved.len() as u64;
+    Ok(silent.is_none())
+}
+
+/// What a step has read.
+struct ReadStep {
+    items: Vec<Stored>,
+    /// Of the store.
+    identity: u64,
+    /// When it was read, UTC ms.
+    now: u64,
 }
 
 impl MoveTally {

@@ -10,7 +10,7 @@ use super::{
     database_of, postgres, CloseError, CommitError, CommitGroup, OpenError, OpenStore, Opener, ReadError,
     ShardPlace, Store,
 };
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use tidegate_common::clock;
@@ -27,21 +27,39 @@ const STEP_LETTERS: usize = 16;
 /// Bytes, by weight, after which a step takes no more items.
 const STEP_BYTES: u64 = 16 << 20;
 
+/// A queue that is being emptied.
+struct EmptiedQueue {
+    /// Its row, as it is in the store.
+    row: QueueRow,
+    /// The place at which the next step begins; `None`: it was read to its end.
+    next: Option<Key>,
+    /// An item was left where it is.
+    has_left: bool,
+    /// Number of its items in the last step.
+    taken: u64,
+}
+
 /// See the module.
 pub struct EmptyingStore {
     store: Box<dyn Store>,
     identity: u64,
     marks: Marks,
     token: Token,
-    /// The queues that are not read to their end, as they are in the store.
-    queues: VecDeque<QueueRow>,
+    queues: Vec<EmptiedQueue>,
+    /// The queues of items, and that of dead letters, which have a next place: what is due first comes first.
+    order: [BTreeSet<(Key, usize)>; 2],
     held: Vec<HeldRow>,
     /// Number of items when it was opened, dead letters included.
     items: u64,
-    /// The place in the first queue at which the next step begins; `None`: it was read to its end.
-    next: Option<Key>,
-    /// An item of the first queue was left where it is.
-    has_left: bool,
+}
+
+/// What a step takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepOf {
+    /// Items, of any applications.
+    Items,
+    /// Dead letters on their way.
+    Letters,
 }
 
 impl EmptyingStore {
@@ -74,12 +92,16 @@ impl EmptyingStore {
     pub(crate) fn of(store: Box<dyn Store>, opened: Opened, identity: u64) -> Self {
         let Opened { marks, queues, held, .. } = opened;
         let items = queues.iter().map(|queue| queue.count).sum();
-        // Dead letters come last: what hinders them hinders nothing else.
-        let (letters, queues): (Vec<QueueRow>, Vec<QueueRow>) =
-            queues.into_iter().partition(|queue| &*queue.queue == DEAD_LETTERS);
-        let queues: VecDeque<QueueRow> = queues.into_iter().chain(letters).collect();
-        let next = queues.front().map(|queue| queue.low);
-        EmptyingStore { store, identity, marks, token: 0, queues, held, items, next, has_left: false }
+        let emptied = |row: QueueRow| {
+            let next = Some(row.low);
+            EmptiedQueue { row, next, has_left: false, taken: 0 }
+        };
+        let queues: Vec<EmptiedQueue> = queues.into_iter().map(emptied).collect();
+        let mut order: [BTreeSet<(Key, usize)>; 2] = Default::default();
+        for (at, queue) in queues.iter().enumerate() {
+            order[usize::from(&*queue.row.queue == DEAD_LETTERS)].insert((queue.row.low, at));
+        }
+        EmptyingStore { store, identity, marks, token: 0, queues, order, held, items }
     }
 
     /// The identity of the store, a part of the ids that it has assigned.
@@ -95,7 +117,7 @@ impl EmptyingStore {
     /// The applications that a command has paused or slowed down at `now` (UTC ms), and the applications and
     /// customers whose items it holds back.
     pub fn held_back(&self, now: u64) -> Vec<(Arc<str>, Option<Arc<str>>)> {
-        let queues = self.queues.iter().filter(|queue| {
+        let queues = self.queues.iter().map(|queue| &queue.row).filter(|queue| {
             queue.paused.is_some_and(|until| until > now)
                 || queue.slowed.is_some_and(|slowed| slowed.until > now)
         });
@@ -105,41 +127,41 @@ impl EmptyingStore {
         queues.chain(held).collect()
     }
 
-    /// The next items of one queue, with their contents, in the order in which they would leave; `None`: the
-    /// store was read to its end. All are of an application, or all are dead letters.
+    /// The next items, with their contents, those of each queue in the order in which they would leave;
+    /// `None`: there are no more.
     ///
     /// # Errors
     ///
     /// As [`Store::load`].
-    pub fn step(&mut self) -> Result<Option<Vec<Stored>>, ReadError> {
-        while let Some(queue) = self.queues.front() {
-            let Some(from) = self.next else {
-                self.queues.pop_front();
-                self.has_left = false;
-                self.next = self.queues.front().map(|queue| queue.low);
-                continue;
-            };
-            let queue = Arc::clone(&queue.queue);
-            let most = if &*queue == DEAD_LETTERS { STEP_LETTERS } else { STEP_ITEMS };
-            let mut read = self.read(&queue, from, most)?;
-            let mut bytes = 0;
+    pub fn step(&mut self, of: StepOf) -> Result<Option<Vec<Stored>>, ReadError> {
+        let most = if of == StepOf::Items { STEP_ITEMS } else { STEP_LETTERS };
+        self.queues.iter_mut().filter(|queue| queue.taken > 0).for_each(|queue| queue.taken = 0);
+        let (mut items, mut bytes) = (Vec::new(), 0);
+        while items.len() < most && bytes < STEP_BYTES {
+            let Some((from, at)) = self.order[usize::from(of == StepOf::Letters)].pop_first() else { break };
+            let Some(queue) = self.queues.get(at).map(|queue| Arc::clone(&queue.row.queue)) else { continue };
+            let mut read = self.read(&queue, from, most - items.len())?;
             let fits = |item: &&Stored| {
                 let is_first = bytes == 0;
+                let fits = is_first || bytes + u64::from(item.weight) <= STEP_BYTES;
                 bytes += u64::from(item.weight).max(1);
-                is_first || bytes <= STEP_BYTES
+                fits
             };
             let taken = read.rows.iter().take_while(fits).count();
             if let Some(behind) = read.rows.get(taken) {
                 read.next = Some(behind.place());
                 read.rows.truncate(taken);
             }
-            self.next = read.next;
-            if !read.rows.is_empty() {
-                self.fill(&queue, &mut read.rows)?;
-                return Ok(Some(read.rows));
+            self.fill(&queue, &mut read.rows)?;
+            if let Some(queue) = self.queues.get_mut(at) {
+                (queue.next, queue.taken) = (read.next, queue.taken + read.rows.len() as u64);
             }
+            if let Some(next) = read.next {
+                self.order[usize::from(of == StepOf::Letters)].insert((next, at));
+            }
+            items.append(&mut read.rows);
         }
-        Ok(None)
+        Ok(Some(items).filter(|items| !items.is_empty()))
     }
 
     /// Reads a queue from this place on, without contents.
@@ -155,6 +177,9 @@ impl EmptyingStore {
 
     /// Reads the contents of these items, all of this queue.
     fn fill(&mut self, queue: &Arc<str>, items: &mut [Stored]) -> Result<(), ReadError> {
+        if items.is_empty() {
+            return Ok(());
+        }
         let wanted =
             items.iter().map(|item| (item.key.seq, Place { queue: Arc::clone(queue), key: item.key }));
         let Loaded::Contents(found) = self.store.load(&Load::Contents(wanted.collect()))? else {
@@ -167,23 +192,18 @@ impl EmptyingStore {
         Ok(())
     }
 
-    /// Removes items that [`EmptyingStore::step`] has just returned, in one commit. `has_left`: not all of
-    /// them.
+    /// Removes items of the last [`EmptyingStore::step`], in one commit. The others are left.
     ///
     /// # Errors
     ///
     /// As [`Store::commit`]. The store must then be opened again to find out.
-    pub fn remove(&mut self, safe: &[Stored], has_left: bool) -> Result<(), CommitError> {
-        self.has_left |= has_left;
-        let Some(queue) = self.queues.front_mut().filter(|_| !safe.is_empty()) else { return Ok(()) };
-        queue.count = queue.count.saturating_sub(safe.len() as u64);
-        if let Some(next) = self.next.filter(|_| !self.has_left) {
-            queue.low = next;
-        }
+    pub fn remove(&mut self, safe: &[Stored]) -> Result<(), CommitError> {
         let mut ops: Vec<Op> = Vec::with_capacity(safe.len() + 1);
+        let mut removed: HashMap<&str, u64> = HashMap::new();
         let mut windows = BTreeSet::new();
         for item in safe {
-            let place = Place { queue: Arc::clone(&queue.queue), key: item.key };
+            *removed.entry(item.queue()).or_default() += 1;
+            let place = Place { queue: item.queue().into(), key: item.key };
             ops.push(Op::Delete { place, rows: item.index_rows() });
             if let Some(customer) = item.customer.as_ref().filter(|_| item.is_windowed()) {
                 windows.insert((Arc::clone(&item.application), Arc::clone(customer)));
@@ -192,7 +212,20 @@ impl EmptyingStore {
         // What is left of a window ends when it was to end, and nothing joins it any more.
         let windows = windows.into_iter();
         ops.extend(windows.map(|(application, customer)| Op::DeleteWindow { application, customer }));
-        ops.push(Op::PutQueue(queue.clone()));
+        for queue in self.queues.iter_mut().filter(|queue| queue.taken > 0) {
+            let count = removed.get(&*queue.row.queue).copied().unwrap_or(0);
+            queue.has_left |= count < queue.taken;
+            queue.row.count = queue.row.count.saturating_sub(count);
+            if let Some(next) = queue.next.filter(|_| !queue.has_left) {
+                queue.row.low = next;
+            }
+            if count > 0 {
+                ops.push(Op::PutQueue(queue.row.clone()));
+            }
+        }
+        if ops.is_empty() {
+            return Ok(());
+        }
         self.token += 1;
         self.store.commit(&[CommitGroup { ops, token: self.token, marks: self.marks, hurried: true }])
     }

@@ -1,6 +1,6 @@
 //! Tests of emptying a store: everything is read once, and only what was removed is gone.
 
-use super::emptying::{EmptyingStore, STEP_ITEMS};
+use super::emptying::{EmptyingStore, StepOf, STEP_ITEMS};
 use super::ground::{on_each, GroundKind};
 use super::tests::{given, group, item, key, named, put_item, verdict, APP};
 use super::verify::{verify, RowFault, WalkStep, Watcher};
@@ -83,23 +83,22 @@ fn told(items: &[Stored]) -> Vec<(&str, u64, u64)> {
 fn what_was_removed_is_gone_and_what_was_not_is_there_again(kind: GroundKind) {
     let (ground, mut store) = filled(kind);
     assert_eq!((store.items(), store.held_back(0)), (8, vec![]));
-    let first = store.step().unwrap().unwrap();
-    assert_eq!(told(&first), [(APP, 50, 1), (APP, 60, 2), (APP, 900, 5), (APP, 900, 6)]);
+    let first = store.step(StepOf::Items).unwrap().unwrap();
+    // Each queue in the order in which it would leave: a window of the other one has closed at 30.
+    let of_app = [(APP, 50, 1), (APP, 60, 2), (APP, 900, 5), (APP, 900, 6)];
+    let of_other = [("other", 30, 8), ("other", 30, 9), ("other", 40, 4)];
+    assert_eq!(told(&first), [&of_app[..], &of_other].concat());
     assert!(first.iter().all(|item| item.content.is_some()));
     store.close().unwrap();
     let mut store = opened(&ground);
-    let again = store.step().unwrap().unwrap();
+    let again = store.step(StepOf::Items).unwrap().unwrap();
     assert_eq!(again, first);
-    store.remove(&again, false).unwrap();
-    assert_eq!(store.items(), 8);
-    // In the order in which they would leave: their window has closed at 30.
-    let third = store.step().unwrap().unwrap();
-    assert_eq!(told(&third), [("other", 30, 8), ("other", 30, 9), ("other", 40, 4)]);
-    store.remove(&third, false).unwrap();
-    let letters = store.step().unwrap().unwrap();
-    assert_eq!(told(&letters), [("", 7, 3)], "they come last");
-    store.remove(&letters, false).unwrap();
-    assert_eq!(store.step().unwrap(), None);
+    store.remove(&again).unwrap();
+    assert_eq!(store.step(StepOf::Items).unwrap(), None);
+    let letters = store.step(StepOf::Letters).unwrap().unwrap();
+    assert_eq!(told(&letters), [("", 7, 3)]);
+    store.remove(&letters).unwrap();
+    assert_eq!(store.step(StepOf::Letters).unwrap(), None);
     store.keep().unwrap();
     store.close().unwrap();
     let OpenStore { store, opened, .. } = ground.open();
@@ -124,22 +123,23 @@ impl Watcher for Sound {
 
 fn an_item_that_stays_is_met_again_and_the_others_are_not(kind: GroundKind) {
     let (ground, mut store) = filled(kind);
-    while let Some(mut items) = store.step().unwrap() {
-        let before = items.len();
+    while let Some(mut items) = store.step(StepOf::Items).unwrap() {
         items.retain(|item| item.given != Some(given(2)) && item.key.seq != 9);
-        store.remove(&items, items.len() < before).unwrap();
+        store.remove(&items).unwrap();
     }
     store.close().unwrap();
     for _ in 0..2 {
         let mut store = opened(&ground);
-        assert_eq!(store.items(), 2);
-        let first = store.step().unwrap().unwrap();
-        assert_eq!(told(&first), [(APP, 60, 2)]);
-        store.remove(&[], true).unwrap();
-        let second = store.step().unwrap().unwrap();
-        assert_eq!(told(&second), [("other", 30, 9)]);
-        assert_eq!(store.step().unwrap(), None);
+        assert_eq!(store.items(), 3);
+        let left = store.step(StepOf::Items).unwrap().unwrap();
+        assert_eq!(told(&left), [(APP, 60, 2), ("other", 30, 9)]);
+        store.remove(&[]).unwrap();
+        assert_eq!(store.step(StepOf::Items).unwrap(), None);
         store.close().unwrap();
+    }
+    if let ground::Ground::Disk(folder) = &ground {
+        let summary = verify(folder.path(), 32 << 20, &mut Sound).unwrap();
+        assert_eq!((summary.items, summary.dead_letters, summary.faults), (2, 1, 0));
     }
 }
 
@@ -159,16 +159,16 @@ fn many_items_and_large_bodies_come_in_steps(kind: GroundKind) {
     let mut store = opened(&ground);
     let mut seen: Vec<(String, u64)> = Vec::new();
     let mut steps = 0;
-    while let Some(items) = store.step().unwrap() {
+    while let Some(items) = store.step(StepOf::Items).unwrap() {
         assert!(items.len() <= STEP_ITEMS);
         assert!(items.iter().all(|item| item.content.is_some()));
         seen.extend(items.iter().map(|item| (item.queue().to_owned(), item.key.seq)));
-        store.remove(&items, false).unwrap();
+        store.remove(&items).unwrap();
         steps += 1;
     }
-    let wanted: Vec<_> = (1..=many).map(|seq| (APP.to_owned(), seq)).collect();
-    let larger = (1..=3).map(|seq| ("large".to_owned(), seq));
-    assert_eq!(seen, wanted.into_iter().chain(larger).collect::<Vec<_>>());
+    // Each queue in its order.
+    let of = |queue: &str| seen.iter().filter(|(of, _)| of == queue).map(|(_, seq)| *seq).collect::<Vec<_>>();
+    assert_eq!((of(APP), of("large")), ((1..=many).collect(), vec![1, 2, 3]));
     assert!((4..=6).contains(&steps), "{steps}");
     store.close().unwrap();
 }
@@ -180,11 +180,9 @@ fn a_letter_leaves_the_id_to_the_item_that_has_it_now(kind: GroundKind) {
     store.commit(&[group(3, ops)]).unwrap();
     store.close().unwrap();
     let mut store = opened(&ground);
-    assert_eq!(store.step().unwrap().unwrap().len(), 1);
-    store.remove(&[], true).unwrap();
-    let letters = store.step().unwrap().unwrap();
+    let letters = store.step(StepOf::Letters).unwrap().unwrap();
     assert!(letters[0].dead.is_some() && letters[0].given.is_some());
-    store.remove(&letters, false).unwrap();
+    store.remove(&letters).unwrap();
     store.close().unwrap();
     let mut store = ground.open().store;
     let found = find_tests::find(&mut *store, vec![find_tests::wanted(given(2), &[])]);

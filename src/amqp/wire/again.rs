@@ -140,6 +140,9 @@ impl Message<'_> {
         fingerprint.text(retried.map(fields::show).as_deref());
         fingerprint.text(Some(&id));
         fingerprint.text(Some(&comeback.retry.to_string()));
+        if fields::is_moved(self.properties) {
+            fingerprint.text(Some("moved"));
+        }
         fingerprint.part(application.as_bytes());
         fingerprint.part(body);
         let at = Comeback::due(Some(&comeback), wished);

@@ -6,6 +6,7 @@ use super::header_value::{header_value, HeaderValue};
 use super::time::{self, Given, TimeFault};
 use super::trace::TRACEPARENT;
 use lapin::types::{AMQPValue, FieldTable};
+use lapin::BasicProperties;
 use std::borrow::Cow;
 use std::fmt::Display;
 use tidegate_config::rfc3339::Rounding;
@@ -22,6 +23,10 @@ pub(crate) const DEATHS: &str = "x-death";
 /// Set on what is sent back, with another value each time: so equal bytes are another request, and not a
 /// redelivery of the ended one.
 pub(crate) const RETRIED: &str = "x-tidegate-retried";
+/// Header of a moved item. A step of a move may be repeated, and what was cancelled or has died in between
+/// must not come to life again. So a request with this header is judged as one that the broker delivers
+/// again: it is dropped if an equal one has ended.
+pub(crate) const MOVED: &str = "x-tidegate-moved";
 /// Longest error sentence, bytes. It travels as a header.
 const MAX_SENTENCE: usize = 500;
 /// Most characters of an offending value that are repeated in a sentence.
@@ -99,6 +104,17 @@ impl<'a> Fields<'a> {
     pub(crate) fn is_field(name: &str) -> bool {
         Fields::default().slot(name).is_some()
     }
+}
+
+/// Whether a request is a moved item, and may have been published before.
+pub fn is_moved(properties: &BasicProperties) -> bool {
+    properties.headers().as_ref().is_some_and(|headers| headers.contains_key(MOVED))
+}
+
+/// Headers that a broker writes into each message that is published, if it is configured so
+/// (`message_interceptors`).
+pub(crate) fn is_stamp(name: &str) -> bool {
+    matches!(name, TIMESTAMP_IN_MS | "x-routed-by")
 }
 
 /// For each header that nearly has the name of one with a meaning, the name that was probably meant.

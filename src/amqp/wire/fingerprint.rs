@@ -6,8 +6,9 @@
 //! since both requests belong to the producer that names the id: the hash need only be quick (XXH3). A
 //! request without an id has no fingerprint.
 
+use super::fields::{is_moved, is_stamp};
 use super::message::Message;
-use super::properties::{put_headers, TooDeep};
+use super::properties::{put_headers, Basic, TooDeep};
 use lapin::types::AMQPValue;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -39,10 +40,15 @@ impl Fingerprint {
     ) -> Result<Self, TooDeep> {
         let mut fingerprint = Fingerprint::new();
         let properties = message.properties;
-        let marked = properties.headers().iter().flatten().any(|(name, _)| is_of_broker(name.as_str()));
+        // A broker may write these anew into each copy of a moved item.
+        let moved = is_moved(properties);
+        let basic = if moved { Basic { timestamp: None, ..message.basic } } else { message.basic };
+        let marked =
+            moved || properties.headers().iter().flatten().any(|(name, _)| is_of_broker(name.as_str()));
         if marked {
-            let sent = |name: &str, _: &AMQPValue| !is_of_broker(name) && keep(name);
-            let kept = message.basic.write(|out| put_headers(out, properties, sent))?;
+            let sent =
+                |name: &str, _: &AMQPValue| !is_of_broker(name) && keep(name) && !(moved && is_stamp(name));
+            let kept = basic.write(|out| put_headers(out, properties, sent))?;
             fingerprint.part(&kept);
         } else {
             fingerprint.part(stored);

@@ -29,10 +29,9 @@ const LARGEST_FRAME: usize = 1 << 20;
 /// Longest header that a message keeps whose headers do not fit into a frame with the table, bytes.
 const MOST_KEPT: usize = 256;
 
-/// Headers that a copy does not carry under their own names: they route it, or a broker that is configured so
-/// writes them into each message that is published (`message_interceptors`).
+/// Headers that a copy does not carry under their own names: they route it, or the broker writes them anew.
 fn is_hidden(name: &str) -> bool {
-    matches!(name, "CC" | "BCC" | FORWARD | fields::TIMESTAMP_IN_MS | "x-routed-by")
+    matches!(name, "CC" | "BCC" | FORWARD) || fields::is_stamp(name)
 }
 
 /// A message as it was delivered.

@@ -21,16 +21,6 @@ use tidegate_config::Readings;
 use tidegate_types::event::Stored;
 use tidegate_types::{AssignedId, NewItem, RequestBody};
 
-/// Header of a moved item. A step of a move may be repeated, and what was cancelled or has died in between
-/// must not come to life again. So a request with this header is judged as one that the broker delivers
-/// again: it is dropped if an equal one has ended.
-const MOVED: &str = "x-tidegate-moved";
-
-/// Whether a request is a moved item, and may have been published before.
-pub fn is_moved(properties: &BasicProperties) -> bool {
-    properties.headers().as_ref().is_some_and(|headers| headers.contains_key(MOVED))
-}
-
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct MovedRequest {
@@ -67,7 +57,7 @@ impl MovedRequest {
             set_number(&mut headers, fields::DELIVER_BEFORE, expiry);
         }
         set_text(&mut headers, fields::ON_DUPLICATE, "keep");
-        set_text(&mut headers, MOVED, &format!("{store_identity:016x}"));
+        set_text(&mut headers, fields::MOVED, &format!("{store_identity:016x}"));
         if let Some(tries) = item.retry.checked_sub(1) {
             set_number(&mut headers, batch_header::RETRY, tries.into());
         }

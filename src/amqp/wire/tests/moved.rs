@@ -140,6 +140,30 @@ fn what_came_back_keeps_its_time_and_its_number_of_tries() {
 }
 
 #[test]
+fn a_repeated_step_is_known_though_the_broker_stamps_each_copy() {
+    let item = stored(item(take(with(&[("lang", text("de"))]).with_message_id("m".into()), b"x")));
+    let prints: Vec<u64> = [1, 2]
+        .map(|n| {
+            let request = moved(&item);
+            let mut headers = request.properties.headers().clone().unwrap();
+            headers.insert("timestamp_in_ms".into(), number(NOW as i64 + n));
+            headers.insert("x-routed-by".into(), text(&format!("rabbit@{n}")));
+            let properties = request.properties.with_headers(headers).with_timestamp(n.cast_unsigned());
+            super::item(from("tidegate.in", "orders", properties, &request.body)).fingerprint
+        })
+        .into();
+    assert_eq!(prints[0], prints[1]);
+}
+
+#[test]
+fn an_expiry_that_a_number_would_turn_into_seconds_is_over_all_the_same() {
+    let properties = with(&[("x-deliver-before", text("1970-01-02T00:00:00Z"))]);
+    let item = stored(item(take(properties, b"x")));
+    assert_eq!((item.expiry, check(&item)), (Some(86_400_000), Ok(())));
+    assert!(taken(&moved(&item)).expiry.is_some_and(|expiry| expiry < NOW));
+}
+
+#[test]
 fn what_would_be_refused_there_says_why() {
     let late = stored(item(take(with(&[("x-delay", number(5 * DAY as i64))]), b"x")));
     let large = stored(item(take(BasicProperties::default(), &[7; 2_000])));
