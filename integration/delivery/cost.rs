@@ -10,14 +10,16 @@ const COUNT: u32 = 300;
 const SPREAD_MS: i64 = 1_500;
 
 /// Publishes items with own times, spread over a while. Without ids, because a new id may need a query to the
-/// store, which ends the delay that batches commits.
-fn push_spread(site: &Site<'_>, daemon: &Daemon) {
-    let base = i64::try_from(now_ms()).expect("a date") + 4_000;
+/// store, which ends the delay that batches commits. Returns when the first one is due, UTC ms.
+fn push_spread(site: &Site<'_>, daemon: &Daemon) -> u64 {
+    let first = now_ms() + 4_000;
+    let base = i64::try_from(first).expect("a date");
     site.client.publish_all((0..COUNT).map(|n| {
         let at = base + i64::from(n) * SPREAD_MS / i64::from(COUNT);
         site.push("shop", "{}").number("x-deliver-at", at)
     }));
     wait_until("they wait", Duration::from_secs(20), || daemon.items("waiting") == u64::from(COUNT));
+    first
 }
 
 fn commits(daemon: &Daemon) -> u64 {
@@ -29,13 +31,15 @@ fn what_was_delivered_is_removed_many_items_a_commit() {
     let site = Site::new("removed");
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config());
-    push_spread(&site, &daemon);
+    let first = push_spread(&site, &daemon);
     let before = commits(&daemon);
     assert_eq!(inbox.items(COUNT as usize, Duration::from_secs(30)).len(), COUNT as usize);
     wait_until("nothing is left", Duration::from_secs(10), || daemon.items("waiting") == 0);
-    // One commit every 100 ms makes 15; one for each message, or every 10 ms, would make far more.
-    let made = commits(&daemon) - before;
-    assert!(made <= u64::from(COUNT) / 4, "{made} commits while {COUNT} messages left");
+    // One commit every 100 ms makes 15; one for each message, or every 10 ms, would make far more. On a machine
+    // with other work they leave over a longer time.
+    let (made, time) = (commits(&daemon) - before, now_ms().saturating_sub(first));
+    let most = (u64::from(COUNT) / 4).max(time / 100 + 30);
+    assert!(made <= most, "{made} commits while {COUNT} messages left in {time} ms");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use crate::guard;
 use crate::ports::free_port;
 use crate::require::{on_path, require};
-use crate::util::wait_until;
+use crate::util::{wait_until, LEAST_WAIT};
 use base64::{engine::general_purpose::STANDARD, Engine};
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::{json, Value};
@@ -21,7 +21,7 @@ use ureq::Agent;
 /// Longest wait for an answer of the driver; the first request starts a browser.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Longest wait for the page to show something.
-const SHOWN_WITHIN: Duration = Duration::from_secs(20);
+const SHOWN_WITHIN: Duration = LEAST_WAIT;
 /// Longest time for browser and driver to end on request.
 const END_WITHIN: Duration = Duration::from_secs(5);
 /// Key of an element reference in WebDriver's answers.
@@ -90,9 +90,14 @@ impl Browser {
         told.unwrap_or_else(|error| panic!("{path} {body}: {error}"))
     }
 
-    /// Navigates to an address.
+    /// Navigates to an address, and waits until the scripts of the page have begun: on a busy machine the driver
+    /// may answer before, and a click on a button without its listener is lost.
     pub fn open(&self, url: &str) {
         self.post("/url", &json!({ "url": url }));
+        self.wait(&format!(
+            "location.href.startsWith({}) && document.readyState === 'complete'",
+            Value::from(url)
+        ));
     }
 
     /// Runs a script in the page and returns its `return` value.
