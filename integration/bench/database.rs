@@ -2,14 +2,13 @@
 //! steady rate, and through kills of its owner, whose store another daemon takes over.
 
 use crate::book::{run as figures, Bench, Book, Case, Run};
-use crate::load::{customer, number, number_in, Ends, Ids, Progress, Steady, APPLICATION};
+use crate::load::{customer, timed, Arrivals, Ends, Ids, Progress, Steady, APPLICATION};
 use crate::report::told_whole;
 use crate::throughput::{arrive, clean, taken_in, windowed, CUSTOMERS};
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    holds_within, now_ms, percentile, wait_until, Config, Daemon, Database, Inbox, Node, RawProperties, Site,
+    holds_within, percentile, wait_until, Config, Daemon, Database, Node, RawProperties, Site,
 };
 
 pub const GROUP: &str = "database";
@@ -114,25 +113,10 @@ struct Flow {
     load: Progress,
     /// Whether what arrives is still noted.
     notes: Progress,
-    /// Distinct requests, repeats not counted.
-    arrived: AtomicU64,
-    repeats: AtomicU64,
+    arrivals: Arrivals,
 }
 
 impl Flow {
-    fn arrived(&self) -> u64 {
-        self.arrived.load(Ordering::Relaxed)
-    }
-
-    fn note(&self, inbox: &mut Inbox) {
-        let mut known = HashSet::new();
-        while !self.notes.over.load(Ordering::Relaxed) {
-            let Some(received) = inbox.poll(Duration::from_millis(100)) else { continue };
-            let counter = if known.insert(number_in(&received.body)) { &self.arrived } else { &self.repeats };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
     fn sent(&self) -> u64 {
         self.load.sent.load(Ordering::Relaxed)
     }
@@ -140,8 +124,8 @@ impl Flow {
     /// Waits until all that was sent by now has arrived. Returns how much has not.
     fn missing(&self) -> u64 {
         let sent = self.sent();
-        holds_within(LIMIT, || self.arrived() >= sent);
-        sent.saturating_sub(self.arrived())
+        holds_within(LIMIT, || self.arrivals.distinct() >= sent);
+        sent.saturating_sub(self.arrivals.distinct())
     }
 }
 
@@ -162,14 +146,9 @@ fn killed(node: &Node, server: &Database, kills: u64) -> Run {
     let mut takeovers = Vec::new();
     let lost = std::thread::scope(|scope| {
         let feeder = scope.spawn(|| {
-            load.feed(node, (&site.ingest(), APPLICATION), &flow.load, |n, delay_ms| {
-                RawProperties::default()
-                    .headers(&number("x-deliver-at", now_ms() + delay_ms))
-                    .persistent()
-                    .message_id(format!("request-{n}").as_bytes())
-            });
+            load.feed(node, (&site.ingest(), APPLICATION), &flow.load, timed);
         });
-        scope.spawn(|| flow.note(&mut inbox));
+        scope.spawn(|| flow.arrivals.note(&mut inbox, &flow.notes.over));
         let (ends, _notes) = (Ends(&flow.load), Ends(&flow.notes));
         for _ in 0..kills {
             wait_until("the spare stands by", LIMIT, || spare.stage() == "standby");
@@ -191,7 +170,7 @@ fn killed(node: &Node, server: &Database, kills: u64) -> Run {
     figures([
         ("takeover_p50_s", seconds(50.0)),
         ("takeover_most_s", seconds(100.0)),
-        ("repeats", flow.repeats.load(Ordering::Relaxed) as f64),
+        ("repeats", flow.arrivals.repeats() as f64),
         ("lost", lost as f64),
     ])
 }
@@ -199,10 +178,10 @@ fn killed(node: &Node, server: &Database, kills: u64) -> Run {
 /// From the kill to the first arrival after half a second without one, us.
 fn silence_after(flow: &Flow, killed: Instant) -> i64 {
     const SILENT: Duration = Duration::from_millis(500);
-    let (mut last, mut since) = (flow.arrived(), Instant::now());
+    let (mut last, mut since) = (flow.arrivals.distinct(), Instant::now());
     loop {
         std::thread::sleep(Duration::from_millis(5));
-        let now = flow.arrived();
+        let now = flow.arrivals.distinct();
         if now != last {
             if since.elapsed() >= SILENT {
                 return i64::try_from(killed.elapsed().as_micros()).unwrap_or(i64::MAX);

@@ -1,13 +1,12 @@
 //! `kill -9` under load: the time until the backlog is back at its former level.
 
 use crate::book::{run as figures, Bench, Book, Case, Run};
-use crate::load::{number, number_in, Ends, Progress, Steady, APPLICATION};
+use crate::load::{timed, Arrivals, Ends, Progress, Steady, APPLICATION};
 use crate::report::told_whole;
 use crate::throughput::clean;
-use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tidegate_harness::{now_ms, wait_until, Daemon, Inbox, Node, RawProperties, Site};
+use tidegate_harness::{wait_until, Daemon, Node, Site};
 
 pub const GROUP: &str = "kills";
 const RATE: u64 = 3_000;
@@ -33,16 +32,14 @@ pub fn run(bench: &Bench, book: &mut Book) {
 #[derive(Default)]
 struct Behind {
     load: Progress,
-    /// Distinct requests, repeats not counted.
-    arrived: AtomicU64,
-    repeats: AtomicU64,
+    arrivals: Arrivals,
 }
 
 impl Behind {
     fn now(&self) -> u64 {
         // In this order: an arrival between the two reads can only make the result too small.
         let sent = self.load.sent.load(Ordering::Relaxed);
-        sent.saturating_sub(self.arrived.load(Ordering::Relaxed))
+        sent.saturating_sub(self.arrivals.distinct())
     }
 
     /// The maximum within this time.
@@ -55,15 +52,6 @@ impl Behind {
         }
         most
     }
-
-    fn note(&self, inbox: &mut Inbox) {
-        let mut known = HashSet::new();
-        while !self.load.over.load(Ordering::Relaxed) {
-            let Some(received) = inbox.poll(Duration::from_millis(100)) else { continue };
-            let counter = if known.insert(number_in(&received.body)) { &self.arrived } else { &self.repeats };
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 }
 
 fn killed(node: &Node, kills: u64) -> Run {
@@ -75,15 +63,9 @@ fn killed(node: &Node, kills: u64) -> Run {
     let behind = Behind::default();
     let run = std::thread::scope(|scope| {
         scope.spawn(|| {
-            load.feed(node, (&site.ingest(), APPLICATION), &behind.load, |n, delay_ms| {
-                // Due at the planned time, however late tidegate receives it.
-                RawProperties::default()
-                    .headers(&number("x-deliver-at", now_ms() + delay_ms))
-                    .persistent()
-                    .message_id(format!("request-{n}").as_bytes())
-            });
+            load.feed(node, (&site.ingest(), APPLICATION), &behind.load, timed);
         });
-        scope.spawn(|| behind.note(&mut inbox));
+        scope.spawn(|| behind.arrivals.note(&mut inbox, &behind.load.over));
         let _ends = Ends(&behind.load);
         kill(&mut daemon, &behind, kills)
     });
@@ -113,6 +95,6 @@ fn kill(daemon: &mut Daemon, behind: &Behind, kills: u64) -> Run {
         ("seconds", seconds),
         ("level", level as f64),
         ("highest", highest as f64),
-        ("repeats", behind.repeats.load(Ordering::Relaxed) as f64),
+        ("repeats", behind.arrivals.repeats() as f64),
     ])
 }

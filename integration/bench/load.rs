@@ -1,9 +1,10 @@
 //! The messages sent to tidegate and to its peers, by a publisher with little overhead.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::FieldTable;
-use tidegate_harness::{now_ms, text, Client, Node, Raw, RawProperties};
+use tidegate_harness::{now_ms, text, Client, Inbox, Node, Raw, RawProperties};
 
 /// Default body size, bytes.
 pub const BODY: usize = 200;
@@ -173,6 +174,44 @@ impl Drop for Ends<'_> {
     fn drop(&mut self) {
         self.0.over.store(true, Ordering::Relaxed);
     }
+}
+
+/// What has arrived of a load of [`Steady::feed`].
+#[derive(Default)]
+pub struct Arrivals {
+    distinct: AtomicU64,
+    repeats: AtomicU64,
+}
+
+impl Arrivals {
+    /// Notes what arrives until `over`.
+    pub fn note(&self, inbox: &mut Inbox, over: &AtomicBool) {
+        let mut known = HashSet::new();
+        while !over.load(Ordering::Relaxed) {
+            let Some(received) = inbox.poll(Duration::from_millis(100)) else { continue };
+            let counter =
+                if known.insert(number_in(&received.body)) { &self.distinct } else { &self.repeats };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Requests that have arrived, repeats not counted.
+    pub fn distinct(&self) -> u64 {
+        self.distinct.load(Ordering::Relaxed)
+    }
+
+    /// Repeats of them.
+    pub fn repeats(&self) -> u64 {
+        self.repeats.load(Ordering::Relaxed)
+    }
+}
+
+/// Properties of a request with an id that is due at the planned time, however late tidegate receives it.
+pub fn timed(request: u64, delay_ms: u64) -> RawProperties {
+    RawProperties::default()
+        .headers(&number("x-deliver-at", now_ms() + delay_ms))
+        .persistent()
+        .message_id(format!("request-{request}").as_bytes())
 }
 
 /// The number at the beginning of a body from [`Steady::feed`].

@@ -208,18 +208,11 @@ impl Export {
             return Ok(None);
         };
         let FrozenPage { rows, next } = self.frozen.page(part, self.behind.as_ref())?;
-        let lines = match part {
-            KeyspaceId::Items => self.state.items(&*self.frozen, &rows)?,
-            KeyspaceId::Queues
-            | KeyspaceId::Windows
-            | KeyspaceId::Ended(_)
-            | KeyspaceId::Customers
-            | KeyspaceId::Identities
-            | KeyspaceId::Closings
-            | KeyspaceId::Meta => {
-                let lines = rows.iter().map(|(key, value)| self.state.row(part, key, value).transpose());
-                lines.flatten().collect::<Result<_, _>>()?
-            }
+        let lines = if part == KeyspaceId::Items {
+            self.state.items(&*self.frozen, &rows)?
+        } else {
+            let lines = rows.iter().map(|(key, value)| self.state.row(part, key, value).transpose());
+            lines.flatten().collect::<Result<_, _>>()?
         };
         if next.is_none() {
             self.parts.pop();

@@ -205,19 +205,12 @@ impl PgRows {
         id: KeyspaceId,
         behind: Option<&RowBytes>,
     ) -> Result<FrozenPage, ReadError> {
-        let mut page = match id {
-            KeyspaceId::Ended(bucket) => self.ended_page(bucket, behind)?,
-            KeyspaceId::Items
-            | KeyspaceId::Customers
-            | KeyspaceId::Identities
-            | KeyspaceId::Queues
-            | KeyspaceId::Windows
-            | KeyspaceId::Closings
-            | KeyspaceId::Meta => {
-                let (first, end) = everything();
-                let from = behind.map_or(first, |key| after(key));
-                self.page_of(id, &(from, end), PAGE_ROWS, PAGE_BYTES as u64)?
-            }
+        let mut page = if let KeyspaceId::Ended(bucket) = id {
+            self.ended_page(bucket, behind)?
+        } else {
+            let (first, end) = everything();
+            let from = behind.map_or(first, |key| after(key));
+            self.page_of(id, &(from, end), PAGE_ROWS, PAGE_BYTES as u64)?
         };
         if id == KeyspaceId::Items {
             // The bodies of the others come with the next page.
