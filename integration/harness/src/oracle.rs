@@ -44,9 +44,13 @@ const BEFORE_US: u64 = 5_000_000;
 const AFTER_US: u64 = 5_000_000;
 
 impl Span {
-    fn explains(&self, first: Arrival, again_us: u64) -> bool {
+    /// Whether an item that was due at `due_us` and first arrived then may arrive again at `again_us`.
+    fn explains(&self, due_us: u64, first: Arrival, again_us: u64) -> bool {
         let near = first.at_us + BEFORE_US >= self.from_us;
-        near && again_us >= self.from_us && self.to_us.is_none_or(|to| first.queued_us <= to + AFTER_US)
+        let until = self.to_us.map_or(u64::MAX, |to| to + AFTER_US);
+        // The process that was about to send it when the fault began may do so long after another one has.
+        let about_to_leave = due_us <= self.from_us && due_us + BEFORE_US >= self.from_us;
+        near && again_us >= self.from_us && (first.queued_us <= until || about_to_leave)
     }
 }
 
@@ -212,13 +216,15 @@ impl Ledger {
             }
             if again {
                 log.repeats.push(item.id.clone());
-                if !log.faults.iter().any(|span| span.explains(first, at_us)) {
+                if !log.faults.iter().any(|span| span.explains(due_us, first, at_us)) {
                     let ms_ago = |us: u64| at_us.saturating_sub(us) / 1000;
                     let since = log.faults.iter().rev().find(|span| span.from_us <= at_us);
+                    let begun = since.map(|span| ms_ago(span.from_us));
                     let healed = since.and_then(|span| span.to_us).map(ms_ago);
                     log.unexplained.push(format!(
-                        "{} (publish {attempt}; first {} ms before, queued {} ms before, last fault healed {healed:?} ms before)",
+                        "{} (publish {attempt}; due {} ms before, first {} ms before, queued {} ms before, last fault begun {begun:?} and healed {healed:?} ms before)",
                         item.id,
+                        ms_ago(due_us),
                         ms_ago(first.at_us),
                         ms_ago(first.queued_us),
                     ));
