@@ -290,7 +290,7 @@ echo "==> tests"
 jobs= beside=
 if has blackbox; then
 	# These tests mostly wait, for due times and for peers that do not answer.
-	(RUST_TEST_THREADS=${TEST_THREADS:-$((7 * $(nproc) / 2))} run integration "$(program build test integration)" \
+	(RUST_TEST_THREADS=${TEST_THREADS:-$((5 * $(nproc)))} run integration "$(program build test integration)" \
 		${suites:---skip ::alone::}) &
 	jobs="$jobs $!"
 	if [ -z "$suites" ]; then
