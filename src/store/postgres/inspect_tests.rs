@@ -6,11 +6,10 @@ use super::connect::DatabaseLink;
 use super::inspect::inspect;
 use super::pooling::evidence;
 use super::rights::try_rights;
-use super::schema::{try_make, MakeTrial, LOCK};
+use super::schema::{lock, try_make, MakeTrial};
 use crate::ended_tests::{begin, remember};
 use crate::ground::{Ground, GroundKind, PgGround};
 use crate::tests::{delete, everything, given, group, key, put};
-use crate::thread_tests::SOON;
 use std::time::{Duration, Instant};
 use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_common::clock;
@@ -24,19 +23,6 @@ fn ground() -> PgGround {
 
 fn inspected(ground: &PgGround) -> Vec<CheckLine> {
     inspect(&ground.config().database.unwrap(), 1)
-}
-
-/// The same at a moment at which no daemon of another test makes tables: the lock for that is one for all
-/// schemas.
-fn inspected_undisturbed(ground: &PgGround) -> Vec<CheckLine> {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
-        let lines = inspected(ground);
-        let disturbed = lines.iter().any(|line| line.text.contains("makes the tables in schema"));
-        if !disturbed || Instant::now() > end {
-            return lines;
-        }
-    }
 }
 
 fn faults(lines: &[CheckLine]) -> Vec<&str> {
@@ -56,7 +42,7 @@ fn an_examination_leaves_nothing_behind() {
              FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = '$')",
         )
     };
-    let lines = inspected_undisturbed(&ground);
+    let lines = inspected(&ground);
     let is_told = |text: &str| lines.iter().any(|line| line.text.contains(text));
     assert!(faults(&lines).is_empty() && is_told("the first start makes them"), "{lines:?}");
     assert_eq!(seen(), "0|0");
@@ -76,19 +62,13 @@ fn tables_that_appear_during_an_examination_are_no_obstacle() {
     let ground = ground();
     let schema = ground.config().database.unwrap().schema;
     let (first, second) = (link(&ground), link(&ground));
-    // The lock is one for all schemas, and other tests make theirs meanwhile.
-    let tried = || {
-        let end = Instant::now() + SOON;
-        loop {
-            let tried = try_make(&first, &schema, 1).unwrap();
-            if tried != MakeTrial::Busy || end < Instant::now() {
-                return tried;
-            }
-        }
-    };
+    let tried = || try_make(&first, &schema, 1).unwrap();
     assert_eq!(tried(), MakeTrial::Possible);
-    second.execute(&format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})")).unwrap();
-    assert_eq!(try_make(&first, &schema, 1).unwrap(), MakeTrial::Busy);
+    let holds = |name: &str| format!("BEGIN; SELECT pg_advisory_xact_lock({})", lock(name));
+    second.execute(&holds("of_others")).unwrap();
+    assert_eq!(tried(), MakeTrial::Possible);
+    second.execute(&holds(&schema)).unwrap();
+    assert_eq!(tried(), MakeTrial::Busy);
     second.execute("ROLLBACK").unwrap();
     // A daemon has made them since the last look.
     ground.open(clock::wall_ms()).unwrap().store.close().unwrap();

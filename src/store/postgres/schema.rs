@@ -13,8 +13,14 @@ const FORMAT: i32 = 3;
 /// An earlier format: the same without `key`. Such tables are for one shard, which needs none.
 const KEYLESS_FORMAT: i32 = 2;
 
-/// Number of the advisory lock under which tables are made: one daemon at a time, over all schemas.
-pub(super) const LOCK: i64 = 0x7469_6465_6761_7465;
+/// First number of the advisory locks under which tables are made.
+const LOCKS: i32 = 0x7469_6465;
+
+/// The two numbers of the advisory lock under which the tables in this schema are made, one daemon at a time.
+/// Those of other schemas differ, so nobody waits for them.
+pub(super) fn lock(name: &str) -> String {
+    format!("{LOCKS}, {}", crc32c::crc32c(name.as_bytes()).cast_signed())
+}
 
 /// SQL that makes the tables in the schema `name`, a plain name, for so many shards (1 to 256).
 ///
@@ -83,7 +89,7 @@ INSERT INTO "{name}".shards (shard, identity)
 pub(super) fn ensure(link: &DatabaseLink, name: &str, count: u16) -> Result<(), OpenError> {
     if !exists(link, name)? {
         // A second daemon finds the tables made.
-        let text = format!("BEGIN; SELECT pg_advisory_xact_lock({LOCK})");
+        let text = format!("BEGIN; SELECT pg_advisory_xact_lock({})", lock(name));
         link.execute(&text).map_err(|e| link.failed(&e))?;
         let made = if exists(link, name)? { Ok(()) } else { link.execute(&schema(name, count)) };
         let ended = link.execute(if made.is_ok() { "COMMIT" } else { "ROLLBACK" });
@@ -112,7 +118,7 @@ pub(super) enum MakeTrial {
 /// That of the statement that failed.
 pub(super) fn try_make(link: &DatabaseLink, name: &str, count: u16) -> Result<MakeTrial, DatabaseError> {
     link.execute("BEGIN")?;
-    let locked = link.words(&format!("SELECT pg_try_advisory_xact_lock({LOCK})"));
+    let locked = link.words(&format!("SELECT pg_try_advisory_xact_lock({})", lock(name)));
     let tried = locked.and_then(|rows| {
         if rows.first().is_none_or(|row| row.concat() != "t") {
             return Ok(MakeTrial::Busy);
