@@ -1,6 +1,6 @@
 //! The process ends, by a kill and by an orderly stop, under load for all shards.
 
-use super::{applications, consumed, site};
+use super::{applications, consumed, counted, site};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::TryRecvError;
@@ -67,6 +67,11 @@ fn three_kills_under_load_lose_nothing_and_explain_every_repeat() {
         let sent = ledger.confirmed_count() + count;
         wait_until("some more have come", LIMIT, || ledger.arrived_count() >= sent);
     };
+    // When an application gets its binding, requests may overtake those that are still on their way.
+    let first = load(&site, &ledger, "first", &names);
+    wait_until("all are bound", LIMIT, || counted(&daemon, "bound") == names.len() as u64);
+    first.stop();
+    assert!(ledger.arrives(LIMIT), "{} have not arrived", ledger.missing());
     let before = load(&site, &ledger, "before", &names);
     some_more(400);
     before.stop();

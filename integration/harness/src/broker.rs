@@ -82,6 +82,10 @@ struct Children {
     beam: Option<Child>,
 }
 
+/// Nodes start one after the other. Several together take as long as in turn, and on a busy machine all of them
+/// then exceed the time limit of a start.
+static STARTING: Mutex<()> = Mutex::new(());
+
 /// A program that every node but the first evaluates at its start. A node loads some 900 modules one by one,
 /// and for each of them Erlang scans the table of all exported functions. Loading all at once takes 40 % less
 /// wall and processor time.
@@ -518,6 +522,7 @@ impl Private {
     }
 
     fn launch(&self) {
+        let _turn = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut children = self.children();
         if children.epmd.is_none() {
             // In the foreground and before the node, which would otherwise start it as a daemon.
