@@ -254,7 +254,8 @@ mod alone {
     #[test]
     fn windows_that_end_together_are_soon_out_and_make_nobody_late_with_little_memory() {
         alone();
-        best_of_three(|round| end_together(&format!("whole-{round}"), 10_000));
+        // A window has to be long enough for what is published in it; on a slow machine the next one is.
+        best_of_three(|round| end_together(&format!("whole-{round}"), 5_000 << round));
     }
 
     fn end_together(name: &str, window_ms: u64) -> Result<(), String> {
