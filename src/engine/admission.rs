@@ -11,6 +11,7 @@ use super::mutant::{mutated, Mutant};
 use super::queue::Condition;
 use alloc::collections::BTreeSet;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Bound;
 use tidegate_types::{AppSettings, ClosedBy, Dead, Key, NewItem, Now, OnFull, Reason, Settings};
@@ -48,6 +49,20 @@ pub(crate) struct Limits {
     lacking: BTreeSet<QueueId>,
     /// The disk is nearly full.
     store_full: bool,
+    /// What the last request that waits for room lacks.
+    shortage: Option<MissingRoom>,
+    /// Requests that waited for room have gone back to the broker: while there is none, they would only be
+    /// returned again, and each return counts towards the queue's delivery limit.
+    kept_out: Option<MissingRoom>,
+}
+
+/// Room that a request waits for.
+#[derive(Clone, Debug)]
+enum MissingRoom {
+    /// Its application has as many items as it may have.
+    Items(Arc<str>),
+    /// As many windows are open as may be.
+    Windows,
 }
 
 impl Limits {
@@ -77,10 +92,37 @@ impl Limits {
         } else {
             self.judge_number(live, settings, applicant.queue)
         };
-        match counted {
-            LimitVerdict::Admit => judge_windows(live, settings, applicant),
-            other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => other,
+        let (verdict, shortage) = match counted {
+            LimitVerdict::Admit => (judge_windows(live, settings, applicant), MissingRoom::Windows),
+            other @ (LimitVerdict::Wait | LimitVerdict::Dead(_)) => {
+                (other, MissingRoom::Items(Arc::clone(live.queues[applicant.queue].name())))
+            }
+        };
+        if matches!(verdict, LimitVerdict::Wait) {
+            self.shortage = Some(shortage);
         }
+        verdict
+    }
+
+    /// The requests that wait for room go back to the broker.
+    pub(crate) fn keep_out(&mut self) {
+        self.kept_out = self.shortage.take();
+    }
+
+    /// Whether the request that went back for want of room would still find none.
+    pub(crate) fn keeps_out(&mut self, live: &LiveItems, settings: &Settings) -> bool {
+        let lacks = match &self.kept_out {
+            None => false,
+            Some(MissingRoom::Items(name)) => {
+                let queue = live.queues.find(name);
+                queue.is_some_and(|queue| matches!(one_more(live, queue), LimitVerdict::Wait))
+            }
+            Some(MissingRoom::Windows) => live.customers().open_windows() >= settings.customers,
+        };
+        if !lacks {
+            self.kept_out = None;
+        }
+        lacks
     }
 
     /// Whether one more item exceeds the number of applications, or of items of this one.
@@ -103,8 +145,7 @@ impl Limits {
                 OnFull::Pause | OnFull::DropNewest => {}
             }
         }
-        let slack = live.thresholds().trim_slack;
-        judge_waiting(settings, known.name(), known.total(), slack, || known.has_droppable())
+        one_more(live, queue)
     }
 
     /// Closes windows of queues at their limit. Whether there is more to do.
@@ -169,7 +210,7 @@ impl Limits {
         let Some((max, name)) = live
             .queues
             .get(queue)
-            .map(|known| (live.queues.settings_of(queue).max_waiting, alloc::sync::Arc::clone(known.name())))
+            .map(|known| (live.queues.settings_of(queue).max_waiting, Arc::clone(known.name())))
         else {
             self.trimming.remove(&queue);
             return;
@@ -218,6 +259,7 @@ impl Limits {
         }
         self.flushing.clear();
         self.trim_from = None;
+        self.kept_out = None;
     }
 }
 
@@ -234,6 +276,13 @@ fn judge_applications(is_new: bool, occupied: u64, letters: bool, max: u64) -> L
 /// Whether an application with this many items is at its limit.
 fn is_full(settings: &AppSettings, total: u64) -> bool {
     settings.max_waiting > 0 && total >= settings.max_waiting
+}
+
+/// Decides about one more item of this application.
+fn one_more(live: &LiveItems, queue: QueueId) -> LimitVerdict {
+    let (known, settings) = (&live.queues[queue], live.queues.settings_of(queue));
+    let slack = live.thresholds().trim_slack;
+    judge_waiting(settings, known.name(), known.total(), slack, || known.has_droppable())
 }
 
 /// Decides about one more item of an application that has `total`. `slack`: how many it may have beyond its

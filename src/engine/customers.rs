@@ -159,7 +159,7 @@ impl Customers {
     /// members' numbers.
     pub(crate) fn own_key(&self, customer: Option<CustomerId>, due: u64, seq: u64, span: u64) -> Key {
         let window = customer.and_then(|id| self.window(id));
-        let near = |place: &Key| place.due == due && seq - place.window <= span;
+        let near = |place: &Key| place.due == due && seq.saturating_sub(place.window) <= span;
         window.map(Window::place).filter(near).map_or(Key::own(due, seq), |place| Key { seq, ..place })
     }
 
@@ -500,7 +500,7 @@ impl CustomerMut<'_> {
         if window.would_overflow(weight, customer.overhead, self.active.settings().max_bytes) {
             return Some(ClosedBy::Bytes);
         }
-        (seq - window.place().window > span).then_some(ClosedBy::Count)
+        (seq.saturating_sub(window.place().window) > span).then_some(ClosedBy::Count)
     }
 
     /// Counts a new item into the open window. Returns the place of its members in the store.

@@ -258,15 +258,15 @@ impl Engine {
 
     // ---- what happens -------------------------------------------------------------------------------------
 
-    /// Notices steps of the wall clock. After a step forward, items that became due leave now; after a step
-    /// backward, all items wait for their times anew.
+    /// Notices steps of the wall clock, also those that are too small to be counted. After a step forward,
+    /// items that became due leave now; after a step backward, all items wait for their times anew.
     fn observe(&mut self, now: Now) {
-        let ClockStep { forward, backward, less } = self.turn_state.clocks.observe(now);
+        let ClockStep { forward, backward, less, drifted } = self.turn_state.clocks.observe(now);
         let live = &mut self.core.live;
         live.queues.observe(now);
         live.shared.counters_mut().clock_forward += u64::from(forward);
         live.shared.counters_mut().clock_backward += u64::from(backward);
-        if (forward || backward) && !mutated(Mutant::StepUnnoticed) {
+        if drifted && !mutated(Mutant::StepUnnoticed) {
             live.recheck(now);
         }
         if less {
@@ -330,7 +330,9 @@ impl Engine {
         self.arrivals.forget_deliveries(&mut self.core.live.shared.watch);
         self.scans.forget_deliveries();
         self.core.orphan_pending();
-        self.turn_state.no_room = false;
+        if ::core::mem::take(&mut self.turn_state.no_room) {
+            self.limits.keep_out();
+        }
     }
 
     fn configure(&mut self, settings: Settings, now: Now) {
@@ -495,6 +497,7 @@ impl Engine {
     /// returned to the broker.
     fn steer_intake(&mut self) {
         let stopped = self.limits.is_store_full()
+            || self.limits.keeps_out(&self.core.live, &self.settings)
             || !self.core.live.shared.journal.has_numbers()
             || self.turn_state.draining;
         let blocked = self.turn_state.no_room || self.core.live.shared.journal.is_under_pressure();

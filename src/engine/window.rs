@@ -120,6 +120,12 @@ impl Window {
         (key.due, key.window) == (self.end, self.number)
     }
 
+    /// Whether this is the key of one of its members, which waits with the others: the wall clock may have
+    /// come to the end of the window while the monotonic clock, which closes it, has not.
+    pub(crate) fn still_holds(&self, key: Key, now: Now) -> bool {
+        self.holds(key) && now.mono < self.close && now.wall <= self.end + CLOCK_SLACK_MS
+    }
+
     /// Whether members may be in the store only.
     pub(crate) fn may_have_far(&self) -> bool {
         self.far > 0 || self.former

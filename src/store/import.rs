@@ -426,8 +426,10 @@ impl StoreImport {
             }
             ExportLine::Window(line) => {
                 names(&[&line.application, &line.customer]).map_err(fault)?;
+                let row = line.row().map_err(fault)?;
+                self.is_numbered(row.window).map_err(fault)?;
                 self.told.windows += 1;
-                writes.ops.push(Op::PutWindow(line.row().map_err(fault)?));
+                writes.ops.push(Op::PutWindow(row));
             }
             ExportLine::Queue(line) => self.add_queue(&line, writes).map_err(fault)?,
             ExportLine::Store(_) => {
@@ -463,10 +465,16 @@ impl StoreImport {
         if item.key.due > LATEST || item.accepted_due > LATEST {
             return Err("`due` is out of range".to_owned());
         }
-        if item.key.seq >= self.marks.next_seq {
-            return Err("`number` is not below the `next_number` of the first line".to_owned());
-        }
+        self.is_numbered(item.key.seq.max(item.key.window))?;
         Ok(item)
+    }
+
+    /// Checks that an item may have this number: the daemon gives the next one to the next request.
+    fn is_numbered(&self, number: u64) -> Result<(), String> {
+        if number >= self.marks.next_seq {
+            return Err(format!("number {number} is not below the `next_number` of the first line"));
+        }
+        Ok(())
     }
 
     /// Whether an earlier line has brought an item with this place or id, or one of the same commit with this

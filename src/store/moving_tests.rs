@@ -303,11 +303,17 @@ fn a_line_at_fault_is_named_and_nothing_of_its_commit_is_there() {
         .fold(String::new(), |all, line| all + line + "\n");
     assert!(fault(&lacking).1.starts_with("it counts"), "{}", fault(&lacking).1);
     let (line, error) = fault(&text.replace("\"number\":4", "\"number\":4000"));
-    assert_eq!(error, "`number` is not below the `next_number` of the first line");
+    assert_eq!(error, "number 4000 is not below the `next_number` of the first line");
     let at = text.lines().position(|line| line.contains("\"number\":4")).unwrap() as u64;
     assert_eq!(line, at + 1);
     let (line, error) = fault(&text.replace("\"number\":4", "\"number\":1"));
     assert_eq!((line, &*error), (at + 1, "the export contains this item twice"));
+    // A window of a member that is still to come.
+    let window = text.lines().find(|line| line.contains(r#""kind":"window""#)).unwrap();
+    let number = serde_json::from_str::<serde_json::Value>(window).unwrap()["window"].to_string();
+    let later = window.replace(&format!(r#""window":{number}"#), r#""window":4000"#);
+    assert_ne!(later, window);
+    assert!(fault(&text.replace(window, &later)).1.starts_with("number 4000 is not below"));
     // Another number, and the id of another item.
     let named = text.lines().find(|line| line.contains("\"number\":2,")).unwrap();
     let again = named.replace("\"number\":2,", "\"number\":8,");

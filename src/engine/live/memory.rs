@@ -15,9 +15,12 @@ impl<'s> QueueItems<'s> {
         self.queue.add_restored(place);
         let id = self.insert(item);
         let later = place.due > now.wall && !is_dead;
+        let window = customer.and_then(|customer| self.shared.customers.window(customer));
+        let ripens = windowed && window.is_some_and(|window| window.still_holds(key, now));
         // After the clock was set back the moment at which its window closed is in the future, but the window
         // stays closed.
-        match customer.filter(|_| windowed && later && (!closed || mutated(Mutant::ClosedRejoins))) {
+        let rejoins = ripens || windowed && later && (!closed || mutated(Mutant::ClosedRejoins));
+        match customer.filter(|_| rejoins) {
             Some(customer) if self.of(customer).rejoin_window(id, now) => {
                 self.of(customer).add_member(id, now);
             }

@@ -51,6 +51,57 @@ fn at_its_limit_an_application_pauses_the_intake_until_there_is_room() {
     assert_eq!(sorted_ends(&w).0, names(&["1", "2", "3", "4"]));
 }
 
+/// Requests that wait for room go back to the broker: at the broker's consumer timeout, or with their
+/// connection.
+/// Excluded: an intake that takes them again at once; each return counts towards the queue's delivery limit.
+/// One that takes them when another application has room, or never.
+/// Judges promise 12.
+#[test]
+fn what_went_back_for_want_of_room_is_taken_once_there_is_room() {
+    let mut w = limited(OnFull::Pause);
+    w.send(vec![at(T0 + 1_000, item("b", "", "other"))]);
+    w.send(four());
+    w.drain_jobs();
+    assert!(!w.intake_open);
+    w.lose_ingest();
+    for _ in 0..20 {
+        w.run(100);
+        assert!(!w.intake_open, "no room for the fourth");
+    }
+    assert_eq!(ends(&w).0, names(&["other"]));
+    w.run(10_000);
+    assert!(w.intake_open, "room again");
+    w.deliver(usize::MAX);
+    w.run(10_000);
+    assert_eq!(sorted_ends(&w).0, names(&["1", "2", "3", "4", "other"]));
+}
+
+/// As above, for windows; and a reload lets them come.
+/// Judges promise 12.
+#[test]
+fn what_went_back_for_want_of_a_window_is_taken_once_one_may_open() {
+    let limits = |customers: u64| Settings { customers, ..with(|app| app.window = 60_000) };
+    for ends_by_reload in [true, false] {
+        let mut w = World::new(limits(2));
+        w.send(["ann", "bob", "cid"].map(|name| item("a", name, name)).into());
+        w.drain_jobs();
+        w.lose_ingest();
+        w.run(100);
+        assert!(!w.intake_open, "two windows are open");
+        if ends_by_reload {
+            w.input(Input::Configure(Box::new(limits(3))));
+        } else {
+            let ann = CustomerOf { application: "a".into(), customer: "ann".into() };
+            assert_eq!(w.ask(Command::Flush(ann)), Answer::Flushed(1));
+            w.run(100);
+        }
+        assert!(w.intake_open);
+        w.deliver(usize::MAX);
+        w.run(200_000);
+        assert_eq!(sorted_ends(&w).0, names(&["ann", "bob", "cid"]));
+    }
+}
+
 #[test]
 fn at_its_limit_an_application_closes_its_windows_early() {
     let mut w = limited(OnFull::FlushEarly);

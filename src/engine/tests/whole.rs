@@ -113,6 +113,50 @@ fn minute(app: &mut AppSettings) {
     app.window = 60_000;
 }
 
+/// Milliseconds of the two clocks begin at different moments: the wall clock comes to the end of a window first, and
+/// what is read then waits for the monotonic clock with the others.
+#[test]
+fn what_is_read_between_the_two_ends_of_a_window_leaves_with_it() {
+    let budget = Budget { rows: 3, contents: 1 << 20, filters: 1 << 16 };
+    let mut w = World::new(Settings { budget, ..with(|app| app.window = 3_000) });
+    w.send((0..3).map(|_| item("a", "ann", "x")).collect());
+    w.now.wall += 2;
+    w.drain_jobs();
+    // It takes the place of the third one, and its confirm does not come.
+    w.send(vec![at(T0 + 1_000, item("b", "", "sooner"))]);
+    w.drain_jobs();
+    w.advance(1_000);
+    w.drain_jobs();
+    w.advance(1_997);
+    w.drain_jobs();
+    for _ in 0..5 {
+        w.advance(1);
+        w.drain_jobs();
+    }
+    w.run(10_000);
+    assert_eq!(left_of(&w, "a"), [1, 2, 3]);
+    let batches: Vec<usize> = w.delivered.iter().map(|(_, batch)| batch.items.len()).collect();
+    assert_eq!(batches, [1, 3]);
+}
+
+/// Between an arrival and its expiry the wall clock is set forward by less than a step, or often by little.
+/// Excluded: a window that closes when the expiry has passed.
+#[test]
+fn small_steps_of_the_wall_clock_make_no_window_miss_an_expiry() {
+    for (steps, each) in [(1, 600), (20, 30)] {
+        let mut w = World::new(with(|app| app.window = 10_000));
+        let expiring = NewItem { expiry: Some(T0 + 2_000), ..item("a", "ann", "x") };
+        w.send(vec![expiring]);
+        w.run(500);
+        for _ in 0..steps {
+            w.now.wall += each;
+            w.advance(1);
+        }
+        w.run(5_000);
+        assert_eq!(ends(&w), (vec!["x".to_owned()], vec![]), "{steps} of {each} ms");
+    }
+}
+
 #[test]
 fn a_window_leaves_whole_however_little_of_it_memory_holds() {
     assert_eq!(sizes((200, 4), minute, |_| {}), [(4, 200)].into());
