@@ -1,8 +1,9 @@
-//! A node that cannot have a part of the shards: it is configured for another number of them, or its broker is
-//! out of reach.
+//! A node that cannot have a part of the shards: it is configured for another number of them, its broker is out of
+//! reach, or a row of a shard is damaged.
 
 use super::{started, Nodes};
-use crate::shards::{end, COUNT, LIMIT};
+use crate::shards::{applications, end, home, COUNT, LIMIT};
+use std::time::{Duration, Instant};
 use tidegate_harness::{wait_until, Daemon};
 
 /// The exit code of a configuration that cannot be used.
@@ -46,4 +47,37 @@ fn a_node_without_its_broker_claims_nothing_and_gets_its_part_once_it_has_one() 
     unable.start_again();
     nodes.able.push(unable);
     nodes.even();
+}
+
+/// Longer than a process has for its end after its store has failed.
+const LAST_RESORT: Duration = Duration::from_secs(16);
+
+/// Excluded: a node that ends some seconds after one of its shards has failed, and the next one after it.
+#[test]
+fn a_damaged_row_ends_the_service_of_its_shard_and_no_node() {
+    let Some(mut nodes) = Nodes::start("nodes-damaged", 1) else { return };
+    let names = applications(2);
+    let damaged = home(&names[0]);
+    let sound = names.iter().find(|name| home(name) != damaged).expect("an application of another shard");
+    let inbox = nodes.site.inbox(sound);
+    let client = &nodes.site.client;
+    client.publish(&nodes.site.push(&names[0], "{}").id("soon").delay(20_000));
+    let schema = nodes.site.schema();
+    let items = format!("{schema}.items WHERE shard = {damaged}");
+    let sql = |text: String| nodes.server.sql(&text);
+    wait_until("it is stored", LIMIT, || sql(format!("SELECT count(*) FROM {items}")) == "1");
+    end(&mut nodes.able[0]);
+    sql(format!("UPDATE {schema}.items SET head = '\\x00' WHERE shard = {damaged}"));
+    let node = &mut nodes.able[0];
+    node.start_again();
+    wait_until("the shard has failed", LIMIT, || node.log().contains("the store has failed"));
+    let failed = Instant::now();
+    let mut sent = 0;
+    while failed.elapsed() < LAST_RESORT {
+        client.publish(&nodes.site.push(sound, "{}").id(&sent.to_string()).delay(500));
+        assert_eq!(inbox.batch().ids(), [sent.to_string()]);
+        assert!(node.running(), "{}", node.log_tail());
+        sent += 1;
+    }
+    end(node);
 }

@@ -231,11 +231,13 @@ impl Life<'_> {
         }
         self.close(events);
         self.lasting.tally.totals = self.shard.engine.counters().clone();
+        let goes_on = self.goes_on();
         match (self.loss(), self.failure.take()) {
             (Some(loss), Some(failure)) => Ending::Lost(loss, failure),
             (_, None) if self.is_release => Ending::Released,
             // The store had just been left to another daemon when a stop was requested.
             (None, Some(StoreFailure::GivenAway { .. })) | (_, None) => Ending::Stopped,
+            (None, Some(failure)) if goes_on => Ending::FailedAlone(failure),
             (None, Some(failure)) => Ending::Failed(failure),
         }
     }
@@ -245,6 +247,13 @@ impl Life<'_> {
         if let Some(age_ms) = self.shard.lost_for().filter(|_| self.failure.is_none()) {
             self.store_failed(StoreFailure::LeaseOver { age_ms });
         }
+    }
+
+    /// Whether the process goes on after this life: its store is lost, or left to another node; or this node
+    /// has other shards, which do not end with it.
+    fn goes_on(&self) -> bool {
+        let fails_alone = self.failure.is_some() && !self.is_stopping() && self.lasting.board.is_some();
+        self.loss().is_some() || self.is_release || fails_alone
     }
 
     /// The kind of loss, if the next life may have the store again.
@@ -463,7 +472,7 @@ impl Life<'_> {
             Some(_) => Duration::from_secs(2),
         };
         // After a failure of the store no signal has limited the time.
-        let last_within = (!is_lost && !self.is_release).then_some(CLOSING + GRACE);
+        let last_within = (!self.goes_on()).then_some(CLOSING + GRACE);
         self.lasting.reports.send(ShardReport::Closing { within: budget * 2, last_within });
         let left = self.shard.engine.snapshot(clock::now());
         let end = Instant::now() + budget;

@@ -81,6 +81,8 @@ pub(super) enum Ending {
     Lost(Loss, StoreFailure),
     /// The store has failed for this process; the next process reads what it holds.
     Failed(StoreFailure),
+    /// The same, and the other shards of this node go on. Another node may have more luck with this one.
+    FailedAlone(StoreFailure),
 }
 
 /// Number of queues and items found in the store.

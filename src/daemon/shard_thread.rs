@@ -93,8 +93,7 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
                 waits.released();
                 continue;
             }
-            // The other shards of this node go on, and another node may have more luck with this one.
-            Ending::Failed(failure) if board.is_some() => {
+            Ending::FailedAlone(failure) => {
                 board.iter().for_each(|board| board.failed(lasting.number));
                 (Loss::Database, failure)
             }

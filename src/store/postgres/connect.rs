@@ -53,10 +53,12 @@ impl DatabaseError {
     /// space. Any other is a fault of a statement, of a right or of a table.
     pub(super) fn is_passing(&self) -> bool {
         let Some(code) = &self.code else { return true };
-        // Connection, rollback, resources, cancelled or shut down; a server that takes no writes.
+        // Connection, rollback, resources, cancelled or shut down; a server that takes no writes. The server
+        // ends a transaction whose next statement is late, because this process or the way to the server
+        // stood still (25P04 is from PostgreSQL 17 on).
         let classes = ["08", "40", "53", "57"];
-        classes.contains(&code.code().get(..2).unwrap_or_default())
-            || [SqlState::READ_ONLY_SQL_TRANSACTION, SqlState::LOCK_NOT_AVAILABLE].contains(code)
+        let others = ["25006", "25P03", "25P04", "55P03"];
+        classes.contains(&code.code().get(..2).unwrap_or_default()) || others.contains(&code.code())
     }
 
     /// An error that does not come from the database.

@@ -279,12 +279,16 @@ fn bytes_of(row: &tokio_postgres::Row, column: usize) -> RowBytes {
     RowBytes::from(row.get::<_, &[u8]>(column))
 }
 
-/// The text of a failed read, for repeated reports.
-fn text_of(error: ReadError) -> String {
-    if let ReadError::Lost(text) = error {
-        return text;
+/// The error of a failed read once more, for another of its answers. What may pass stays so, and what does
+/// not ends the life of the store.
+fn again(error: &ReadError) -> ReadError {
+    match error {
+        ReadError::Lost(text) => ReadError::Lost(text.clone()),
+        ReadError::Engine(text) => ReadError::Engine(text.clone()),
+        other @ (ReadError::Damaged { .. } | ReadError::Missing { .. } | ReadError::Contract(_)) => {
+            ReadError::Engine(other.to_string())
+        }
     }
-    error.to_string()
 }
 
 /// The record of an item, or its head if its rest was not read.
@@ -403,10 +407,7 @@ impl Rows for PgRows {
         let answers: Vec<Result<Option<RowBytes>, ReadError>> = match self.found(keys, bodies) {
             Ok(found) => found.into_iter().map(Ok).collect(),
             // Every answer contains the error, as the caller may not take all of them.
-            Err(error) => {
-                let text = text_of(error);
-                keys.iter().map(|_| Err(ReadError::Lost(text.clone()))).collect()
-            }
+            Err(error) => keys.iter().map(|_| Err(again(&error))).collect(),
         };
         answers.into_iter().map(|answer| move || answer)
     }
@@ -438,12 +439,12 @@ impl Rows for PgRows {
             reads.and_then(|reads| self.link.run(try_join_all(reads)).map_err(|e| self.unreadable(&e)));
         let (pages, fault) = match first {
             Ok(pages) => (pages, None),
-            Err(error) => (Vec::new(), Some(text_of(error))),
+            Err(error) => (Vec::new(), Some(error)),
         };
         let mut pages = pages.into_iter();
         bounds.into_iter().map(move |left| {
             let page = pages.next().unwrap_or(RowPage { rows: VecDeque::new(), is_last: true });
-            let fault = fault.clone().map(ReadError::Lost);
+            let fault = fault.as_ref().map(again);
             Pages { rows: self, id, left, bodies: each, most: PAGE, page, fault }
         })
     }
