@@ -17,7 +17,7 @@ use amq_protocol::protocol::{
     basic, channel, confirm, connection, exchange, queue, AMQPClass, BasicProperties,
 };
 use amq_protocol::types::{AMQPValue, FieldTable};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -82,6 +82,8 @@ pub struct Peer {
     prefetch: u16,
     /// Declarations of these names close their channel, with this code and text.
     refused: HashMap<String, (u16, String)>,
+    /// Declarations of these queues are not answered.
+    silent: HashSet<String>,
     /// Consumer counts of these queues.
     consumers: HashMap<String, u32>,
     published: HashMap<u16, u64>,
@@ -137,6 +139,7 @@ impl Peer {
             unread: Vec::new(),
             prefetch: 0,
             refused: HashMap::new(),
+            silent: HashSet::new(),
             consumers: HashMap::new(),
             published: HashMap::new(),
             selects: 0,
@@ -292,6 +295,11 @@ impl Peer {
         self.refused.insert(name.to_owned(), (code, text.to_owned()));
     }
 
+    /// From now on a declaration of this queue is not answered, as by a busy queue.
+    pub fn silence(&mut self, queue: &str) {
+        self.silent.insert(queue.to_owned());
+    }
+
     /// From now on this queue has `count` consumers, whatever the client does.
     pub fn consumers(&mut self, queue: &str, count: u32) {
         self.consumers.insert(queue.to_owned(), count);
@@ -372,6 +380,11 @@ impl Peer {
                 if self.refused.contains_key(declare.queue.as_str()) =>
             {
                 return self.refusal(id, declare.queue.as_str());
+            }
+            AMQPClass::Queue(queue::AMQPMethod::Declare(declare))
+                if self.silent.contains(declare.queue.as_str()) =>
+            {
+                return None;
             }
             AMQPClass::Exchange(exchange::AMQPMethod::Declare(_)) => {
                 AMQPClass::Exchange(exchange::AMQPMethod::DeclareOk(exchange::DeclareOk {}))

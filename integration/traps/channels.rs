@@ -3,11 +3,14 @@
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
+use lapin::BasicProperties;
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tidegate_amqp::blueprint::Names;
 use tidegate_amqp::{BrokerEvent, Event, LinkStatus, Side};
+use tidegate_config::Config;
 use tidegate_types::{Batch, Dead, Outcome, Reason, ALONE_CHANNELS};
 
 const GONE: &str = "NOT_FOUND - no exchange 'tidegate.dead'";
@@ -144,6 +147,49 @@ fn a_missing_dead_exchange_holds_up_dead_letters_alone() {
     daemon.amqp.publish(vec![letter(104)]);
     daemon.wait("the letter and then the state", |event| dead_of(event)?.is_none().then_some(()));
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
+/// A classic queue that is busy answers no declaration: neither end waits for it, at the start or later.
+/// Judges promise 6.
+#[test]
+fn a_queue_of_dead_letters_that_does_not_answer_holds_up_nobody() {
+    let ingest: Script = Box::new(|mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        peer.silence("letters");
+        loop {
+            match peer.next() {
+                Seen::Consume { channel, tag, .. } => {
+                    peer.deliver(channel, &tag, 1, BasicProperties::default(), b"1");
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let egress: Script = Box::new(|mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        peer.silence("letters");
+        loop {
+            match peer.next() {
+                Seen::Published(p) => peer.ack(p.channel, p.tag, false),
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", ingest, egress).port);
+    options.timeouts.connect = Duration::from_secs(1);
+    let mut config = Config::default();
+    config.dead.queue.name = "letters".to_owned();
+    (options.names, options.dead) = (Names::of(&config), config.dead);
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    daemon.amqp.publish(vec![batch(1), letter(100), batch(2)]);
+    let settled = daemon.settled(3);
+    assert!([1, 2, 100].iter().all(|n| settled[n] == confirmed(*n)), "{settled:?}");
+    daemon.request();
+    let stats = daemon.amqp.stats();
+    assert_eq!((stats.ingest_failures, stats.egress_failures), (0, 0));
 }
 
 /// A dead letter that is too large for the broker: those on its channel are suspects, and batches are not

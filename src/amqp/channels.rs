@@ -405,7 +405,7 @@ impl EgressChannels {
     }
 
     fn dead_unopened(&mut self, fault: Fault, output: &mut TurnOutput) -> Result<(), Fault> {
-        if fault.kind != FaultKind::Setup || !self.session.is_connected() {
+        if !self.session.is_connected() {
             return Err(fault);
         }
         self.dead.settle_waiting(&Outcome::Unavailable(fault.text.as_str().into()), output);

@@ -8,7 +8,7 @@
 //! is written, would keep the thread indefinitely. Shutting the socket down ends it in every state.
 
 use super::fault::Fault;
-use async_rs::traits::Reactor;
+use async_rs::traits::{AsyncToSocketAddrs, Reactor};
 use async_rs::{Runtime, Tokio};
 use lapin::tcp::{AsyncTcpStream, RustlsConnector, RustlsConnectorConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo, SASLMechanism};
@@ -17,7 +17,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use secrecy::{ExposeSecret, SecretString};
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -258,7 +258,8 @@ async fn dial(
         async move |uri: AMQPUri, runtime: Runtime<Tokio>| {
             let AMQPAuthority { host, port, .. } = uri.authority;
             // lapin calls this on its own thread, which cannot be cancelled: so it needs its own time limit.
-            match timeout(limit, transport(host, port, tls.as_deref(), &runtime, &registered)).await {
+            let transport = transport((host, port), tls.as_deref(), limit, &runtime, &registered);
+            match timeout(limit, transport).await {
                 Ok(stream) => Ok(stream?),
                 Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
             }
@@ -284,14 +285,14 @@ type Transport = AsyncTcpStream<<Tokio as Reactor>::TcpStream>;
 
 /// TCP and, if asked for, TLS.
 async fn transport(
-    host: String,
-    port: u16,
+    (host, port): (String, u16),
     tls: Option<&Tls>,
+    limit: Duration,
     runtime: &Runtime<Tokio>,
     socket: &Socket,
 ) -> io::Result<Transport> {
-    let addresses = runtime.to_socket_addrs((host.clone(), port));
-    let stream = AsyncTcpStream::connect(runtime, addresses).await?;
+    let addresses = runtime.to_socket_addrs((host.clone(), port)).to_socket_addrs().await?;
+    let stream = first_of(&addresses.collect::<Vec<_>>(), limit, runtime).await?;
     if let AsyncTcpStream::Plain(plain) = &stream {
         socket.register(TcpStream::from(plain.get_ref().as_fd().try_clone_to_owned()?))?;
     }
@@ -299,6 +300,28 @@ async fn transport(
         None => Ok(stream),
         Some(tls) => stream.into_rustls(&tls_connector(tls)?, &host).await,
     }
+}
+
+/// Connects to the first of the addresses of a name that accepts. Each has an equal part of the time: one
+/// that drops all packets would use up that of the others, at each attempt.
+async fn first_of(
+    addresses: &[SocketAddr],
+    limit: Duration,
+    runtime: &Runtime<Tokio>,
+) -> io::Result<Transport> {
+    let each = limit / u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
+    for address in addresses {
+        last = match timeout(each, AsyncTcpStream::connect(runtime, *address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => error,
+            Err(_) => io::ErrorKind::TimedOut.into(),
+        };
+        if addresses.len() > 1 {
+            last = io::Error::new(last.kind(), format!("{address}: {last}"));
+        }
+    }
+    Err(last)
 }
 
 /// With a CA file only that CA is trusted, unless the system's are wanted as well; lapin's own configuration
@@ -390,6 +413,7 @@ fn password(endpoint: &Endpoint) -> SecretString {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
 
     fn endpoint(host: &str, tls: bool) -> Endpoint {
         Endpoint {
@@ -402,6 +426,28 @@ mod tests {
             password: "canary".into(),
             password_file: None,
         }
+    }
+
+    /// One address of a name drops packets: the backlog of its listener is full.
+    #[test]
+    fn an_address_without_an_answer_leaves_time_for_the_next() {
+        let listen = || TcpListener::bind("127.0.0.1:0").unwrap();
+        let (full, live) = (listen(), listen());
+        let [silent, answers] = [&full, &live].map(|at| at.local_addr().unwrap());
+        let short = Duration::from_millis(300);
+        let waiting: Vec<_> =
+            std::iter::from_fn(|| TcpStream::connect_timeout(&silent, short).ok()).take(10_000).collect();
+        assert!(waiting.len() < 10_000);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let runtime = Runtime::tokio_current();
+            first_of(&[silent, answers], Duration::from_secs(2), &runtime).await.unwrap();
+            live.accept().unwrap();
+            let error = first_of(&[silent, silent], short, &runtime).await.map(drop).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert!(error.to_string().starts_with(&silent.to_string()), "{error}");
+            assert!(first_of(&[], short, &runtime).await.map(drop).is_err());
+        });
     }
 
     #[test]

@@ -401,12 +401,16 @@ impl Ingest {
         }
         for delivery in chunk.into_iter().flatten() {
             generation.consumer.delivered(delivery.delivery_tag);
+            if self.intake == Intake::Pause {
+                self.prefetch.seen(cost::of_unread(delivery.data.len() as u64));
+            }
             generation.held.push_back(delivery);
         }
         match self.intake {
             Intake::Pause => {
                 generation.held_since.get_or_insert_with(Instant::now);
-                Ok(())
+                // They stay in memory until the resume.
+                self.adapt_prefetch(generation).await
             }
             Intake::Resume => self.forward_held(generation).await,
         }
@@ -449,14 +453,16 @@ impl Ingest {
         self.adapt_prefetch(generation).await
     }
 
-    /// Shrinks the prefetch where memory demands it; raises it only while no delivery is on its way.
+    /// Shrinks the prefetch where memory demands it; raises it only while no delivery is on its way, and not
+    /// during a pause, which returns nothing to the queue.
     async fn adapt_prefetch(&mut self, generation: &mut Generation) -> Result<(), Fault> {
         let consumer = &mut generation.consumer;
         if self.stopped || !consumer.is_running() {
             return Ok(());
         }
+        let may_grow = self.intake == Intake::Resume && consumer.is_exhausted();
         let next = if self.quarantine.is_on() {
-            let wider = consumer.is_exhausted().then(|| self.quarantine.widen(self.prefetch.allowed()));
+            let wider = may_grow.then(|| self.quarantine.widen(self.prefetch.allowed()));
             wider.flatten().map(|width| {
                 // Reported first: if the process dies over these deliveries, the next process takes fewer.
                 self.shared.post(BrokerEvent::Quarantine { width: Some(width) });
@@ -465,7 +471,7 @@ impl Ingest {
         } else {
             match self.prefetch.shrink() {
                 Some(smaller) => Some(smaller),
-                None if consumer.is_exhausted() => self.prefetch.grow(),
+                None if may_grow => self.prefetch.grow(),
                 None => None,
             }
         };

@@ -18,6 +18,11 @@ pub(crate) fn of(request: &Request, raw: u64) -> u64 {
     raw.max(read).saturating_add(shell)
 }
 
+/// Bytes of a request that is not read yet, and has this size as delivered.
+pub(crate) fn of_unread(raw: u64) -> u64 {
+    raw.saturating_add(std::mem::size_of::<Request>() as u64 + ENGINE_COST)
+}
+
 /// Bytes of the parts of a request that are kept until they are confirmed.
 pub(crate) fn of_parts(parts: &[Forward]) -> u64 {
     parts.iter().map(|part| part.size() as u64).sum()

@@ -163,7 +163,8 @@ pub(crate) async fn prepare_egress(
 ///
 /// # Errors
 /// The exchange is missing and cannot be created ([`FaultKind::Setup`]), or the connection fails. A queue or
-/// binding that cannot be created is a note: only a returned dead letter proves that it is missing.
+/// binding that cannot be created, or whose queue is busy and does not answer, is a note: only a returned
+/// dead letter proves that it is missing.
 pub(crate) async fn prepare_dead(
     session: &Session,
     mode: Topology,
@@ -177,7 +178,7 @@ pub(crate) async fn prepare_dead(
         Topology::Declare => {
             setup.declare(&blueprint::dead_exchange(&dead.exchange)).await?;
             if let Err(fault) = setup.declare_dead_queue(dead).await {
-                if fault.kind != FaultKind::Setup {
+                if fault.kind != FaultKind::Setup && !session.is_connected() {
                     return Err(fault);
                 }
                 setup.note(true, format!("dead letters may have no queue: {}", fault.text));
@@ -615,14 +616,14 @@ impl<'a> Setup<'a> {
         Ok(())
     }
 
-    /// Requests are consumed without the dead exchange too: only what the broker itself dead-letters from the
-    /// ingest queue needs it.
+    /// Requests are consumed without the dead exchange too, and while its queue is busy and does not answer:
+    /// only what the broker itself dead-letters from the ingest queue needs them.
     fn tolerate_dead(&mut self, name: &str, checked: Result<(), Fault>) -> Result<(), Fault> {
         match checked {
-            Err(fault) if fault.kind == FaultKind::Setup => {
+            Err(fault) if fault.kind == FaultKind::Setup || self.session.is_connected() => {
                 let text = format!(
                     "dead exchange '{name}': {}. Messages that the broker itself dead-letters from the \
-                     ingest queue have no place to go",
+                     ingest queue may have no place to go",
                     fault.text
                 );
                 self.note(true, text);
