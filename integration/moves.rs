@@ -193,7 +193,7 @@ fn listed(daemon: &Daemon) -> BTreeMap<String, Value> {
 }
 
 fn moved(daemon: &Daemon, arguments: &[&str]) -> Told {
-    daemon.cli(&[&["move", "--output", "json"], arguments].concat())
+    daemon.cli_there(&[&["move", "--output", "json"], arguments].concat())
 }
 
 #[test]
@@ -251,6 +251,8 @@ fn shards_in_a_database_move_back_to_a_disk_with_ids_times_and_dead_letters() {
     let adopted = new.cli(&["shards", "adopt"]);
     assert_eq!(adopted.code, 0, "{adopted:?}");
     let from = format!("postgres:{}", old.config_file().display());
+    // Meant for the new daemon, and not for the old one's configuration.
+    new.environment("TIDEGATE__SHARDS__COUNT", Some("1"));
     // The letter stays as long as it would stay with the daemon.
     single.client.delete_exchange(&single.dead());
     let wrong = moved(&new, &["--from", "postgres"]);

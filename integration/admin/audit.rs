@@ -27,6 +27,9 @@ fn what_changes_something_is_logged_with_who_and_how_it_ended() {
         ("DELETE", "/api/v1/items/shop/a%0Ab", 404),
         ("POST", "/api/v1/customers/shop/ann%20%22a%22/flush", 200),
         ("DELETE", "/api/v1/customers/shop/ann%20%22a%22/items", 200),
+        ("DELETE", "/api/v1/applications/shop/items?customer_prefix=b&due_before=1900000000000", 200),
+        ("DELETE", "/api/v1/applications/shop/items?all=true", 200),
+        ("POST", "/api/v1/applications/shop/rate?rate=5/min&until=1900000000000", 200),
         ("POST", "/api/v1/applications/shop/pause", 200),
         ("POST", "/api/v1/applications/shop/resume", 200),
         ("POST", "/api/v1/applications/shop/retry", 200),
@@ -34,13 +37,16 @@ fn what_changes_something_is_logged_with_who_and_how_it_ended() {
     ] {
         assert_eq!(daemon.ask(method, path).0, status, "{method} {path}");
     }
-    wait_until("the lines", Duration::from_secs(5), || lines(&daemon, "admin action").len() == 8);
+    wait_until("the lines", Duration::from_secs(5), || lines(&daemon, "admin action").len() == 11);
     let told = lines(&daemon, "admin action");
     for (line, parts) in told.iter().zip([
         &[r#"action="cancel" application="shop" id="0""#, "status=200", r#"result="cancelled" count=1"#][..],
         &[r#"action="cancel""#, r#"id="a\nb""#, "status=404", r#"result="unknown""#],
         &[r#"action="flush""#, r#"customer="ann \"a\"""#, r#"result="flushed" count=0"#],
         &[r#"action="cancel_customer""#, r#"customer="ann \"a\"""#, r#"result="cancelled" count=2"#],
+        &[r#"application="shop" customer_prefix="b" due_before=1900000000000 peer"#, "count=0"],
+        &[r#"action="cancel_selected" application="shop" peer"#, "count=0"],
+        &[r#"action="rate" application="shop" rate=5/min"#, "until=1900000000000"],
         &[r#"action="pause" application="shop""#, r#"result="done" changed=true"#],
         &[r#"action="resume""#, "changed=true"],
         &[r#"action="retry""#, "changed=false"],

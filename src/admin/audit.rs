@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use tidegate_common::log_limit::LogLimit;
-use tidegate_types::Command;
+use tidegate_types::{Command, Rate, Selection};
 use tidegate_wire::dead_letters::{LetterFilter, LetterKey};
 
 /// Most lines about refused requests in a minute: a client without rights must not fill the log.
@@ -71,15 +71,21 @@ impl<'c> Audit<'c> {
 
     fn write(&self, status: Option<u16>, result: &str, told: &Value) {
         let (count, changed) = (told["count"].as_u64(), told["changed"].as_bool());
-        let (due, before) = (told["due"].as_u64(), told["before"].as_u64());
-        let Subject { application, id, customer, reason, letter } = self.subject;
+        let (due, before, until) = (told["due"].as_u64(), told["before"].as_u64(), told["until"].as_u64());
+        let Subject { application, id, customer, reason, letter, among, rate } = self.subject;
+        let customer_prefix = among.map(|s| &*s.customer_prefix).filter(|prefix| !prefix.is_empty());
+        let due_after = among.map(|s| s.due_from).filter(|at| *at > 0);
+        let bound = |at: fn(&Selection) -> u64| among.map(at).filter(|at| *at < u64::MAX);
+        let (due_before, received_before) = (bound(|s| s.due_until), bound(|s| s.received_until));
+        let rate = rate.map(tracing::field::display);
         let action = self.action;
         let peer = self.caller.peer.map(tracing::field::display);
         let token = self.caller.grant.as_str();
         tracing::info!(
             target: "tidegate::audit",
-            action, application, id, customer, reason, letter, peer, token, status, result, count, changed,
-            due, before, "admin action"
+            action, application, id, customer, customer_prefix, due_after, due_before, received_before,
+            reason, letter, rate, peer, token, status, result, count, changed, due, before, until,
+            "admin action"
         );
     }
 }
@@ -109,6 +115,10 @@ struct Subject<'c> {
     reason: Option<&'c str>,
     /// The key of one dead letter.
     letter: Option<&'c str>,
+    /// The selection among the items of the application.
+    among: Option<&'c Selection>,
+    /// The new rate of the application.
+    rate: Option<Rate>,
 }
 
 fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
@@ -118,13 +128,14 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         customer,
         ..Subject::default()
     };
+    let selected = |s| Subject { among: Some(s), ..of(&s.application, None, s.customer.as_deref()) };
     match command {
         Command::Cancel(item) => ("cancel", of(&item.application, Some(&item.id), None)),
         Command::Reschedule(item, _) => ("reschedule", of(&item.application, Some(&item.id), None)),
         Command::Lookup(item) => ("lookup", of(&item.application, Some(&item.id), None)),
         Command::CancelAll(c) => ("cancel_customer", of(&c.application, None, Some(&c.customer))),
-        Command::CancelSelected(s) => ("cancel_selected", of(&s.application, None, s.customer.as_deref())),
-        Command::CountSelected(s) => ("count_selected", of(&s.application, None, s.customer.as_deref())),
+        Command::CancelSelected(s) => ("cancel_selected", selected(s)),
+        Command::CountSelected(s) => ("count_selected", selected(s)),
         Command::Flush(c) => ("flush", of(&c.application, None, Some(&c.customer))),
         Command::FlushAll(application) => ("flush_application", of(application, None, None)),
         Command::Count(c) => ("count", of(&c.application, None, Some(&c.customer))),
@@ -134,7 +145,9 @@ fn told(command: &CommandRequest) -> (&'static str, Subject<'_>) {
         Command::Resume(application) => ("resume", of(application, None, None)),
         Command::PauseCustomer(c, _) => ("pause_customer", of(&c.application, None, Some(&c.customer))),
         Command::ResumeCustomer(c) => ("resume_customer", of(&c.application, None, Some(&c.customer))),
-        Command::Slow(application, ..) => ("rate", of(application, None, None)),
+        Command::Slow(application, rate, _) => {
+            ("rate", Subject { rate: *rate, ..of(application, None, None) })
+        }
         Command::Retry(application) => ("retry", of(application, None, None)),
         Command::DropParked(application) => ("drop_parked", of(application, None, None)),
     }

@@ -112,7 +112,7 @@ const SPANS: [(&str, u64, usize); 3] = [("minute", 1_000, 60), ("hour", 60_000, 
 pub fn timeline(query: Option<&str>) -> Result<TimelineQuery, BadRequest> {
     let [_, (_, each_ms, stretches), _] = SPANS;
     let mut timeline = TimelineQuery { application: None, at: None, each_ms, stretches };
-    for (name, value) in parameters(query, &["application", "span"])? {
+    for (name, value) in form(query, &["application", "span"])? {
         if name == "application" {
             bounded(&value, &name, MAX_NAME)?;
             timeline.application = Some(Arc::from(value));
@@ -133,7 +133,7 @@ pub fn timeline(query: Option<&str>) -> Result<TimelineQuery, BadRequest> {
 pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
     const KNOWN: [&str; 7] = ["application", "customer", "state", "from", "to", "cursor", "limit"];
     let mut filter = Filter { limit: DEFAULT_PAGE, ..Filter::default() };
-    for (name, value) in parameters(query, &KNOWN)? {
+    for (name, value) in form(query, &KNOWN)? {
         set(&mut filter, &name, &value)?;
     }
     Ok(filter)
@@ -143,7 +143,7 @@ pub fn filter(query: Option<&str>) -> Result<Filter, BadRequest> {
 /// `due_before`, `received_before`; or `all=true`.
 ///
 /// # Errors
-/// As [`filter`]; and without any filter or `all`, or with both.
+/// As [`pause_end`]; and without any filter or `all`, or with both.
 pub fn selection(application: Box<str>, query: Option<&str>) -> Result<Selection, BadRequest> {
     const KNOWN: [&str; 6] =
         ["all", "customer", "customer_prefix", "due_after", "due_before", "received_before"];
@@ -178,7 +178,7 @@ pub fn selection(application: Box<str>, query: Option<&str>) -> Result<Selection
 /// The new time of an item: `at` (a moment) or `delay` (in ms).
 ///
 /// # Errors
-/// As [`filter`]; and with both parameters or neither.
+/// As [`pause_end`]; and with neither parameter.
 pub fn new_due(query: Option<&str>) -> Result<Moment, BadRequest> {
     own_time(&parameters(query, &["at", "delay"])?)?
         .ok_or_else(|| fault("at", "say when: `at`, a moment, or `delay`, in ms"))
@@ -187,7 +187,7 @@ pub fn new_due(query: Option<&str>) -> Result<Moment, BadRequest> {
 /// The end of a pause: `until` (a moment) or `for` (in ms). Without either it ends only by a command.
 ///
 /// # Errors
-/// As [`filter`]; and with both parameters.
+/// If a parameter is unknown, given twice, empty or invalid, or both are given.
 pub fn pause_end(query: Option<&str>) -> Result<Option<Moment>, BadRequest> {
     one_time(&parameters(query, &["until", "for"])?, "until", "for")
 }
@@ -195,7 +195,7 @@ pub fn pause_end(query: Option<&str>) -> Result<Option<Moment>, BadRequest> {
 /// The new rate of an application, and its end: `until` (a moment) or `for` (in ms).
 ///
 /// # Errors
-/// As [`filter`]; and without a rate, or with both ends.
+/// As [`pause_end`]; and without a rate.
 pub fn slowed(query: Option<&str>) -> Result<(Rate, Option<Moment>), BadRequest> {
     let all = parameters(query, &["rate", "until", "for"])?;
     let rate = of(&all, "rate").ok_or_else(|| fault("rate", "say how fast, such as 10/s"))?;
@@ -226,9 +226,27 @@ fn one_time(
     }
 }
 
-/// The parameters with a value; each must be known and given once.
+/// The parameters of a request that changes something, or counts what it would change. An empty value is
+/// refused: it is the empty variable of a script, and without it the rest would select more.
 fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
-    let mut all = pairs(query.unwrap_or_default())?;
+    let all = known_parameters(query, known)?;
+    match all.iter().find(|(_, value)| value.is_empty()) {
+        Some((name, _)) => Err(fault(name, "it is empty: give it a value, or leave it out")),
+        None => Ok(all),
+    }
+}
+
+/// The parameters of a request that only reads. An empty value counts as absent, so a form or a template can
+/// send all its fields.
+fn form(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
+    let mut all = known_parameters(query, known)?;
+    all.retain(|(_, value)| !value.is_empty());
+    Ok(all)
+}
+
+/// The parameters; each must be known and given once.
+fn known_parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
+    let all = pairs(query.unwrap_or_default())?;
     for (place, (name, _)) in all.iter().enumerate() {
         if !known.contains(&name.as_str()) {
             return Err(unknown(name));
@@ -237,7 +255,6 @@ fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String
             return Err(fault(name, "it is given twice"));
         }
     }
-    all.retain(|(_, value)| !value.is_empty());
     Ok(all)
 }
 
@@ -246,7 +263,7 @@ fn parameters(query: Option<&str>, known: &[&str]) -> Result<Vec<(String, String
 /// # Errors
 /// As [`filter`].
 pub fn letter_count(query: Option<&str>) -> Result<LetterTask, BadRequest> {
-    Ok(LetterTask { job: LetterJob::Count, walk: walk(&parameters(query, &LETTER_WALK)?)? })
+    Ok(LetterTask { job: LetterJob::Count, walk: walk(&form(query, &LETTER_WALK)?)? })
 }
 
 /// Parameters that select dead letters.
@@ -259,7 +276,7 @@ const LETTER_WALK: [&str; 2] = ["walk", "cursor"];
 /// # Errors
 /// As [`filter`].
 pub fn letter_list(query: Option<&str>) -> Result<LetterTask, BadRequest> {
-    let all = letter_parameters(query, &["whole"])?;
+    let all = form(query, &letter_parameters(&["whole"]))?;
     let walk = walk(&all)?;
     let (filter, limit) = letter_filter(&all, DEFAULT_PAGE, most(&walk, MOST_LOOKED_AT))?;
     Ok(LetterTask { job: LetterJob::List { filter, limit, whole: flag(&all, "whole")? }, walk })
@@ -270,7 +287,7 @@ pub fn letter_list(query: Option<&str>) -> Result<LetterTask, BadRequest> {
 /// # Errors
 /// As [`filter`].
 pub fn letter_export(query: Option<&str>) -> Result<LetterTask, BadRequest> {
-    let all = letter_parameters(query, &[])?;
+    let all = form(query, &letter_parameters(&[]))?;
     let walk = walk(&all)?;
     let most = most(&walk, MOST_LOOKED_AT);
     let (filter, limit) = letter_filter(&all, most, most)?;
@@ -290,9 +307,10 @@ pub fn letter(path: &str) -> Result<LetterTask, BadRequest> {
 /// Dead letters to drop.
 ///
 /// # Errors
-/// As [`filter`]; and without a key, a reason, an application or `all=true`.
+/// If a parameter is unknown, given twice, empty or invalid; and without a key, a reason, an application or
+/// `all=true`.
 pub fn letter_drop(query: Option<&str>) -> Result<LetterTask, BadRequest> {
-    let all = letter_parameters(query, &["all"])?;
+    let all = parameters(query, &letter_parameters(&["all"]))?;
     let walk = walk(&all)?;
     let (filter, limit) = meant_letters(&all, &walk)?;
     Ok(LetterTask { job: LetterJob::Drop { filter, limit }, walk })
@@ -303,7 +321,7 @@ pub fn letter_drop(query: Option<&str>) -> Result<LetterTask, BadRequest> {
 /// # Errors
 /// As [`letter_drop`]; and with both `at` and `delay`, or an expiry that is not later than the new time.
 pub fn letter_retry(query: Option<&str>) -> Result<LetterTask, BadRequest> {
-    let all = letter_parameters(query, &["all", "at", "delay", "deliver_before"])?;
+    let all = parameters(query, &letter_parameters(&["all", "at", "delay", "deliver_before"]))?;
     let walk = walk(&all)?;
     let (filter, limit) = meant_letters(&all, &walk)?;
     let time = match own_time(&all)? {
@@ -323,8 +341,9 @@ pub fn letter_retry(query: Option<&str>) -> Result<LetterTask, BadRequest> {
     Ok(LetterTask { job: LetterJob::Retry { filter, limit, terms }, walk })
 }
 
-fn letter_parameters(query: Option<&str>, own: &[&str]) -> Result<Vec<(String, String)>, BadRequest> {
-    parameters(query, &[&LETTER_CHOICE[..], &LETTER_WALK, own].concat())
+/// The known parameters of a request about dead letters: its own, and those of all such requests.
+fn letter_parameters<'n>(own: &[&'n str]) -> Vec<&'n str> {
+    [&LETTER_CHOICE[..], &LETTER_WALK, own].concat()
 }
 
 fn walk(all: &[(String, String)]) -> Result<LetterWalk, BadRequest> {
@@ -387,7 +406,7 @@ fn letter_filter(
     Ok((filter, of(all, "limit").map_or(Ok(limit), |text| rows("limit", text, most))?))
 }
 
-/// An empty filter must not select all by mistake, such as when a variable of a script is empty.
+/// No filter must not select all by mistake.
 fn meant_letters(all: &[(String, String)], walk: &LetterWalk) -> Result<(LetterFilter, usize), BadRequest> {
     let most = most(walk, MOST_OF_A_CALL);
     let (filter, limit) = letter_filter(all, most, most)?;

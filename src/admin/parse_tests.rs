@@ -184,7 +184,8 @@ fn letters_are_meant_by_name_or_all_of_them() {
     assert_eq!(dropped(&format!("key={key}")).0, filter(None, None, Some(key)));
     for (query, named) in [
         ("", "all: name a key"),
-        ("reason=&application=", "all: name a key"),
+        ("reason=&application=", "reason: it is empty"),
+        ("reason=expired&key=", "key: it is empty"),
         ("all=false", "all: name a key"),
         ("all=yes", "all: it must be"),
         ("unreadable=false", "all: name a key"),
@@ -199,6 +200,23 @@ fn letters_are_meant_by_name_or_all_of_them() {
     ] {
         let text = error(letter_drop(Some(query)));
         assert!(text.starts_with(named), "{query}: {text}");
+    }
+}
+
+#[test]
+fn an_empty_value_widens_no_change() {
+    let chosen = |query: &str| selection("shop".into(), Some(query));
+    for (told, named) in [
+        (chosen("due_before=1800000000000&customer=").map(drop), "customer: it is empty"),
+        (chosen("customer=ann&due_before=").map(drop), "due_before: it is empty"),
+        (chosen("all=true&customer_prefix=").map(drop), "customer_prefix: it is empty"),
+        (pause_end(Some("for=")).map(drop), "for: it is empty"),
+        (slowed(Some("rate=1/s&until=")).map(drop), "until: it is empty"),
+        (new_due(Some("delay=5&at=")).map(drop), "at: it is empty"),
+        (letter_retry(Some("reason=expired&application=")).map(drop), "application: it is empty"),
+    ] {
+        let text = error(told);
+        assert!(text.starts_with(named), "{named}: {text}");
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_amqp::request_limits;
 use tidegate_common::clock;
-use tidegate_config::{environment, Config, Endpoint, StoreKind};
+use tidegate_config::{Config, Endpoint, StoreKind};
 use tidegate_store::emptying::{EmptyingStore, StepOf};
 use tidegate_store::{store_paths, CommitError, OpenError, ReadError, ShardPlace};
 use tidegate_types::event::Stored;
@@ -92,7 +92,7 @@ impl MoveStores {
                 }
             }
             MoveSource::Postgres(path) => {
-                let other = path.as_deref().map(|path| Config::load(Some(path), environment()));
+                let other = path.as_deref().map(Config::load_of_another);
                 let other = other.transpose().map_err(|faults| Failure::Config(faults.to_string()))?;
                 let config = other.as_ref().map_or(config, |other| &other.config);
                 if config.store.database.is_none() {

@@ -103,6 +103,15 @@ impl Config {
         Written::read(path, env, tree::PREFIX)?.judge()
     }
 
+    /// The configuration of another daemon than that of [`Config::load`]: variables of this process are not
+    /// meant for it, except the directory of credentials.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_of_another(path: &Path) -> Result<LoadedConfig, Faults> {
+        Config::load(Some(path), environment().filter(|(name, _)| name == CREDENTIALS))
+    }
+
     /// The settings that a command needs to query the daemon: `[admin]` alone, so that its user needs no
     /// right to read the broker's password. `with_token`: whether `admin.token_file` is read; otherwise
     /// `token` is `None`. `read_token` is always `None`, since the full token permits reading, too.

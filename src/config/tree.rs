@@ -117,7 +117,7 @@ fn path_of(name: &str) -> Result<Vec<String>, &'static str> {
     let parts: Vec<&str> = name.strip_prefix(PREFIX).unwrap_or(name).split("__").collect();
     let (front, names, keys) = match parts.as_slice() {
         ["APPLICATIONS", rest @ ..] => {
-            let deep = rest.len() >= 3 && rest[rest.len() - 2] == "RETRY";
+            let deep = rest.len() >= 3 && ["RETRY", "REDELIVER"].contains(&rest[rest.len() - 2]);
             let keys = if deep { 2 } else { 1 };
             if rest.len() <= keys {
                 return Err("names no key: write TIDEGATE__APPLICATIONS__NAME__KEY");
@@ -155,6 +155,8 @@ mod tests {
         assert_eq!(path("TIDEGATE__APPLICATIONS__Shop__WINDOW").unwrap(), "applications.Shop.window");
         assert_eq!(path("TIDEGATE__APPLICATIONS__a__b__WINDOW").unwrap(), "applications.a__b.window");
         assert_eq!(path("TIDEGATE__APPLICATIONS__a__RETRY__MAX").unwrap(), "applications.a.retry.max");
+        let redeliver = path("TIDEGATE__APPLICATIONS__a__b__REDELIVER__REASONS");
+        assert_eq!(redeliver.unwrap(), "applications.a__b.redeliver.reasons");
         assert_eq!(path("TIDEGATE__APPLICATIONS__a__RETRY").unwrap(), "applications.a.retry");
         assert_eq!(path("TIDEGATE__APPLICATIONS__RETRY__MIN").unwrap(), "applications.RETRY.min");
         for bad in ["TIDEGATE__", "TIDEGATE__INGEST", "TIDEGATE__APPLICATIONS__a", "TIDEGATE__ingest__QUEUE"]

@@ -120,7 +120,9 @@ impl RunError {
                 | OpenError::Undivided { .. }
                 | OpenError::BadLayout { .. }
                 | OpenError::LostShard { .. }
-                | OpenError::Sharded { .. },
+                | OpenError::Sharded { .. }
+                | OpenError::Newer { .. }
+                | OpenError::Older { .. },
             ) => ExitCode::from(EXIT_CONFIG),
             RunError::Open(_)
             | RunError::Store(_)

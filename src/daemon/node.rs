@@ -17,7 +17,7 @@ use super::others::{self, AskNode, OtherNodes};
 use super::queries::QueryDesk;
 use super::reload::Reload;
 use super::reports::{FoundItems, NodeEvent, ReadConfig, Reports, ShardReport};
-use super::sharder::{Sharder, SharderLinks, SharderView};
+use super::sharder::{Sharder, SharderView};
 use super::{shard_thread, sharder, RunError, RunOptions};
 use crate::admin::{self, NodeHealth, ShardHealth};
 use crate::notify::{watchdog_interval, Notify};
@@ -27,12 +27,12 @@ use futures_util::FutureExt as _;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tidegate_amqp::blueprint::Names;
 use tidegate_amqp::{
     forward_queues, ControlLink, DeadLetterService, ForwardQueues, ForwardSender, Forwarding, Options,
-    ShardGate, SharedMap,
+    ShardGate,
 };
 use tidegate_common::clock;
 use tidegate_common::progress::ProgressMarks;
@@ -117,11 +117,11 @@ struct Sharding {
     board: Option<Arc<SeatBoard>>,
     others: Option<Arc<OtherNodes>>,
     names: Arc<Names>,
-    map: Arc<SharedMap>,
+    /// What the state tells of the sharder.
+    view: SharderView,
     /// Where the forwarders take requests from; taken at their start.
     queues: Option<ForwardQueues>,
     health: ShardHealth,
-    links: Arc<Mutex<SharderLinks>>,
 }
 
 impl Sharding {
@@ -150,16 +150,10 @@ impl Sharding {
             key,
             sender,
             names: Arc::new(Names::of(config)),
-            map: Arc::default(),
+            view: SharderView::default(),
             queues: Some(queues),
             health: ShardHealth { progress, ..ShardHealth::default() },
-            links: Arc::default(),
         }))
-    }
-
-    /// Where the state reads what it tells of the sharder.
-    fn view(&self) -> SharderView {
-        SharderView { links: Arc::clone(&self.links), map: Arc::clone(&self.map) }
     }
 
     /// How this shard passes requests on, or the sharder, if the key is known.
@@ -170,7 +164,7 @@ impl Sharding {
             sender: self.sender.clone(),
             gate: self.gate.clone(),
             names: Arc::clone(&self.names),
-            map: Arc::clone(&self.map),
+            map: Arc::clone(&self.view.map),
         })
     }
 }
@@ -318,9 +312,9 @@ impl DaemonNode {
 
     /// Begins to share the shards with other nodes, if there may be some.
     fn join(&mut self, node: Sender<NodeEvent>) -> std::io::Result<()> {
-        let Some(Sharding { board: Some(board), links, .. }) = &self.sharding else { return Ok(()) };
+        let Some(Sharding { board: Some(board), view, .. }) = &self.sharding else { return Ok(()) };
         let inlets = self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect();
-        let links = Arc::clone(links);
+        let links = Arc::clone(&view.links);
         let is_connected = move || sharder::is_connected(&links);
         let board = Arc::clone(board);
         self.members = Some(SharingNode::start(&self.config.store, inlets, board, is_connected, node)?);
@@ -449,7 +443,7 @@ impl DaemonNode {
             dead_letters: Arc::new(DeadLetterService::new(&self.config)),
             shards: self.shards.iter().map(|shard| Arc::clone(&shard.inlet)).collect(),
             others: self.sharding.as_ref().and_then(|sharding| sharding.others.clone()),
-            sharder: self.sharding.as_ref().map(Sharding::view),
+            sharder: self.sharding.as_ref().map(|sharding| sharding.view.clone()),
             database: Exports::of_database(&self.config, self.runtime.handle().clone()),
             started: self.started,
         }
@@ -495,8 +489,7 @@ impl DaemonNode {
         let Some(sharding) = self.sharding.as_mut().filter(|_| !self.stopping) else { return };
         let Some(forwarding) = sharding.forwarding(None) else { return };
         let Some(queues) = sharding.queues.take() else { return };
-        let links = Arc::clone(&sharding.links);
-        match Sharder::start(&self.config, (forwarding, queues), &sharding.health, links) {
+        match Sharder::start(&self.config, (forwarding, queues), &sharding.health, &sharding.view) {
             Ok(sharder) => self.sharder = Some(sharder),
             Err(error) => self.fail(error),
         }

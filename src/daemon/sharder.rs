@@ -14,7 +14,9 @@ use super::RunError;
 use crate::admin::{Latch, LinkState, ShardHealth, StateInput};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidegate_amqp::{Amqp, BrokerEvent, Event, ForwardQueues, Forwarding, LinkStatus, Options, SharedMap};
+use tidegate_amqp::{
+    Amqp, BrokerEvent, Event, Figures, ForwardQueues, Forwarding, LinkStatus, Options, SharedMap,
+};
 use tidegate_common::clock;
 use tidegate_common::progress::DaemonPart;
 use tidegate_config::Config;
@@ -69,6 +71,8 @@ pub(super) struct SharderView {
     pub(super) links: Arc<Mutex<SharderLinks>>,
     /// Counters of the map, of the sharder and all shards.
     pub(super) map: Arc<SharedMap>,
+    /// Figures of its ends: of its consumer, and of the forwarders.
+    pub(super) figures: Arc<Figures>,
 }
 
 impl SharderView {
@@ -76,6 +80,12 @@ impl SharderView {
     pub(super) fn add_to(&self, state: &mut StateInput) {
         state.links.extend(locked(&self.links).states());
         state.map = Some(map_state(self.map.stats()));
+        let own = self.figures.stats();
+        let [(_, ingest), (_, egress)] = &mut state.traffic.connections_failed;
+        *ingest += own.ingest_failures;
+        *egress += own.egress_failures;
+        state.traffic.parse_errors += own.parse_errors;
+        state.traffic.near_miss_headers += own.near_miss_headers;
     }
 }
 
@@ -105,7 +115,7 @@ impl Sharder {
         config: &Config,
         forwarding: (Forwarding, ForwardQueues),
         health: &ShardHealth,
-        links: Arc<Mutex<SharderLinks>>,
+        view: &SharderView,
     ) -> Result<Self, RunError> {
         let runtime = one_worker("tidegate-sharder", &Span::none())?;
         let watch = PartWatch::start("tidegate-guard-sharder", Arc::clone(&health.progress));
@@ -114,9 +124,10 @@ impl Sharder {
         health.progress.begin();
         // It has no store, and nothing for one.
         health.readiness.set(Latch::Store, true);
-        let progress = Arc::clone(&health.progress);
-        let options = Options { progress, ..Options::new(&own(config), 0, quarantine) };
+        let (progress, figures) = (Arc::clone(&health.progress), Arc::clone(&view.figures));
+        let options = Options { progress, figures, ..Options::new(&own(config), 0, quarantine) };
         let forwarders = usize::from(config.shards.count);
+        let links = Arc::clone(&view.links);
         *locked(&links) = SharderLinks { consumer: None, forwarders: vec![None; forwarders] };
         let is_shared = forwarding.0.gate.is_none();
         let (sender, events) = unbounded_channel();
@@ -345,14 +356,14 @@ mod tests {
         let (sender, queues) = forward_queues(2);
         let sharing = Sharing { own: None, count: 2, key: ForwardKey::new([1; 32]) };
         let names = Arc::new(Names::of(&config));
-        let (gate, map) = (Some(ShardGate::default()), Arc::default());
+        let (health, view) = (ShardHealth::default(), SharderView::default());
+        let (gate, map) = (Some(ShardGate::default()), Arc::clone(&view.map));
         let forwarding = Forwarding { sharing, sender, gate, names, map };
-        let (health, links) = (ShardHealth::default(), Arc::default());
-        assert_eq!(locked(&links).states().len(), 1, "before the start");
-        let sharder = Sharder::start(&config, (forwarding, queues), &health, Arc::clone(&links)).unwrap();
+        assert_eq!(locked(&view.links).states().len(), 1, "before the start");
+        let sharder = Sharder::start(&config, (forwarding, queues), &health, &view).unwrap();
         let end = std::time::Instant::now() + Duration::from_secs(60);
         let told = loop {
-            let states = locked(&links).states();
+            let states = locked(&view.links).states();
             if states.iter().all(|link| link.state == "down") || std::time::Instant::now() > end {
                 break states;
             }
@@ -361,6 +372,8 @@ mod tests {
         let sides: Vec<(&str, &str)> =
             told.iter().map(|link| (link.side.as_str(), link.state.as_str())).collect();
         assert_eq!(sides, [("sharder", "down"), ("forwarder", "down"), ("forwarder", "down")]);
+        let failed = view.figures.stats();
+        assert!(failed.ingest_failures >= 1 && failed.egress_failures >= 2, "{failed:?}");
         assert_eq!(health.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
         assert!(dir.path().join("STARTS").exists(), "its quick deaths are counted as well");
         sharder.configure(&config);

@@ -170,7 +170,7 @@ fn what_is_not_understood_reaches_nobody() {
         ("DELETE", "/api/v1/customers/a//items", "customer: "),
         ("DELETE", "/api/v1/applications/a/items", "all: "),
         ("DELETE", "/api/v1/applications/a/items?all=false", "all: "),
-        ("DELETE", "/api/v1/applications/a/items?due_before=", "all: "),
+        ("DELETE", "/api/v1/applications/a/items?due_before=", "due_before: "),
         ("DELETE", "/api/v1/applications/a/items?all=true&customer=c", "all: "),
         ("DELETE", "/api/v1/applications/a/items?all=yes", "all: "),
         ("DELETE", "/api/v1/applications/a/items?due_before=soon", "due_before: "),
