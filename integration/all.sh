@@ -6,7 +6,7 @@
 #             (integration/rustc.sh)
 #   blackbox  the built daemon against private brokers: the suites and, beside them, the table of faults
 #   lib       unit and property tests, the simulator, decoders against generated input, the rules of the source; they
-#             are built and run beside the black-box tests, which mostly wait, with a lower priority
+#             are built beside the black-box tests, and run beside those that mostly wait, with a lower priority
 #
 # A failed black-box test is run once more, alone, at the end. If it passes then, it is reported as UNSTEADY and does
 # not fail the run; this applies to at most three tests. Nothing else is repeated: no unit test, no world of the
@@ -14,8 +14,9 @@
 # AGAIN=no repeats nothing.
 #
 # Black-box tests that measure times are in modules named `alone`. They run one after the other when all other black-box
-# tests have ended, so that no broker's work disturbs them and no test waits for its turn. What is left of `lib` goes on
-# beside them, with its lower priority: they must hold beside more than that.
+# tests have ended, so that no broker's work disturbs them and no test waits for its turn. Unit tests run beside them,
+# since they leave the processors idle for most of their time; they must hold beside more than that. The suite
+# `own_times`, whose bounds are strict only on an idle machine, comes first and has the machine for itself.
 #
 # TEST_MINUTES (36): programs that still run after this time are ended and have failed. TEST_THREADS: number of
 # concurrent black-box tests. TIDEGATE_BIN: another daemon binary. SUITES: modules of the suites to run instead of all,
@@ -257,22 +258,27 @@ units() {
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 
-# Runs beside the black-box tests, with slightly lower priority. With the lowest it might never finish on a machine with
+# What runs beside black-box tests has a slightly lower priority. With the lowest it might never finish on a machine with
 # other work.
-in_the_shadow() {
-	nice=${BESIDE:-nice -n 4}
+nice=${BESIDE:-nice -n 4}
+
+# Builds what `build` has not, and checks the source and the decoders.
+prepare_lib() {
 	run tidy $nice "$(program build test tidy)"
 	run fuzz $nice "$(program build test fuzz)"
 	# What is not built is counted as failed, with the compiler's errors.
-	units || return
-	rm "$out/units.code"
+	! units || rm "$out/units.code"
+	! has lint || ! examples "$nice" || rm "$out/examples.code"
+}
+
+run_lib() {
+	# The unit tests were not built.
+	[ ! -e "$out/units.code" ] || return 0
 	SEEDS=${SEEDS:-400}
 	TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}}
 	export SEEDS TMPDIR
 	for each in $crates; do run "lib-$each" $nice "$(program units lib "tidegate_$each")"; done
 	run lib-daemon $nice "$(program units lib tidegate)"
-	# Last, because little else runs then.
-	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
 
 must fetch
@@ -299,21 +305,30 @@ if has blackbox; then
 	fi
 fi
 if has lib; then
-	in_the_shadow &
-	beside=$!
+	prepare_lib &
+	jobs="$jobs $!"
 fi
 for job in $jobs; do wait "$job"; done
+alone=
 if has blackbox && [ -z "$suites" ]; then
-	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone::
+	alone=yes
+	RUST_TEST_THREADS=1 run idle "$(program build test integration)" ::own_times::alone::
+fi
+if has lib; then
+	run_lib &
+	beside=$!
+fi
+if [ -n "$alone" ]; then
+	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone:: --skip ::own_times::
 fi
 [ -z "$beside" ] || wait "$beside"
 
 programs="tidy fuzz units"
 for each in $crates daemon; do programs="$programs lib-$each"; done
-programs="$programs examples faults integration alone"
+programs="$programs examples faults integration idle alone"
 for each in $programs; do count "$each"; done
 once_more faults "$(program build test faults)"
-for each in integration alone; do once_more "$each" "$(program build test integration)"; done
+for each in integration idle alone; do once_more "$each" "$(program build test integration)"; done
 for each in $programs; do
 	name_failed "$each"
 	show "$each"
