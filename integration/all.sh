@@ -6,7 +6,7 @@
 #             (integration/rustc.sh)
 #   blackbox  the built daemon against private brokers: the suites and, beside them, the table of faults
 #   lib       unit and property tests, the simulator, decoders against generated input, the rules of the source; they
-#             are built beside the black-box tests, and run beside those that mostly wait, with a lower priority
+#             are built with what the black-box tests leave of the processors, and run beside the last of them
 #
 # A failed black-box test is run once more, alone, at the end. If it passes then, it is reported as UNSTEADY and does
 # not fail the run; this applies to at most three tests. Nothing else is repeated: no unit test, no world of the
@@ -14,9 +14,9 @@
 # AGAIN=no repeats nothing.
 #
 # Black-box tests that measure times are in modules named `alone`. They run one after the other when all other black-box
-# tests have ended, so that no broker's work disturbs them and no test waits for its turn. Unit tests run beside them,
-# since they leave the processors idle for most of their time; they must hold beside more than that. The suite
-# `own_times`, whose bounds are strict only on an idle machine, comes first and has the machine for itself.
+# tests have ended, so that no broker's work disturbs them and no test waits for its turn. They leave the processors
+# idle for most of their time. So unit tests run beside them, with a lower priority; they must hold beside more than that.
+# The suite `own_times`, whose bounds are strict only on an idle machine, comes last and has the machine for itself.
 #
 # TEST_MINUTES (36): programs that still run after this time are ended and have failed. TEST_THREADS: number of
 # concurrent black-box tests. TIDEGATE_BIN: another daemon binary. SUITES: modules of the suites to run instead of all,
@@ -250,11 +250,12 @@ build() {
 	run build "$cargo" test -p tidegate --features tidegate/top --test integration --test faults --test fuzz --test tidy --no-run \
 		--locked --offline --message-format=json-render-diagnostics
 }
-# The unit tests of all crates.
+# units NAME PRIORITY: builds the unit tests of all crates.
 units() {
-	set -- -p tidegate
+	units_name=$1
+	set -- $2 "$cargo" test -p tidegate
 	for each in $crates; do set -- "$@" -p "tidegate-$each"; done
-	run units $nice "$cargo" test "$@" --features tidegate/top --lib --no-run --locked --offline --message-format=json-render-diagnostics
+	run "$units_name" "$@" --features tidegate/top --lib --no-run --locked --offline --message-format=json-render-diagnostics
 }
 setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 
@@ -262,23 +263,21 @@ setup() { [ "$(cat "$out/setup.code")" -eq 0 ]; }
 # other work.
 nice=${BESIDE:-nice -n 4}
 
-# Builds what `build` has not, and checks the source and the decoders.
-prepare_lib() {
+check_source() {
 	run tidy $nice "$(program build test tidy)"
 	run fuzz $nice "$(program build test fuzz)"
-	# What is not built is counted as failed, with the compiler's errors.
-	! units || rm "$out/units.code"
-	! has lint || ! examples "$nice" || rm "$out/examples.code"
 }
 
 run_lib() {
-	# The unit tests were not built.
-	[ ! -e "$out/units.code" ] || return 0
+	# What is not built is counted as failed, with the compiler's errors.
+	units units "$nice" || return
+	rm "$out/units.code"
 	SEEDS=${SEEDS:-400}
 	TMPDIR=${TIDEGATE_TEST_NODES:-${TMPDIR:-/tmp}}
 	export SEEDS TMPDIR
 	for each in $crates; do run "lib-$each" $nice "$(program units lib "tidegate_$each")"; done
 	run lib-daemon $nice "$(program units lib tidegate)"
+	! has lint || { examples "$nice" && rm "$out/examples.code"; }
 }
 
 must fetch
@@ -293,7 +292,7 @@ wait "$setup_job"
 must setup
 
 echo "==> tests"
-jobs= beside=
+jobs= early= beside=
 if has blackbox; then
 	# These tests mostly wait, for due times and for peers that do not answer.
 	(RUST_TEST_THREADS=${TEST_THREADS:-$((5 * $(nproc)))} run integration "$(program build test integration)" \
@@ -305,30 +304,39 @@ if has blackbox; then
 	fi
 fi
 if has lib; then
-	prepare_lib &
+	check_source &
 	jobs="$jobs $!"
+	if has blackbox; then
+		units early "nice -n 19" &
+		early=$!
+	fi
 fi
 for job in $jobs; do wait "$job"; done
-alone=
-if has blackbox && [ -z "$suites" ]; then
-	alone=yes
-	RUST_TEST_THREADS=1 run idle "$(program build test integration)" ::own_times::alone::
+if [ -n "$early" ]; then
+	# The rest is built with a higher priority.
+	[ ! -e "$out/early.pid" ] || kill "$(cat "$out/early.pid")" 2>/dev/null
+	wait "$early"
 fi
 if has lib; then
 	run_lib &
 	beside=$!
 fi
-if [ -n "$alone" ]; then
+measures=
+if has blackbox && [ -z "$suites" ]; then
+	measures=yes
 	RUST_TEST_THREADS=1 run alone "$(program build test integration)" ::alone:: --skip ::own_times::
 fi
 [ -z "$beside" ] || wait "$beside"
+if [ -n "$measures" ]; then
+	RUST_TEST_THREADS=1 run idle "$(program build test integration)" ::own_times::alone::
+fi
 
 programs="tidy fuzz units"
 for each in $crates daemon; do programs="$programs lib-$each"; done
-programs="$programs examples faults integration idle alone"
+programs="$programs examples faults integration alone idle"
 for each in $programs; do count "$each"; done
 once_more faults "$(program build test faults)"
-for each in integration idle alone; do once_more "$each" "$(program build test integration)"; done
+for each in integration alone idle; do once_more "$each" "$(program build test integration)"; done
 for each in $programs; do
 	name_failed "$each"
 	show "$each"
