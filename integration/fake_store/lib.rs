@@ -135,7 +135,7 @@ impl FakeStore {
                 assert_eq!(place.key, key, "indexed where it does not lie");
                 self.add_rows(&place, &rows);
             }
-            Op::Move { from, to, removed, written, standing } => {
+            Op::Move { from, to, removed, written, standing, weight: _ } => {
                 touched.extend([from.queue.clone(), to.queue.clone()]);
                 assert_eq!(from.key.seq, to.key.seq, "a move keeps the arrival number");
                 let mut item =

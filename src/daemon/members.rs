@@ -22,8 +22,8 @@ use tidegate_store::{MemberView, Membership, SeenShard};
 /// Longest time between two rounds.
 const LONGEST_ROUND: Duration = Duration::from_secs(1);
 /// For how long a shard is not tried again that could not begin or go on here, doubled each time up to a
-/// limit. A node that has no other one is not reported for the first of these times: else others would give
-/// up theirs for it.
+/// limit. A node that has no other one is not reported for that time: else others would give up theirs for
+/// it.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
 const AFTER_FAILURES: Duration = Duration::from_secs(600);
 /// For how long a node is not reported after one of its shards was given away, because there was no
@@ -37,7 +37,8 @@ pub(super) struct SeatBoard {
     held: Box<[AtomicBool]>,
     /// The node is not reported before this moment.
     unable_until: AtomicU64,
-    /// Each shard that could not begin here: how often in a row, and until when it is not tried again.
+    /// Each shard that could not begin here, or waits: how often it has failed in a row, and until when it is
+    /// not tried again.
     failures: Mutex<BTreeMap<u16, (u32, u64)>>,
     /// Who has each shard, as of the last round.
     owners: Mutex<Vec<Option<String>>>,
@@ -123,8 +124,15 @@ impl SeatBoard {
         *until = clock::now().mono + pause.as_millis() as u64;
         drop(failures);
         if !self.held.iter().any(|seat| seat.load(Ordering::Acquire)) {
-            self.rest(AFTER_FAILURE);
+            self.rest(pause);
         }
+    }
+
+    /// A shard is not to be opened here for this time: a claim would go unused, in place of another's.
+    pub(super) fn waits(&self, shard: u16, pause: Duration) {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, until) = failures.entry(shard).or_default();
+        *until = (*until).max(clock::now().mono + pause.as_millis() as u64);
     }
 
     /// A shard has lived for long enough, or has ended without a failure.
@@ -362,6 +370,14 @@ mod tests {
             !board.may_try(0, later(AFTER_FAILURE / 2)) && board.may_try(1, now),
             "the other one is as before"
         );
+        board.failed(0);
+        assert!(
+            !board.is_able(later(AFTER_FAILURE)) && board.is_able(later(AFTER_FAILURE * 2)),
+            "longer each time, or others would give up a shard for it each half minute"
+        );
+        board.lasted(0);
+        board.unable_until.store(0, Ordering::Release);
+        board.failed(0);
         board.set_held(1, true);
         board.failed(0);
         assert!(!board.may_try(0, later(AFTER_FAILURE)) && board.may_try(0, later(AFTER_FAILURE * 2)));
@@ -371,5 +387,9 @@ mod tests {
         board.lasted(0);
         board.failed(0);
         assert!(board.may_try(0, later(AFTER_FAILURE)), "it has worked since");
+        board.waits(1, AFTER_FAILURE / 2);
+        assert!(!board.may_try(1, clock::now().mono) && board.may_try(1, later(AFTER_FAILURE / 2)));
+        board.waits(0, AFTER_FAILURE / 2);
+        assert!(!board.may_try(0, later(AFTER_FAILURE / 2)), "the longer of both");
     }
 }

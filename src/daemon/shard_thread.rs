@@ -106,7 +106,8 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
             board.iter().for_each(|board| board.gave_away());
         }
         tracing::info!("opening the lost store again");
-        waits.lost(begun.elapsed(), loss, failure.to_string());
+        let pause = waits.lost(begun.elapsed(), loss, failure.to_string());
+        board.iter().for_each(|board| board.waits(lasting.number, pause));
     };
     if let Some(starts) = &mut starts {
         starts.settle();

@@ -88,8 +88,8 @@ impl StandbyWaits {
         self.turn.unwrap_or(true) && self.until.is_none_or(|until| Instant::now() >= until)
     }
 
-    /// The life that ended had lost its store.
-    pub(super) fn lost(&mut self, lived: Duration, loss: Loss, reason: String) {
+    /// The life that ended had lost its store. Returns for how long it is not opened here.
+    pub(super) fn lost(&mut self, lived: Duration, loss: Loss, reason: String) -> Duration {
         self.short = if lived >= LONG_LIFE { 0 } else { self.short.saturating_add(1) };
         let pause = match loss {
             Loss::GivenAway => HEIR_FIRST,
@@ -97,9 +97,10 @@ impl StandbyWaits {
                 FIRST_PAUSE * 2_u32.saturating_pow(self.short.min(10))
             }
         };
+        let pause = pause.min(LONGEST_PAUSE);
         self.failure = Some(reason.clone());
-        (self.until, self.reason, self.owner) =
-            (Some(Instant::now() + pause.min(LONGEST_PAUSE)), reason, None);
+        (self.until, self.reason, self.owner) = (Some(Instant::now() + pause), reason, None);
+        pause
     }
 
     /// The store could not be opened.

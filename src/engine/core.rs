@@ -241,6 +241,9 @@ impl Core {
             }
         }
         while gone < rows {
+            if self.live.shared.journal.moves_enough() {
+                return true;
+            }
             let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else { return false };
             gone += candidate.rows.len();
             candidate.rows = self.revalidate(core::mem::take(&mut candidate.rows), now);

@@ -18,6 +18,9 @@ use tidegate_types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 /// is short enough that a closed window stays closed after a crash.
 const LAZY_MS: u64 = 10;
 
+/// Contents that one commit moves, bytes, plus those of a batch.
+const MOVED_BYTES: u64 = 8 << 20;
+
 /// Removals, and the ends remembered with them, may wait this long, ms. It bounds the repeats after a crash
 /// to the items confirmed within this time, if nothing else was written and the store keeps up. It needs a
 /// tenth of the syncs of [`LAZY_MS`]; a longer time would save little more.
@@ -73,8 +76,9 @@ pub(crate) struct Journal {
     since: u64,
     /// Queue rows have changed without other operations, and answers wait for them.
     rows_changed: bool,
-    /// Payload bytes of the operations.
+    /// Payload bytes that the operations write, and those of them that they read first, to move them.
     bytes: u64,
+    moved: u64,
     token: Token,
     committed: Token,
     numbers: Numbers,
@@ -110,6 +114,7 @@ impl Journal {
             since: 0,
             rows_changed: false,
             bytes: 0,
+            moved: 0,
             token: 0,
             committed: 0,
             numbers: Numbers {
@@ -184,20 +189,19 @@ impl Journal {
     /// Adds an operation that does not wait.
     pub(crate) fn push(&mut self, op: Op) {
         self.urgent = true;
-        self.push_lazy(op);
+        if self.durable {
+            if let Op::Move { weight, .. } = &op {
+                self.bytes += u64::from(*weight);
+                self.moved += u64::from(*weight);
+            }
+            self.ops.push(op);
+        }
     }
 
     /// Requests a commit at once, also if only queue rows have changed.
     pub(crate) fn hurry(&mut self) {
         self.urgent = true;
         self.rows_changed = true;
-    }
-
-    /// Adds an operation that may wait for [`LAZY_MS`].
-    pub(crate) fn push_lazy(&mut self, op: Op) {
-        if self.durable {
-            self.ops.push(op);
-        }
     }
 
     /// Removes an item; may wait for [`REMOVALS_MS`].
@@ -244,6 +248,12 @@ impl Journal {
     /// Number of commits handed over and not yet durable.
     pub(crate) fn uncommitted(&self) -> u64 {
         self.token - self.committed
+    }
+
+    /// Whether the next commit moves so much that no more items should be moved in this turn: all contents
+    /// of a commit are in memory when it is executed.
+    pub(crate) fn moves_enough(&self) -> bool {
+        self.moved >= MOVED_BYTES
     }
 
     /// Whether the store is so far behind that nothing more should be taken in.
@@ -428,7 +438,7 @@ impl Journal {
         self.token += 1;
         self.urgent = false;
         self.rows_changed = false;
-        self.removals = 0;
+        (self.removals, self.moved) = (0, 0);
         let mut ops = core::mem::take(&mut self.ops);
         self.footprint = (Footprint::default(), 0);
         if self.durable {

@@ -409,6 +409,10 @@ impl Engine {
                 self.turn_state.more = true;
                 continue;
             }
+            if self.core.live.shared.journal.moves_enough() {
+                self.turn_state.more = true;
+                break;
+            }
             self.core.unlist(id);
             self.core.dead_letter(id, tidegate_types::Reason::Full, &sentence, now);
         }

@@ -104,7 +104,7 @@ impl<'a, R: Rows> Changes<'a, R> {
                 Ok(self.remove_index(place.key, rows)?)
             }
             Op::Index { key, rows } => Ok(self.index(*key, rows)?),
-            Op::Move { from, to, removed, written, standing } => {
+            Op::Move { from, to, removed, written, standing, weight: _ } => {
                 self.move_item(from, to, standing, lies)?;
                 self.remove_index(from.key, removed)?;
                 Ok(self.index(to.key, written)?)

@@ -85,6 +85,7 @@ fn an_item_without_an_id_is_found_by_the_key_in_its_assigned_one(on: GroundKind)
         removed: IndexRows::default(),
         written: index(Some(sixty), ""),
         standing: Box::default(),
+        weight: 0,
     };
     store.commit(&[group(2, vec![op])]).unwrap();
     assert_eq!(found(&mut *store, sixty, Some(key(6, 60))), Some(key(5, 60)));
@@ -109,6 +110,7 @@ fn an_assigned_id_is_another_applications_and_not_found_under_this_one(on: Groun
         removed: IndexRows::default(),
         written: index(Some(Identity::assigned(60)), ""),
         standing: Box::new(Standing { own_time: true, ..Standing::default() }),
+        weight: 0,
     };
     store.commit(&[group(2, vec![op, close(7, 70, 3)])]).unwrap();
     for _ in 0..2 {
@@ -136,6 +138,7 @@ fn identity_rows_go_and_come_with_their_items(on: GroundKind) {
         removed: index(Some(given(1)), "c"),
         written: index(Some(given(1)), ""),
         standing: Box::default(),
+        weight: 0,
     };
     let dead = Op::Move {
         from: place(APP, 2, 2),
@@ -143,6 +146,7 @@ fn identity_rows_go_and_come_with_their_items(on: GroundKind) {
         removed: index(Some(given(2)), "c"),
         written: IndexRows::default(),
         standing: Box::new(Standing { dead: Some(verdict()), ..Standing::default() }),
+        weight: 0,
     };
     store.commit(&[group(2, vec![again, dead, delete(3, 3)])]).unwrap();
     assert_eq!(found(&mut *store, given(1), None), Some(key(9, 1)));

@@ -129,13 +129,15 @@ impl Jobs {
     }
 }
 
-/// Memory that a queued operation holds, in bytes, approximate.
+/// Memory that a queued operation holds, or needs when it is executed, in bytes, approximate.
 pub(crate) fn size(op: &Op) -> u64 {
     let text = |dead: &Option<Arc<Dead>>| dead.as_ref().map_or(0, |dead| dead.error.len() as u64);
     match op {
         Op::Put { item, .. } => 256 + item.content.as_ref().map_or(0, |c| c.size()),
-        Op::Move { standing, .. } => {
-            256 + text(&standing.dead) + standing.last_error.as_ref().map_or(0, |e| e.len() as u64)
+        // Its content is read when it is executed.
+        Op::Move { standing, weight, .. } => {
+            let error = standing.last_error.as_ref().map_or(0, |e| e.len() as u64);
+            256 + text(&standing.dead) + error + u64::from(*weight)
         }
         Op::Delete { .. }
         | Op::Index { .. }

@@ -161,12 +161,12 @@ fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
         let verdict = Dead { reason: Reason::Attempts, error: "too often".into() };
         let standing = Standing { dead: Some(Arc::new(verdict)), ..standing };
         let (to, written) = (Place { queue: DEAD_LETTERS.into(), key }, IndexRows::default());
-        return Op::Move { from, to, removed, written, standing: Box::new(standing) };
+        return Op::Move { from, to, removed, written, standing: Box::new(standing), weight: 0 };
     }
     let customer = item.customer.clone().map(|customer| (item.application.clone(), customer));
     let written = IndexRows { identity: Some(item.identity()), customer };
     let to = Place { key, ..from.clone() };
-    Op::Move { from, to, removed, written, standing: Box::new(standing) }
+    Op::Move { from, to, removed, written, standing: Box::new(standing), weight: 0 }
 }
 
 fn small_row(queue: Arc<str>, customer: Arc<str>, seq: u64, (a, b, due, flag): (u8, u8, u64, bool)) -> Op {

@@ -97,7 +97,7 @@ pub(crate) fn verdict() -> Arc<Dead> {
 /// A move without index rows.
 pub(crate) fn moved(from: Place, to: Place, standing: Standing) -> Op {
     let (removed, written) = (IndexRows::default(), IndexRows::default());
-    Op::Move { from, to, removed, written, standing: Box::new(standing) }
+    Op::Move { from, to, removed, written, standing: Box::new(standing), weight: 0 }
 }
 
 /// The standing of an own-time item.
@@ -423,6 +423,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
         removed: index(None, "c"),
         written: IndexRows::default(),
         standing: Box::new(standing),
+        weight: 0,
     };
     // An item on the disk, one written earlier in the same group, and one of an earlier group of the same
     // call.

@@ -261,6 +261,8 @@ pub enum Op {
         written: IndexRows,
         /// Its new standing.
         standing: Box<Standing>,
+        /// Size of its content, bytes, approximate: the store reads and writes it.
+        weight: u32,
     },
     /// Record that a window closed before its planned end: every windowed item with that end and window
     /// number is due at the moment of closing. No item is moved. The store removes the record with the last

@@ -12,7 +12,7 @@ use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::BasicProperties;
 use std::collections::BTreeMap;
 use tidegate_config::terms::batch_header;
-use tidegate_types::{Batch, Format};
+use tidegate_types::Batch;
 
 /// Bytes of a header frame beside the properties: type, channel and length; class, weight and length of the
 /// body; the end.
@@ -67,13 +67,12 @@ pub fn fit(message: &mut Outgoing, batch: &Batch, frame_max: u32) -> Result<(), 
     Ok(())
 }
 
-/// Upper bound on [`size`], which mostly suffices to know that the message fits.
+/// Upper bound on [`size`], which mostly suffices to know that the message fits. A single item may leave with
+/// its own properties in any format: a batch that came back leaves as it came.
 fn roughly(batch: &Batch) -> usize {
-    match (batch.items.as_slice(), &batch.dead) {
-        ([item], Some(verdict)) => item.content.properties.len() + ADDED + verdict.error.len(),
-        ([item], None) if batch.format == Format::Passthrough => item.content.properties.len() + ADDED,
-        _ => OF_BATCH,
-    }
+    let [item] = batch.items.as_slice() else { return OF_BATCH };
+    let error = batch.dead.as_ref().map_or(0, |verdict| verdict.error.len());
+    OF_BATCH.max(item.content.properties.len() + ADDED + error)
 }
 
 /// Bytes of the properties in their frame.

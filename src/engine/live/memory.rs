@@ -75,9 +75,9 @@ impl<'s> QueueItems<'s> {
     fn rewrite(&mut self, item: &Item, customer: Option<(Arc<str>, Arc<str>)>) {
         if item.is(ItemFlag::Amended) {
             let (place, none) = (self.row(item).place(), IndexRows::default());
-            let standing = standing(item);
-            let (from, to) = (place.clone(), place);
-            self.shared.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
+            let (from, to, standing, weight) = (place.clone(), place, standing(item), item.weight());
+            let (removed, written) = (none.clone(), none);
+            self.shared.journal.push(Op::Move { from, to, removed, written, standing, weight });
             self.shared.reads.note_rewritten(rewritten(item));
         }
         // An item of a former life may have no such row.
@@ -85,7 +85,7 @@ impl<'s> QueueItems<'s> {
         let lacks = customer.is_some() && (unsure || !item.is(ItemFlag::Indexed));
         if lacks && !mutated(Mutant::IndexForgotten) {
             let rows = IndexRows { identity: None, customer };
-            self.shared.journal.push_lazy(Op::Index { key: item.key(), rows });
+            self.shared.journal.ops().push(Op::Index { key: item.key(), rows });
         }
     }
 

@@ -42,8 +42,8 @@ impl QueueItems<'_> {
         let customer = customer.filter(|_| far);
         let written = IndexRows { identity: item.identity_row(), customer };
         item.set_stored(self.shared.journal.next_token());
-        let (to, standing) = (self.row(&item).place(), standing(&item));
-        self.shared.journal.push(Op::Move { from, to, removed, written, standing });
+        let (to, standing, weight) = (self.row(&item).place(), standing(&item), item.weight());
+        self.shared.journal.push(Op::Move { from, to, removed, written, standing, weight });
         self.shared.reads.note_rewritten(rewritten(&item));
         if far {
             return self.queue.add_far(key, None);
@@ -73,6 +73,7 @@ impl QueueItems<'_> {
             removed: stored.index_rows(),
             written: moved.index_rows(),
             standing: Box::new(standing),
+            weight: stored.weight,
         });
         self.queue.add_far(moved.key, None);
         self.queue.remove_stored(stored.place(), false);
@@ -97,8 +98,9 @@ impl QueueItems<'_> {
         if item.is_stored() {
             item.set_stored(self.shared.journal.next_token());
             let (to, none) = (self.row(&item).place(), IndexRows::default());
-            let standing = standing(&item);
-            self.shared.journal.push(Op::Move { from, to, removed: none.clone(), written: none, standing });
+            let (removed, written, standing) = (none.clone(), none, standing(&item));
+            let weight = item.weight();
+            self.shared.journal.push(Op::Move { from, to, removed, written, standing, weight });
             self.queue.remove_stored(old, true);
             self.queue.add_resident(item.place());
             self.shared.reads.note_rewritten(rewritten(&item));

@@ -149,7 +149,8 @@ impl<'s> QueueItems<'s> {
     pub(super) fn place_letter(&mut self, mut item: Item, from: Place, removed: IndexRows, now: Now) {
         item.set_stored(self.shared.journal.next_token());
         let (to, standing) = (self.row(&item).place(), standing(&item));
-        self.shared.journal.push(Op::Move { from, to, removed, written: IndexRows::default(), standing });
+        let (weight, written) = (item.weight(), IndexRows::default());
+        self.shared.journal.push(Op::Move { from, to, removed, written, standing, weight });
         let key = item.place();
         let no_room = self.shared.free_rows() == 0 && !mutated(Mutant::DeadCrowdIn);
         if key >= self.queue.memory_bound() || self.is_crowded() || no_room {

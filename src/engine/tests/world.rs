@@ -147,6 +147,8 @@ pub(super) struct Meter {
     pub(super) rows: u64,
     /// Maxima of one call: operations, publishes, rows touched.
     pub(super) most: (usize, usize, u64),
+    /// Most content bytes that one commit moves.
+    pub(super) most_moved: u64,
 }
 
 impl Meter {
@@ -156,6 +158,9 @@ impl Meter {
         self.rows += rows;
         let (ops, publishes, most) = self.most;
         self.most = (ops.max(fx.store.len()), publishes.max(fx.publishes.len()), most.max(rows));
+        let moved =
+            fx.store.iter().map(|op| if let Op::Move { weight, .. } = op { u64::from(*weight) } else { 0 });
+        self.most_moved = self.most_moved.max(moved.sum());
     }
 }
 

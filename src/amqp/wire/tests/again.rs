@@ -3,7 +3,7 @@
 use super::batch::{batch, names, out_item};
 use super::*;
 use crate::dead_letters::RetryTerms;
-use crate::{encode, RawLetter};
+use crate::{encode, fit, RawLetter};
 use std::sync::Arc;
 use tidegate_config::{Reading, Redeliver};
 use tidegate_types::{BatchItem, Dead, Format};
@@ -66,6 +66,19 @@ fn each_try_waits_twice_as_long_and_the_last_is_told() {
         &*error,
         "given up after 3 more tries of its consumer (redeliver.attempts); x-exception: \"ValueError: 7\""
     );
+}
+
+/// Its headers are its own, whatever the format of its application is, and a broker may have agreed to
+/// smaller frames since it was taken.
+#[test]
+fn a_batch_that_came_back_is_measured_by_its_own_headers() {
+    let large = ("h", text(&"x".repeat(20_000)));
+    let back = item(come(with(&[sent_in(), deaths(), large]).with_type("tidegate.batch".into()), b"[]"));
+    let batch = batch(Format::Json, vec![out_item(1, back)]);
+    let mut out = encode(&batch, &names(), STORE, NOW);
+    assert!(headers(&out.properties).iter().any(|(name, _)| name == "h"));
+    assert!(fit(&mut out, &batch, 131_072).is_ok());
+    assert!(fit(&mut out, &batch, 16_384).unwrap_err().contains("a frame of this connection holds 16364"));
 }
 
 #[test]
