@@ -340,9 +340,16 @@ impl Node {
         text.parse().unwrap_or_else(|_| panic!("not a counter: {text}"))
     }
 
-    /// Ready and unacked messages of a queue in the virtual host `/`.
+    /// Ready and unacked messages of a queue in the virtual host `/`, at present: what the broker tells of a quorum
+    /// queue is up to five seconds old.
     pub fn messages(&self, queue: &str) -> Option<u64> {
-        self.of_queue(queue, "proplists:get_value(messages, rabbit_amqqueue:info(Q, [messages]))")
+        self.of_queue(
+            queue,
+            "case amqqueue:get_type(Q) of \
+             rabbit_quorum_queue -> \
+             {ok, {_, N}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:query_messages_total/1), N; \
+             _ -> proplists:get_value(messages, rabbit_amqqueue:info(Q, [messages])) end",
+        )
     }
 
     /// Consumers of a queue in the virtual host `/`.
