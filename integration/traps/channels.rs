@@ -185,9 +185,17 @@ fn a_queue_of_dead_letters_that_does_not_answer_holds_up_nobody() {
     let daemon = Daemon::start(options);
     daemon.ready();
     daemon.amqp.publish(vec![batch(1), letter(100), batch(2)]);
-    let settled = daemon.settled(3);
+    // Which end is the first is open.
+    let (mut settled, mut is_taken) = (BTreeMap::new(), false);
+    daemon.wait("all outcomes and a request", |event| {
+        match event {
+            Event::Settled(all) => settled.extend(all.into_iter().map(|one| (one.number, one.outcome))),
+            Event::Requests { .. } => is_taken = true,
+            Event::Broker(_) => {}
+        }
+        (settled.len() == 3 && is_taken).then_some(())
+    });
     assert!([1, 2, 100].iter().all(|n| settled[n] == confirmed(*n)), "{settled:?}");
-    daemon.request();
     let stats = daemon.amqp.stats();
     assert_eq!((stats.ingest_failures, stats.egress_failures), (0, 0));
 }

@@ -49,12 +49,20 @@ pub(crate) struct Limits {
     lacking: BTreeSet<QueueId>,
     /// The disk is nearly full.
     store_full: bool,
-    /// What the last request that waits for room lacks.
+    /// What the first request of those that wait lacks.
     shortage: Option<MissingRoom>,
     /// Requests that waited for room have gone back to the broker: while there is none, they would only be
-    /// returned again, and each return counts towards the queue's delivery limit.
-    kept_out: Option<MissingRoom>,
+    /// returned again, and each return counts towards the queue's delivery limit. With the time from which
+    /// they are taken nevertheless, monotonic ms: the one that waited may not be there any more.
+    kept_out: Option<(MissingRoom, u64)>,
+    /// How often they were taken without room.
+    lapses: u32,
 }
+
+/// For how long requests that have gone back are kept out at first, and at most, ms. It doubles each time, so
+/// that they do not reach a delivery limit of 50 within a month.
+const KEPT_OUT_MS: u64 = 3_600_000;
+const KEPT_OUT_MOST_MS: u64 = 24 * KEPT_OUT_MS;
 
 /// Room that a request waits for.
 #[derive(Clone, Debug)]
@@ -104,25 +112,33 @@ impl Limits {
         verdict
     }
 
-    /// The requests that wait for room go back to the broker.
-    pub(crate) fn keep_out(&mut self) {
-        self.kept_out = self.shortage.take();
+    /// A request was decided about: none waits before it.
+    pub(crate) fn goes_on(&mut self) {
+        (self.shortage, self.lapses) = (None, 0);
+    }
+
+    /// Requests that wait go back to the broker.
+    pub(crate) fn keep_out(&mut self, now: Now) {
+        let pause = KEPT_OUT_MS.saturating_mul(1 << self.lapses.min(5)).min(KEPT_OUT_MOST_MS);
+        self.kept_out = self.shortage.take().map(|missing| (missing, now.mono + pause));
     }
 
     /// Whether the request that went back for want of room would still find none.
-    pub(crate) fn keeps_out(&mut self, live: &LiveItems, settings: &Settings) -> bool {
-        let lacks = match &self.kept_out {
-            None => false,
-            Some(MissingRoom::Items(name)) => {
+    pub(crate) fn keeps_out(&mut self, live: &LiveItems, settings: &Settings, now: Now) -> bool {
+        let Some((missing, until)) = &self.kept_out else { return false };
+        let lacks = match missing {
+            MissingRoom::Items(name) => {
                 let queue = live.queues.find(name);
                 queue.is_some_and(|queue| matches!(one_more(live, queue), LimitVerdict::Wait))
             }
-            Some(MissingRoom::Windows) => live.customers().open_windows() >= settings.customers,
+            MissingRoom::Windows => live.customers().open_windows() >= settings.customers,
         };
-        if !lacks {
+        let lapses = lacks && now.mono >= *until;
+        self.lapses += u32::from(lapses);
+        if !lacks || lapses {
             self.kept_out = None;
         }
-        lacks
+        self.kept_out.is_some()
     }
 
     /// Whether one more item exceeds the number of applications, or of items of this one.
@@ -246,6 +262,12 @@ impl Limits {
             self.lacking.insert(queue);
         }
         live.queues.at(queue).mark_for_loader();
+    }
+
+    /// The first items of this queue, which were to be dead-lettered, are left for another turn.
+    pub(crate) fn trim_again(&mut self, queue: QueueId) {
+        self.lacking.remove(&queue);
+        self.trimming.insert(queue);
     }
 
     /// Drops this state after a reload, as limits may have changed: the next items find out again.

@@ -10,6 +10,7 @@ use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
 use super::ids::{ItemId, QueueId};
 use super::items::{Item, ItemFlag};
+use super::journal::MoveRoom;
 use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::queue::{Condition, EndOf};
@@ -241,8 +242,10 @@ impl Core {
             }
         }
         while gone < rows {
-            if self.live.shared.journal.moves_enough() {
-                return true;
+            match self.live.shared.journal.room_to_move() {
+                MoveRoom::Free => {}
+                MoveRoom::NextTurn => return true,
+                MoveRoom::OnceDurable => return false,
             }
             let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else { return false };
             gone += candidate.rows.len();

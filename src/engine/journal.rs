@@ -18,8 +18,20 @@ use tidegate_types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 /// is short enough that a closed window stays closed after a crash.
 const LAZY_MS: u64 = 10;
 
-/// Contents that one commit moves, bytes, plus those of a batch.
-const MOVED_BYTES: u64 = 8 << 20;
+/// Contents that one commit moves, bytes, plus those of a batch: few, since all that is to be sent waits for
+/// it.
+const MOVED_BYTES: u64 = 2 << 20;
+
+/// Whether more items may be moved now. All contents of a commit are in memory when it is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MoveRoom {
+    /// More may be moved.
+    Free,
+    /// The next commit moves enough.
+    NextTurn,
+    /// The store has enough to move, and has to become durable first.
+    OnceDurable,
+}
 
 /// Removals, and the ends remembered with them, may wait this long, ms. It bounds the repeats after a crash
 /// to the items confirmed within this time, if nothing else was written and the store keeps up. It needs a
@@ -92,6 +104,8 @@ pub(crate) struct Journal {
     /// Commits under way: number of operations and payload bytes.
     under_way: VecDeque<(Token, u64, u64)>,
     uncommitted: (u64, u64),
+    /// Commits under way that move contents, and how many bytes.
+    moving: VecDeque<(Token, u64)>,
     /// Which deliveries are safe.
     ledger: Ledger,
     /// Receives operations that are dropped because items are not stored.
@@ -131,6 +145,7 @@ impl Journal {
             answers_out: 0,
             under_way: VecDeque::new(),
             uncommitted: (0, 0),
+            moving: VecDeque::new(),
             ledger: Ledger::new(!durable),
             discarded: Vec::new(),
         }
@@ -250,10 +265,16 @@ impl Journal {
         self.token - self.committed
     }
 
-    /// Whether the next commit moves so much that no more items should be moved in this turn: all contents
-    /// of a commit are in memory when it is executed.
-    pub(crate) fn moves_enough(&self) -> bool {
-        self.moved >= MOVED_BYTES
+    /// Whether more items may be moved in this turn. The store executes one commit, and one waits.
+    pub(crate) fn room_to_move(&self) -> MoveRoom {
+        let under_way: u64 = self.moving.iter().map(|(_, bytes)| *bytes).sum();
+        if under_way > MOVED_BYTES {
+            MoveRoom::OnceDurable
+        } else if self.moved >= MOVED_BYTES {
+            MoveRoom::NextTurn
+        } else {
+            MoveRoom::Free
+        }
     }
 
     /// Whether the store is so far behind that nothing more should be taken in.
@@ -371,6 +392,9 @@ impl Journal {
                 self.uncommitted = (self.uncommitted.0 - ops, self.uncommitted.1 - bytes);
             }
         }
+        while self.moving.front().is_some_and(|(at, _)| *at <= token) {
+            self.moving.pop_front();
+        }
         while self.awaiting.front().is_some_and(|(at, _)| *at <= token) {
             self.awaiting.pop_front().into_iter().for_each(|(_, delivery)| self.ledger.safe(delivery));
         }
@@ -438,7 +462,10 @@ impl Journal {
         self.token += 1;
         self.urgent = false;
         self.rows_changed = false;
-        (self.removals, self.moved) = (0, 0);
+        self.removals = 0;
+        if self.moved > 0 {
+            self.moving.push_back((self.token, core::mem::take(&mut self.moved)));
+        }
         let mut ops = core::mem::take(&mut self.ops);
         self.footprint = (Footprint::default(), 0);
         if self.durable {

@@ -80,7 +80,7 @@ use alloc::vec::Vec;
 use arrivals::{Arrival, Arrivals, LineName, Next, Placed};
 use commands::Executed;
 use dispatch::Dispatch;
-use journal::Journal;
+use journal::{Journal, MoveRoom};
 use judge::{Decider, Decision, Hurry};
 pub use ledger::Ledger;
 use live::{LiveItems, Origin};
@@ -327,12 +327,13 @@ impl Engine {
     /// they would exist twice.
     fn restart_ingest(&mut self, generation: u32) {
         self.core.live.shared.journal.restart_deliveries(generation);
+        if !self.arrivals.is_clear() {
+            self.limits.keep_out(self.turn_state.clocks.last());
+        }
+        self.turn_state.no_room = false;
         self.arrivals.forget_deliveries(&mut self.core.live.shared.watch);
         self.scans.forget_deliveries();
         self.core.orphan_pending();
-        if ::core::mem::take(&mut self.turn_state.no_room) {
-            self.limits.keep_out();
-        }
     }
 
     fn configure(&mut self, settings: Settings, now: Now) {
@@ -403,15 +404,19 @@ impl Engine {
 
     /// Dead-letters items beyond the limit of an application whose policy drops the oldest.
     fn trim(&mut self, now: Now) {
+        if self.core.live.shared.journal.room_to_move() == MoveRoom::OnceDurable {
+            return;
+        }
         for (id, sentence) in self.limits.trim(&mut self.core.live) {
             if self.core.live.items().get(id).is_none() {
                 // It was evicted from memory for another's dead letter: the next turn looks it up.
                 self.turn_state.more = true;
                 continue;
             }
-            if self.core.live.shared.journal.moves_enough() {
+            if self.core.live.shared.journal.room_to_move() != MoveRoom::Free {
+                self.limits.trim_again(self.core.live.items()[id].queue());
                 self.turn_state.more = true;
-                break;
+                continue;
             }
             self.core.unlist(id);
             self.core.dead_letter(id, tidegate_types::Reason::Full, &sentence, now);
@@ -501,7 +506,7 @@ impl Engine {
     /// returned to the broker.
     fn steer_intake(&mut self) {
         let stopped = self.limits.is_store_full()
-            || self.limits.keeps_out(&self.core.live, &self.settings)
+            || self.limits.keeps_out(&self.core.live, &self.settings, self.turn_state.clocks.last())
             || !self.core.live.shared.journal.has_numbers()
             || self.turn_state.draining;
         let blocked = self.turn_state.no_room || self.core.live.shared.journal.is_under_pressure();
@@ -554,6 +559,9 @@ impl Engine {
             *left = left.saturating_sub(1);
             if !self.judge(name, next, now) {
                 return false;
+            }
+            if name != LineName::Local {
+                self.limits.goes_on();
             }
         }
     }
