@@ -4,7 +4,7 @@
 //! in blocks, each by binding the name of an abstract socket, which is released when the program ends in any
 //! way. Processes that it has started may live a little longer, so the next program begins with other blocks.
 
-use std::net::TcpListener;
+use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::{Mutex, PoisonError};
@@ -52,7 +52,9 @@ pub(crate) fn free_port() -> u16 {
         }
         let port = ports.next;
         ports.next += 1;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        // Bound and closed again for a try, it could still be bound: a process that is started at this moment has a
+        // copy of every socket until it has become another program.
+        if TcpStream::connect(("127.0.0.1", port)).is_err() {
             return port;
         }
     }

@@ -9,7 +9,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Interval at which a thread that waits for bytes checks its orders.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -142,7 +142,16 @@ impl Drop for Proxy {
 }
 
 fn listen(address: SocketAddr) -> TcpListener {
-    let listener = TcpListener::bind(address).expect("the proxy's port");
+    let end = Instant::now() + Duration::from_secs(10);
+    let listener = loop {
+        match TcpListener::bind(address) {
+            // A process that was being started when the former listener was closed has a copy of it for a moment.
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < end => {
+                std::thread::sleep(GLANCE);
+            }
+            other => break other.expect("the proxy's port"),
+        }
+    };
     listener.set_nonblocking(true).expect("a listener that does not block");
     listener
 }
