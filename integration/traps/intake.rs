@@ -16,6 +16,18 @@ fn is_request(event: &Event) -> bool {
     matches!(event, Event::Requests { .. } | Event::Broker(BrokerEvent::IngestLost))
 }
 
+/// Pauses the intake, and waits until this is in force.
+fn pause(daemon: &Daemon) {
+    daemon.amqp.intake(Intake::Pause);
+    daemon.wait("the state", |event| {
+        matches!(
+            event,
+            Event::Broker(BrokerEvent::Link { side: Side::Ingest, link: LinkStatus::Paused { .. } })
+        )
+        .then_some(())
+    });
+}
+
 /// A pause closes neither channel nor consumer: deliveries during the pause are held, acks continue, and the
 /// resume forwards the deliveries.
 /// Judges promise 12.
@@ -45,14 +57,7 @@ fn a_pause_holds_deliveries_and_returns_none() {
     let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
     let first = daemon.request().delivery;
     assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "consume");
-    daemon.amqp.intake(Intake::Pause);
-    daemon.wait("the state", |event| {
-        matches!(
-            event,
-            Event::Broker(BrokerEvent::Link { side: Side::Ingest, link: LinkStatus::Paused { .. } })
-        )
-        .then_some(())
-    });
+    pause(&daemon);
     go.send(()).unwrap();
     daemon.quiet_for(A_WHILE, is_request);
     daemon.amqp.ack(vec![Ack { delivery: first, multiple: true }]);
@@ -155,14 +160,7 @@ fn large_deliveries_during_a_pause_shrink_the_prefetch() {
     let heard = || tells.recv_timeout(PATIENCE).unwrap();
     assert_eq!((heard(), heard(), heard()), (Some(16), None, Some(64)));
     (0..16).for_each(|_| drop(daemon.request()));
-    daemon.amqp.intake(Intake::Pause);
-    daemon.wait("the state", |event| {
-        matches!(
-            event,
-            Event::Broker(BrokerEvent::Link { side: Side::Ingest, link: LinkStatus::Paused { .. } })
-        )
-        .then_some(())
-    });
+    pause(&daemon);
     go.send(()).unwrap();
     assert_eq!(heard(), None, "no consumer is left");
     daemon.quiet_for(A_WHILE, is_request);

@@ -137,3 +137,18 @@ impl RunError {
 
 /// The callback that puts events of the connections into the mailbox.
 type OnAmqp = std::sync::Arc<dyn Fn(tidegate_amqp::Event) + Send + Sync>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// systemd starts the daemon again after any other code, and it would meet the same store without end.
+    #[test]
+    fn a_store_of_another_format_is_a_fault_of_the_set_up() {
+        for error in [OpenError::Newer { found: 9, known: 5 }, OpenError::Older { found: 4 }] {
+            assert_eq!(RunError::Open(error).exit_code(), ExitCode::from(EXIT_CONFIG));
+        }
+        let damaged = OpenError::Damaged { place: "a row".to_owned(), error: "no record".to_owned() };
+        assert_eq!(RunError::Open(damaged).exit_code(), ExitCode::FAILURE);
+    }
+}
