@@ -144,7 +144,7 @@ fn the_oracle_judges_a_repeat_by_what_can_have_been_under_way_at_the_fault() {
     let site = Site::new("oracle-gap");
     let inbox = site.inbox("shop");
     let ledger = Ledger::new();
-    let ids = ["long due", "unwatched", "about to leave", "not yet due"];
+    let ids = ["long due", "unwatched", "about to leave", "taken anew", "not yet due"];
     for id in ids {
         ledger.sending(id, "shop", Some("c1"), None);
         ledger.confirmed(id);
@@ -154,9 +154,10 @@ fn the_oracle_judges_a_repeat_by_what_can_have_been_under_way_at_the_fault() {
     ledger.healed();
     let healed_us = now_us();
     // Later than any fault explains.
-    let late = |id: &str| {
+    let late = |id: &str, again: bool| {
         let due_ms = match id {
             "about to leave" => fault_ms - 1_000,
+            "taken anew" => fault_ms + if again { 10_000 } else { -1_000 },
             "not yet due" => fault_ms + 10_000,
             _ => 1,
         };
@@ -166,11 +167,11 @@ fn the_oracle_judges_a_repeat_by_what_can_have_been_under_way_at_the_fault() {
     };
     for id in ids {
         if id == "unwatched" {
-            ledger.received_since(late(id), healed_us);
-            ledger.received_since(late(id), healed_us);
+            ledger.received_since(late(id, false), healed_us);
+            ledger.received_since(late(id, true), healed_us);
         } else {
-            ledger.received(late(id));
-            ledger.received(late(id));
+            ledger.received(late(id, false));
+            ledger.received(late(id, true));
         }
     }
     let report = ledger.settle(Duration::from_millis(100));

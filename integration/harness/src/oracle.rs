@@ -24,11 +24,12 @@ struct Sent {
     first: Arrival,
 }
 
-/// When a message arrived, and since when it can have been in the queue, wall clock, us.
+/// When a message arrived, since when it can have been in the queue, and when it was due, wall clock, us.
 #[derive(Clone, Copy, Debug, Default)]
 struct Arrival {
     queued_us: u64,
     at_us: u64,
+    due_us: u64,
 }
 
 /// A fault, from its beginning to its end, wall clock, us.
@@ -44,13 +45,16 @@ const BEFORE_US: u64 = 5_000_000;
 const AFTER_US: u64 = 5_000_000;
 
 impl Span {
-    /// Whether an item that was due at `due_us` and first arrived then may arrive again at `again_us`.
-    fn explains(&self, due_us: u64, first: Arrival, again_us: u64) -> bool {
+    /// Whether an item with this first arrival may arrive again like this.
+    fn explains(&self, first: Arrival, again: Arrival) -> bool {
         let near = first.at_us + BEFORE_US >= self.from_us;
         let until = self.to_us.map_or(u64::MAX, |to| to + AFTER_US);
-        // The process that was about to send it when the fault began may do so long after another one has.
-        let about_to_leave = due_us <= self.from_us && due_us + BEFORE_US >= self.from_us;
-        near && again_us >= self.from_us && (first.queued_us <= until || about_to_leave)
+        // The process that was about to send it when the fault began may do so long after another one has, or just
+        // before: then the other one may have taken its request anew, with a later due.
+        let about_to_leave = [first.due_us, again.due_us]
+            .into_iter()
+            .any(|due_us| due_us <= self.from_us && due_us + BEFORE_US >= self.from_us);
+        near && again.at_us >= self.from_us && (first.queued_us <= until || about_to_leave)
     }
 }
 
@@ -200,8 +204,10 @@ impl Ledger {
                 continue;
             };
             sent.received += 1;
+            let due_us = u64::try_from(item.due).unwrap_or(0) * 1000;
+            let arrival = Arrival { queued_us, at_us, due_us };
             if sent.received == 1 {
-                sent.first = Arrival { queued_us, at_us };
+                sent.first = arrival;
             }
             let first = sent.first;
             let is_first = sent.received == 1;
@@ -209,23 +215,23 @@ impl Ledger {
             let stray = sent.application != batch.application
                 || sent.application != key
                 || sent.customer != batch.customer;
-            let due_us = u64::try_from(item.due).unwrap_or(0) * 1000;
             let early = sent.not_before_ms.is_some_and(|t| at_us < t * 1000 || at_us < due_us);
             if is_first {
                 log.arrivals.push(item.id.clone());
             }
             if again {
                 log.repeats.push(item.id.clone());
-                if !log.faults.iter().any(|span| span.explains(due_us, first, at_us)) {
+                if !log.faults.iter().any(|span| span.explains(first, arrival)) {
                     let ms_ago = |us: u64| at_us.saturating_sub(us) / 1000;
                     let since = log.faults.iter().rev().find(|span| span.from_us <= at_us);
                     let begun = since.map(|span| ms_ago(span.from_us));
                     let healed = since.and_then(|span| span.to_us).map(ms_ago);
                     log.unexplained.push(format!(
-                        "{} (publish {attempt}; due {} ms before, first {} ms before, queued {} ms before, last fault begun {begun:?} and healed {healed:?} ms before)",
+                        "{} (publish {attempt}; due {} ms before, first {} ms before, due {} ms before, queued {} ms before, last fault begun {begun:?} and healed {healed:?} ms before)",
                         item.id,
                         ms_ago(due_us),
                         ms_ago(first.at_us),
+                        ms_ago(first.due_us),
                         ms_ago(first.queued_us),
                     ));
                 }
