@@ -8,11 +8,13 @@ use super::reading::damaged;
 use super::row_reads::Rows;
 use super::rows::{self, FORMAT, META_FORMAT, META_IDENTITY, META_IMPORTING, META_MARKS};
 use super::{logs, new_identity, OpenError, ReadError};
+use fjall::compaction::Leveled;
 use fjall::config::{BlockSizePolicy, FilterPolicy};
 use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use tidegate_types::event::Marks;
 
 /// Size of all logs of the storage engine together, in bytes. This is the engine's minimum; a start reads at
@@ -25,6 +27,8 @@ const JOURNALS: u64 = 64 << 20;
 const WORKERS: usize = 3;
 /// Files kept open, far below the usual limit of 1,024 for a process.
 const OPEN_FILES: usize = 200;
+/// Tables of the first level that are merged together. The storage engine slows commits down at 20 tables.
+const MERGED_TABLES: u8 = 8;
 /// The share of `limits.memory` for the storage engine, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DiskBudget {
@@ -207,7 +211,9 @@ pub(crate) fn open_keyspaces(db: &Database, path: &Path) -> Result<Keyspaces, Op
 /// Layout of a keyspace. The storage engine stores it with the keyspace; a change affects new keyspaces only.
 fn options(id: KeyspaceId) -> KeyspaceCreateOptions {
     // `DiskStore::rotate` limits the size of a memtable, since it follows the configuration.
-    let options = KeyspaceCreateOptions::default().max_memtable_size(256 << 20);
+    let options = KeyspaceCreateOptions::default()
+        .max_memtable_size(256 << 20)
+        .compaction_strategy(Arc::new(Leveled::default().with_l0_threshold(MERGED_TABLES)));
     match id {
         // Single reads usually find their row.
         KeyspaceId::Items => {

@@ -17,7 +17,7 @@ const KEYLESS_FORMAT: i32 = 2;
 const LOCKS: i32 = 0x7469_6465;
 
 /// The two numbers of the advisory lock under which the tables in this schema are made, one daemon at a time.
-/// Those of other schemas differ, so nobody waits for them.
+/// Another schema waits for it only if its name has the same checksum.
 pub(super) fn lock(name: &str) -> String {
     format!("{LOCKS}, {}", crc32c::crc32c(name.as_bytes()).cast_signed())
 }
