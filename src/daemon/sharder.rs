@@ -310,7 +310,9 @@ impl Keeper {
                 self.health.readiness.set(Latch::Consumer, false);
             }
             BrokerEvent::Forwarded(deliveries) => {
-                deliveries.into_iter().for_each(|delivery| self.ledger.safe(delivery));
+                for delivery in deliveries {
+                    self.ledger.safe(delivery);
+                }
                 self.ack();
             }
             BrokerEvent::Link { link, .. } => {

@@ -7,8 +7,8 @@
 //!
 //! A request that depends on an item in flight waits, outside the lines, until that attempt has ended.
 //! Arrivals by message stay unacked during that time, and an attempt need not end: so only a share of the
-//! prefetch may wait, for all applications together and for each ([`super::waits`]). Beyond that share
-//! requests are decided at once.
+//! prefetch may wait, for all applications together and for each ([`super::waits`]). Beyond that share, and
+//! after [`REQUEST_MS`], requests are decided without the outcome.
 //!
 //! Local commands have a separate line: they proceed while requests wait for room.
 
@@ -26,6 +26,10 @@ pub(crate) use line::{Arrival, LineName};
 use tidegate_types::event::{Found, Load, Wanted};
 use tidegate_types::{Asker, Command, Ended, Identity, Now};
 
+/// How long a request waits for an outcome, ms: far below the broker's consumer timeout (30 minutes), after
+/// which the broker would close the channel and take back all that is unacked.
+pub(crate) const REQUEST_MS: u64 = 300_000;
+
 /// What the store has reported about an arrival's identities.
 #[derive(Debug)]
 enum Knowledge {
@@ -41,6 +45,8 @@ enum Knowledge {
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) place: u64,
+    /// When its wait for an outcome ends, monotonic ms, once it has begun one.
+    pub(crate) until: Option<u64>,
     pub(crate) arrival: Arrival,
 }
 
@@ -99,11 +105,12 @@ pub(crate) struct Arrivals {
     /// Finds under way, in order.
     asked: VecDeque<Vec<Question>>,
     waiting: BTreeMap<Identity, Waiting>,
-    /// When commands stop waiting, monotonic.
+    /// When waits end, monotonic ms.
     until: BTreeSet<(u64, Identity)>,
     /// Counts of those that wait.
     waits: Waits,
-    /// Identities whose waiting arrivals must be decided: too many wait, or there is another reason.
+    /// Identities whose waiting arrivals must be decided: too many wait, or one has waited for too long, or
+    /// there is another reason.
     released: BTreeSet<Identity>,
     /// Arrivals that came after a cancel of their customer, by the number of that scan; they wait until the
     /// scan has finished.
@@ -127,7 +134,7 @@ impl Arrivals {
 
     pub(crate) fn push(&mut self, arrival: Arrival) {
         let name = if arrival.is_local() { LineName::Local } else { LineName::Requests };
-        let placed = Placed { place: self.next, arrival };
+        let placed = Placed { place: self.next, until: None, arrival };
         self.next += 1;
         self.line(name).entries.push_back(LineEntry::new(placed));
     }
@@ -306,19 +313,20 @@ impl Arrivals {
     // ---- waiting for an outcome ---------------------------------------------------------------------------
 
     /// The arrival depends on an item in flight, or came after a command that does, and waits until that
-    /// attempt has ended; a command waits until `until` at most.
+    /// attempt has ended, at most until its `until`.
     pub(crate) fn await_outcome(&mut self, identity: Identity, placed: Placed) {
-        let arrival = &placed.arrival;
-        if let Arrival::Command { until: Some(until), .. } = arrival {
-            self.until.insert((*until, identity));
-        }
-        let within = self.waits.begin(arrival.waiter());
+        self.until.extend(placed.until.map(|until| (until, identity)));
+        self.add_waiting(identity, placed);
+    }
+
+    fn add_waiting(&mut self, identity: Identity, placed: Placed) {
+        let within = self.waits.begin(placed.arrival.waiter());
         // A command that may not wait has been answered already.
         if !within {
             self.released.insert(identity);
         }
         let waiting = self.waiting.entry(identity).or_default();
-        waiting.remote += usize::from(!arrival.is_local());
+        waiting.remote += usize::from(!placed.arrival.is_local());
         waiting.line.push_back(placed);
     }
 
@@ -373,15 +381,15 @@ impl Arrivals {
             }
             any = true;
             let (mut entries, mut behind) = (Vec::new(), false);
-            for Placed { place, arrival } in self.take_waiting(identity) {
+            for Placed { place, until, arrival } in self.take_waiting(identity) {
                 behind |= arrival.is_item();
                 match arrival {
-                    Arrival::Command { command, asker: asker @ Asker::Remote { .. }, .. } if !behind => {
+                    Arrival::Command { command, asker: asker @ Asker::Remote { .. } } if !behind => {
                         commands.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        entries
-                            .push(LineEntry { at_once: true, ..LineEntry::new(Placed { place, arrival }) });
+                        let placed = Placed { place, until, arrival };
+                        entries.push(LineEntry { at_once: true, ..LineEntry::new(placed) });
                     }
                 }
             }
@@ -497,26 +505,33 @@ impl Arrivals {
         }
     }
 
-    /// Takes the commands whose time limit has passed. Arrivals after them are judged next, in order.
+    /// Ends the waits whose time limit has passed. Takes the commands among them, to be answered; arrivals
+    /// after these are judged next, in order. Requests are released.
     pub(crate) fn end_waits(&mut self, now: Now) -> Vec<(Command, Asker)> {
         let mut over = Vec::new();
         while let Some((_, identity)) = self.until.first().copied().filter(|(until, _)| *until <= now.mono) {
             self.until.pop_first();
-            let waiting = self.take_waiting(identity);
-            let mut left = Vec::new();
-            for Placed { place, arrival } in waiting {
+            let (mut left, mut is_released) = (VecDeque::new(), false);
+            for Placed { place, until, arrival } in self.take_waiting(identity) {
+                let is_over = until.is_some_and(|until| until <= now.mono);
                 match arrival {
-                    Arrival::Command { command, asker, until: Some(until) }
-                        if until <= now.mono || mutated(Mutant::PatienceEndsForAll) =>
+                    Arrival::Command { command, asker }
+                        if is_over || (until.is_some() && mutated(Mutant::PatienceEndsForAll)) =>
                     {
                         over.push((command, asker));
                     }
                     arrival @ (Arrival::Item(..) | Arrival::Rejected(..) | Arrival::Command { .. }) => {
-                        left.push(LineEntry::new(Placed { place, arrival }));
+                        is_released |= is_over;
+                        left.push_back(Placed { place, until, arrival });
                     }
                 }
             }
-            self.requeue(left);
+            if is_released {
+                self.released.insert(identity);
+                left.into_iter().for_each(|placed| self.add_waiting(identity, placed));
+            } else {
+                self.requeue(left.into_iter().map(LineEntry::new).collect());
+            }
         }
         over
     }

@@ -7,12 +7,13 @@
 use super::ids::ItemId;
 use super::ledger::Ledger;
 use super::mutant::{mutated, Mutant};
+use super::repeats::Repeats;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 use tidegate_types::event::{Footprint, IndexRows, Load, Marks, Op, Place, QueueRow, Stored, Token};
-use tidegate_types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
+use tidegate_types::{Ack, Asker, Command, Delivery, NewItem, Now, Reply, Thresholds};
 
 /// Operations for which no ack waits (closings, index rows) may wait this long for another commit, ms. This
 /// is short enough that a closed window stays closed after a crash.
@@ -106,8 +107,9 @@ pub(crate) struct Journal {
     uncommitted: (u64, u64),
     /// Commits under way that move contents, and how many bytes.
     moving: VecDeque<(Token, u64)>,
-    /// Which deliveries are safe.
+    /// Which deliveries are safe, and which only with a command before them.
     ledger: Ledger,
+    repeats: Repeats,
     /// Receives operations that are dropped because items are not stored.
     discarded: Vec<Op>,
 }
@@ -147,6 +149,7 @@ impl Journal {
             uncommitted: (0, 0),
             moving: VecDeque::new(),
             ledger: Ledger::new(!durable),
+            repeats: Repeats::default(),
             discarded: Vec::new(),
         }
     }
@@ -300,6 +303,18 @@ impl Journal {
         self.ledger.open(delivery, parts);
     }
 
+    /// As [`Journal::open_delivery`], for requests, each a part, and `more` parts.
+    pub(crate) fn open_requests(&mut self, delivery: Delivery, items: &[NewItem], more: u32) {
+        let behind = self.repeats.requests(delivery.tag, items);
+        self.open_delivery(delivery, items.len() as u32 + more + behind);
+    }
+
+    /// As [`Journal::open_delivery`], for a command.
+    pub(crate) fn open_command(&mut self, delivery: Delivery, command: &Command) {
+        let behind = self.repeats.command(delivery.tag, command);
+        self.open_delivery(delivery, 1 + behind);
+    }
+
     /// The deliveries that are not acked.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -312,7 +327,13 @@ impl Journal {
 
     /// A part of a delivery is safe.
     pub(crate) fn safe(&mut self, delivery: Delivery) {
-        self.ledger.safe(delivery);
+        let mut safe = vec![delivery];
+        while let Some(delivery) = safe.pop() {
+            if self.ledger.safe(delivery) {
+                let behind = self.repeats.ended(delivery.tag);
+                safe.extend(behind.into_iter().map(|tag| Delivery { tag, ..delivery }));
+            }
+        }
     }
 
     /// The item with this tag is safe once this commit is durable.
@@ -327,7 +348,7 @@ impl Journal {
 
     fn safe_after(&mut self, token: Token, delivery: Delivery) {
         if token <= self.committed || !self.durable || mutated(Mutant::AckBeforeCommit) {
-            self.ledger.safe(delivery);
+            self.safe(delivery);
         } else {
             debug_assert!(self.awaiting.back().is_none_or(|(last, _)| *last <= token), "in order of commit");
             self.awaiting.push_back((token, delivery));
@@ -360,9 +381,10 @@ impl Journal {
         let mut out = Vec::new();
         let all = !self.durable || mutated(Mutant::AnswerTooSoon);
         let may_leave = self.replies.iter().take_while(|(token, _)| all || *token <= self.committed).count();
+        let mut safe = Vec::new();
         for (_, reply) in self.replies.drain(..may_leave) {
             match &reply.asker {
-                Asker::Remote { delivery, reply_to: None, .. } => self.ledger.safe(*delivery),
+                Asker::Remote { delivery, reply_to: None, .. } => safe.push(*delivery),
                 Asker::Remote { .. } => {
                     self.answers_out += 1;
                     out.push(reply);
@@ -370,12 +392,14 @@ impl Journal {
                 Asker::Local(_) => out.push(reply),
             }
         }
+        safe.into_iter().for_each(|delivery| self.safe(delivery));
         out
     }
 
     /// A new ingest connection, or none (0): deliveries of the previous one can no longer be acked.
     pub(crate) fn restart_deliveries(&mut self, generation: u32) {
         self.awaiting.clear();
+        self.repeats = Repeats::default();
         self.ledger.restart(generation);
     }
 
@@ -396,7 +420,7 @@ impl Journal {
             self.moving.pop_front();
         }
         while self.awaiting.front().is_some_and(|(at, _)| *at <= token) {
-            self.awaiting.pop_front().into_iter().for_each(|(_, delivery)| self.ledger.safe(delivery));
+            self.awaiting.pop_front().into_iter().for_each(|(_, delivery)| self.safe(delivery));
         }
         let mut fresh = Vec::new();
         while self.fresh.front().is_some_and(|(at, _)| *at <= token) {

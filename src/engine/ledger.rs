@@ -92,17 +92,20 @@ impl Ledger {
         }
     }
 
-    /// One part of a delivery is safe.
-    pub fn safe(&mut self, delivery: Delivery) {
+    /// One part of a delivery is safe. Whether all of it is now.
+    pub fn safe(&mut self, delivery: Delivery) -> bool {
         if !self.is_current(delivery) || delivery.tag < self.first {
-            return;
+            return false;
         }
         let Some(state) = self.open.get_mut((delivery.tag - self.first) as usize) else {
             debug_assert!(false, "a delivery comes in before a part of it is safe");
-            return;
+            return false;
         };
         match *state {
-            DeliveryState::Unsafe(parts) if parts > 1 => *state = DeliveryState::Unsafe(parts - 1),
+            DeliveryState::Unsafe(parts) if parts > 1 => {
+                *state = DeliveryState::Unsafe(parts - 1);
+                false
+            }
             DeliveryState::Unsafe(_) => {
                 *state = DeliveryState::Safe;
                 if delivery.tag == self.first {
@@ -110,8 +113,12 @@ impl Ledger {
                 } else {
                     self.behind.push(delivery.tag);
                 }
+                true
             }
-            DeliveryState::Safe | DeliveryState::Acked => debug_assert!(false, "a part becomes safe once"),
+            DeliveryState::Safe | DeliveryState::Acked => {
+                debug_assert!(false, "a part becomes safe once");
+                false
+            }
         }
     }
 

@@ -24,6 +24,7 @@
 //! | [`commands`], [`scans`] | commands under way | what is answered |
 //! | [`report`] | nothing | what is reported |
 //! | [`recent`] | identities of ended items | where an end may be remembered |
+//! | [`repeats`] | commands that may come again | what is safe only with them |
 //!
 //! The caller must keep these rules:
 //! - effects are executed in the order of their fields, and those of one call before those of the next;
@@ -61,6 +62,7 @@ mod queue;
 mod reads;
 mod ready;
 mod recent;
+mod repeats;
 mod report;
 mod scans;
 mod schedule;
@@ -149,7 +151,7 @@ impl Engine {
             Input::Settled(settled) => self.core.hand_in(settled),
             Input::Commands(commands) => {
                 for (asker, command) in commands {
-                    self.arrivals.push(Arrival::Command { command, asker, until: None });
+                    self.arrivals.push(Arrival::Command { command, asker });
                 }
             }
             Input::Left(numbers) => self.scans.leave(&numbers),
@@ -290,7 +292,7 @@ impl Engine {
             u32::from(matches!(body, RequestBody::Elsewhere(_)) && !mutated(Mutant::ForwardUnawaited));
         match body {
             RequestBody::Items(items) | RequestBody::Elsewhere(items) => {
-                journal.open_delivery(delivery, items.len() as u32 + elsewhere);
+                journal.open_requests(delivery, &items, elsewhere);
                 for item in items {
                     self.arrivals.push(Arrival::Item(Box::new(item), origin));
                 }
@@ -300,9 +302,9 @@ impl Engine {
                 self.arrivals.push(Arrival::Rejected(rejected, origin));
             }
             RequestBody::Command(command, reply_to) => {
-                journal.open_delivery(delivery, 1);
+                journal.open_command(delivery, &command);
                 let asker = Asker::Remote { delivery, redelivered, reply_to };
-                self.arrivals.push(Arrival::Command { command, asker, until: None });
+                self.arrivals.push(Arrival::Command { command, asker });
             }
         }
     }
@@ -570,7 +572,7 @@ impl Engine {
     fn judge(&mut self, name: LineName, Next { placed, found, at_once }: Next, now: Now) -> bool {
         if let Arrival::Item(item, _) = &placed.arrival {
             if let Some(identity) = item.identity.filter(|id| self.arrivals.is_awaited(*id)) {
-                self.await_outcome(identity, placed);
+                self.await_outcome(identity, placed, now);
                 return true;
             }
         }
@@ -588,7 +590,7 @@ impl Engine {
                 return false;
             }
         }
-        let Placed { place, arrival } = placed;
+        let Placed { place, until, arrival } = placed;
         match arrival {
             Arrival::Rejected(rejected, origin) => {
                 judge::reject(&mut self.core, *rejected, origin, now);
@@ -599,34 +601,42 @@ impl Engine {
                 match decider.item(&mut self.core, item, origin, found, now) {
                     Decision::Done => {}
                     Decision::Await(identity, item) => {
-                        self.await_outcome(identity, Placed { place, arrival: Arrival::Item(item, origin) });
+                        let arrival = Arrival::Item(item, origin);
+                        self.await_outcome(identity, Placed { place, until, arrival }, now);
                     }
                     Decision::NoRoom(item) => {
                         let arrival = Arrival::Item(item, origin);
-                        self.arrivals.put_back(name, Placed { place, arrival }, at_once);
+                        self.arrivals.put_back(name, Placed { place, until, arrival }, at_once);
                         self.turn_state.no_room = true;
                         return false;
                     }
                 }
             }
-            Arrival::Command { command, asker, until } => {
-                self.execute(place, command, asker, until, found, now);
+            Arrival::Command { command, asker } => {
+                self.execute((place, until), command, asker, found, now);
             }
         }
         true
     }
 
-    fn await_outcome(&mut self, identity: tidegate_types::Identity, placed: Placed) {
+    /// The arrival waits until that attempt has ended. The time limit counts from the beginning of its first
+    /// wait.
+    fn await_outcome(&mut self, identity: tidegate_types::Identity, placed: Placed, now: Now) {
+        let limit = match &placed.arrival {
+            Arrival::Command { .. } => scans::OUTCOME_MS,
+            Arrival::Item(..) | Arrival::Rejected(..) => arrivals::REQUEST_MS,
+        };
+        let begun = placed.until.filter(|_| !mutated(Mutant::PatienceAnew));
+        let until = Some(begun.unwrap_or(now.mono + limit));
         self.core.want_outcomes(true);
-        self.arrivals.await_outcome(identity, placed);
+        self.arrivals.await_outcome(identity, Placed { until, ..placed });
     }
 
     fn execute(
         &mut self,
-        place: u64,
+        (place, until): (u64, Option<u64>),
         command: Command,
         asker: Asker,
-        until: Option<u64>,
         found: Vec<(tidegate_types::Identity, tidegate_types::event::Found)>,
         now: Now,
     ) {
@@ -634,11 +644,9 @@ impl Engine {
         match commands::execute(core, scans, &self.settings, &command, &asker, found, now) {
             Executed::Answer(answer) => self.reply((asker, command, answer)),
             Executed::Await(identity) => {
-                let until = until.filter(|_| !mutated(Mutant::PatienceAnew));
-                let until = Some(until.unwrap_or(now.mono + scans::OUTCOME_MS));
                 if self.arrivals.may_wait(&command, &asker) {
-                    let arrival = Arrival::Command { command, asker, until };
-                    self.await_outcome(identity, Placed { place, arrival });
+                    let arrival = Arrival::Command { command, asker };
+                    self.await_outcome(identity, Placed { place, until, arrival }, now);
                 } else {
                     self.reply((asker, command, Answer::InFlight));
                 }

@@ -284,6 +284,8 @@ mutants! {
     HalfGoesLast breaks 5,
     /// A batch refused because of another on its channel counts as not delivered.
     SharedRefusalIsKnown breaks 15,
+    /// A request is acked while a command before it may come again and take it.
+    RepeatTakesAcked breaks 3,
     /// Loaded due items leave before items in the schedule that were due sooner.
     ScheduledOvertaken breaks 5,
 }

@@ -14,12 +14,7 @@ use tidegate_types::{Asker, Command, Delivery, Identity, NewItem, Rejected};
 pub(crate) enum Arrival {
     Item(Box<NewItem>, Origin),
     Rejected(Box<Rejected>, Origin),
-    /// `until`: set once it waits for an outcome; when that wait ends, monotonic ms.
-    Command {
-        command: Command,
-        asker: Asker,
-        until: Option<u64>,
-    },
+    Command { command: Command, asker: Asker },
 }
 
 impl Arrival {

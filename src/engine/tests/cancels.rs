@@ -32,6 +32,66 @@ fn what_is_sent_behind_a_cancel_that_waits_is_not_taken_back() {
     assert!(w.queue.is_empty(), "both are acked");
 }
 
+/// The ingest connection is lost while a cancel waits for the outcome of an item in flight. Requests behind it are in the
+/// store; what it concerns is unacked, and the rest is acked.
+/// Excluded: a repeated cancel that takes an acked request.
+/// Judges promise 3.
+#[test]
+fn a_cancel_that_comes_again_takes_nothing_that_was_acked() {
+    let later = |customer: &str, payload: &str| at(T0 + 3_600_000, item("a", customer, payload));
+    let with = |payload: &str, id: &str| with_id(id, DuplicateRule::Replace, later("ann", payload));
+    for (cancel, new) in [
+        (Command::CancelAll(of("ann")), later("ann", "new")),
+        (Command::CancelAll(of("ann")), with("new", "y")),
+        (Command::Cancel(target("a", "x")), with("new", "x")),
+    ] {
+        let mut w = World::new(settings());
+        w.send(vec![with_id("x", Keep, at(T0, item("a", "ann", "old")))]);
+        w.drain_jobs();
+        assert_eq!(w.out.len(), 1, "it is in flight");
+        w.enqueue(RequestBody::Command(cancel, None));
+        w.send(vec![new, later("ben", "other")]);
+        w.drain_jobs();
+        w.advance(150);
+        w.drain_jobs();
+        let unacked: Vec<usize> = w.queue.iter().map(|pending| pending.number).collect();
+        assert_eq!(unacked, [2, 3], "the command, and what it could take");
+        w.lose_ingest();
+        w.settle(0, CONFIRMED);
+        w.deliver(usize::MAX);
+        w.run(3_700_000);
+        assert!(w.queue.is_empty(), "all are acked");
+        let mut sent = ends(&w).0;
+        sent.sort();
+        assert_eq!(sent, ["new", "old", "other"]);
+        w.store.check_empty();
+    }
+}
+
+/// The answer to a pause has not been confirmed when the connection is lost: the resume behind it comes again with it.
+#[test]
+fn a_pause_that_comes_again_does_not_outlast_its_resume() {
+    let mut w = World::new(settings());
+    w.answers_out = Some(vec![]);
+    let reply_to = Some(ReplyTo { queue: "asker".into(), correlation_id: None });
+    w.enqueue(RequestBody::Command(Command::Pause("a".into(), None), reply_to));
+    w.enqueue(RequestBody::Command(Command::Resume("a".into()), None));
+    w.enqueue(RequestBody::Command(Command::Resume("b".into()), None));
+    w.deliver(usize::MAX);
+    w.drain_jobs();
+    w.advance(150);
+    w.drain_jobs();
+    let unacked: Vec<usize> = w.queue.iter().map(|pending| pending.number).collect();
+    assert_eq!(unacked, [1, 2]);
+    w.lose_ingest();
+    w.answers_out = None;
+    w.deliver(usize::MAX);
+    w.send(vec![item("a", "", "goes")]);
+    w.run(60_000);
+    assert!(w.queue.is_empty());
+    assert_eq!(ends(&w).0, ["goes"]);
+}
+
 #[test]
 fn a_cancel_of_all_leaves_what_may_have_arrived_though_its_row_was_read_before() {
     let mut w = World::new(settings());

@@ -24,6 +24,7 @@ mod measure;
 mod patience;
 mod rates;
 mod reload;
+mod repeats;
 mod reschedule;
 mod selected;
 mod silent;

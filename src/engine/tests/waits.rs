@@ -122,6 +122,41 @@ fn what_replaces_one_item_in_flight_again_and_again_holds_no_prefetch() {
     }
 }
 
+/// Excluded: a wait that lasts until the broker takes back all that is unacked; one that begins anew with a later
+/// request or command; a request that is decided at once.
+/// Judges promise 12.
+#[test]
+fn a_request_waits_for_an_outcome_for_five_minutes_at_most() {
+    for outcome in [CONFIRMED, returned()] {
+        let mut w = world(10_000);
+        w.send(vec![request("x", "ann", "0")]);
+        w.drain_jobs();
+        w.enqueue(RequestBody::Items(vec![request("x", "ann", "1")]));
+        feed(&mut w, 10_000);
+        w.advance(200_000);
+        rest(&mut w);
+        w.enqueue(RequestBody::Items(vec![request("x", "ann", "2")]));
+        let later = Command::Reschedule(target("a", "x"), Moment::At(T0 + 900_000));
+        w.input(Input::Commands(vec![(Asker::Local(1), later)]));
+        feed(&mut w, 10_000);
+        w.advance(99_000);
+        rest(&mut w);
+        assert_eq!((w.out.len(), w.queue.len()), (1, 2), "the outcome may still come");
+        assert_eq!(w.answer_to(1), Some(Answer::InFlight), "a command waits for less long");
+        w.advance(1_000);
+        rest(&mut w);
+        assert!(w.queue.is_empty(), "both are safe in the store");
+        check_sums(&w);
+        let sent = w.delivered.len();
+        settle_of(&mut w, "a", &outcome);
+        w.run(60_000);
+        let story: Vec<String> = ends(&w).0.into_iter().skip(sent).collect();
+        assert_eq!(story.last().map(String::as_str), Some("2"), "{story:?}");
+        check_sums(&w);
+        w.store.check_empty();
+    }
+}
+
 #[test]
 fn what_replaces_many_items_in_flight_holds_no_prefetch() {
     for (prefetch, count) in [(10, 300), (500, 700)] {

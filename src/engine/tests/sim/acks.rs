@@ -6,17 +6,47 @@ use tidegate_types::*;
 impl Model {
     /// Notes when the last part of a message became safe.
     pub(super) fn note_safe(&mut self) {
-        let mono = self.now.mono;
-        let waiting = |number: &usize| self.messages[number].safe_since.is_none();
-        for number in self.open.iter().copied().filter(waiting).collect::<Vec<_>>() {
-            let message = &self.messages[&number];
-            let safe = message.command.is_none()
+        let (mono, commands) = (self.now.mono, self.open_commands());
+        let is_safe = |number: &usize| {
+            let message = &self.messages[number];
+            message.safe_since.is_none()
+                && message.command.is_none()
                 && message.forwarded != Some(false)
-                && message.taken.iter().all(|taken| taken.is_some_and(|seq| self.is_safe(seq)));
-            if safe {
-                self.messages.get_mut(&number).expect("there").safe_since = Some(mono);
-            }
+                && message.taken.iter().all(|taken| taken.is_some_and(|seq| self.is_safe(seq)))
+                && !self.is_behind(*number, &commands)
+        };
+        for number in self.open.iter().copied().filter(is_safe).collect::<Vec<_>>() {
+            self.messages.get_mut(&number).expect("there").safe_since = Some(mono);
         }
+    }
+
+    /// The tags of the unacked commands by message, and what they are.
+    fn open_commands(&self) -> Vec<(u64, &Command)> {
+        let command = |number: &usize| {
+            let message = &self.messages[number];
+            let (_, _, tag, _) = message.delivered?;
+            let asked = message.command.and_then(|n| self.commands.get(&n).or_else(|| self.answered.get(&n)));
+            Some((tag, &asked?.command))
+        };
+        self.open.iter().filter_map(command).collect()
+    }
+
+    /// Whether one of these commands came before the message and, if it came again, would change what the message has
+    /// brought.
+    fn is_behind(&self, number: usize, commands: &[(u64, &Command)]) -> bool {
+        let tag = self.messages[&number].delivered.map_or(0, |(_, _, tag, _)| tag);
+        let asks = || self.messages[&number].asks.iter().map(|ask| &self.asks[*ask]);
+        let news = || asks().filter(|ask| !ask.rejected).map(|ask| &ask.new);
+        let changes = |command: &Command| match command {
+            Command::Cancel(target) | Command::Reschedule(target, _) => {
+                news().any(|new| new.identity.is_some() && target.identities().contains(&new.identity))
+            }
+            Command::CancelAll(of) => news().any(|new| {
+                new.application == of.application && new.customer.as_deref() == Some(&*of.customer)
+            }),
+            _ => false,
+        };
+        commands.iter().any(|(before, command)| *before < tag && changes(command))
     }
 
     pub(super) fn is_safe(&self, seq: u64) -> bool {
@@ -32,6 +62,14 @@ impl Model {
             let (_, _, tag, _) = self.messages[number].delivered.expect("delivered");
             tag == ack.delivery.tag || (ack.multiple && tag < ack.delivery.tag)
         };
+        let mut commands = self.open_commands();
+        commands.retain(|(tag, _)| *tag > ack.delivery.tag || (*tag < ack.delivery.tag && !ack.multiple));
+        if !commands.is_empty() {
+            for number in self.open.iter().filter(|number| covers(number)) {
+                let alone = self.is_behind(*number, &commands);
+                assert!(!alone, "{number} was acked before a command that would take it if it came again");
+            }
+        }
         for number in self.open.iter().copied().filter(covers).collect::<Vec<_>>() {
             if !self.durable {
                 self.end_unseen(number);
