@@ -270,8 +270,12 @@ fn whoever_wakes_after_its_lease_sends_nothing() {
 #[test]
 fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let Some((site, server, config)) = site("pg-gone") else { return };
-    let proxy = Proxy::start(server.address());
-    let config = config.text("store.lease", "3s").text("store.uri", &server.uri_by(&proxy));
+    let (proxy, second) = (Proxy::start(server.address()), Proxy::start(server.address()));
+    // An attempt to open the store takes 5 s for each host that is silent.
+    second.welcome(Welcome::Silent);
+    let hosts = format!("{},{}", proxy.address(), second.address());
+    let uri = server.uri_by(&proxy).replace(&proxy.address().to_string(), &hosts);
+    let config = config.text("store.lease", "3s").text("store.uri", &uri);
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
     let pid = daemon.pid();
@@ -302,11 +306,20 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
         let (status, missing) = daemon.ask("GET", "/readyz");
         assert!(status == 503 && missing["missing"][0] == "store", "{status} {missing}");
         assert_eq!(daemon.ask("GET", "/livez").0, 200);
+        let of_attempts = Instant::now() + Duration::from_secs(if is_silent { 12 } else { 0 });
+        while Instant::now() < of_attempts {
+            let (status, state) = daemon.ask("GET", "/api/v1/state");
+            assert_eq!((status, &state["state"]), (200, &"waiting".into()), "while it tries: {state}");
+            let told = daemon.cli(&["status"]);
+            assert_eq!(told.code, 3, "{told:?}");
+        }
         let refused = daemon.cli(&["lookup", "shop", &before]);
         assert!(refused.code == 1 && refused.err.contains("there is no store at present"), "{refused:?}");
         site.client.publish(&site.push("shop", "1").id(&meanwhile).delay(100));
         proxy.heal();
+        second.heal();
         serves(&daemon);
+        second.welcome(Welcome::Silent);
         let mut ids = [inbox.batch().ids().join(""), inbox.batch().ids().join("")];
         ids.sort();
         assert_eq!(ids, [before, meanwhile]);

@@ -18,6 +18,7 @@ use super::lasting::Lasting;
 use super::mailbox::{ControlEvent, LoopEvent, Mailbox, Patience, ShardOrder};
 use super::reports::{Ending, FoundItems, ShardReport};
 use super::shard::Shard;
+use super::standby::StandbyWaits;
 use super::starts::Starts;
 use super::status::{self, note_link};
 use super::{recovery, OnAmqp, RunError};
@@ -99,11 +100,12 @@ impl Life<'_> {
     pub(super) fn open(
         lasting: &mut Lasting,
         opener: &mut tidegate_store::Opener,
+        waits: &StandbyWaits,
     ) -> Result<OpenLife, RunError> {
         let random = || getrandom::u64().map_err(|error| OpenError::Random(error.to_string()));
         let seeds = Seeds { jitter: random()?, names: random()? };
         let opened =
-            recovery::reporting(&lasting.reports, recovery::CHECK_EVERY, || opener.open(clock::wall_ms()))?;
+            recovery::opening(lasting, waits, recovery::CHECK_EVERY, || opener.open(clock::wall_ms()))?;
         let mailbox = lasting.next_mailbox();
         let config = &lasting.config;
         let on_store = Arc::clone(&mailbox);
@@ -318,7 +320,7 @@ impl Life<'_> {
             ControlEvent::Order(ShardOrder::Stop | ShardOrder::Withdraw) => self.begin_stop(),
             ControlEvent::Order(ShardOrder::Configure(config)) => self.configure(config),
             // It serves already.
-            ControlEvent::Order(ShardOrder::Serve | ShardOrder::Turn(_)) => {}
+            ControlEvent::Opened | ControlEvent::Order(ShardOrder::Serve | ShardOrder::Turn(_)) => {}
             ControlEvent::Order(ShardOrder::Share(forwarding)) => {
                 self.lasting.forwarding = Some(*forwarding);
             }

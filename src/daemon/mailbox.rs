@@ -97,6 +97,8 @@ pub(super) enum ControlEvent {
     State(Sender<ShardState>),
     /// A client asks for the whole store.
     Export(Sender<Begun>),
+    /// An attempt to open the store has ended.
+    Opened,
 }
 
 impl LoopEvent {
@@ -107,7 +109,7 @@ impl LoopEvent {
             LoopEvent::Requests { .. } | LoopEvent::Settled(_) => false,
             LoopEvent::Control(event) => match event {
                 ControlEvent::Order(_) | ControlEvent::State(_) | ControlEvent::Export(_) => true,
-                ControlEvent::Broker(_) | ControlEvent::Store(_) => false,
+                ControlEvent::Broker(_) | ControlEvent::Store(_) | ControlEvent::Opened => false,
             },
         }
     }

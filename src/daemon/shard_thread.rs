@@ -126,7 +126,7 @@ fn open_life(
         if !standby::wait(lasting, waits) {
             return Ok(None);
         }
-        let opened = match Life::open(lasting, opener) {
+        let opened = match Life::open(lasting, opener, waits) {
             Ok(life) => Ok(life),
             // The other shards of this node go on. What concerns all of them ends its membership.
             Err(RunError::Open(error)) if error.is_passing() || lasting.board.is_some() => Err(error),
@@ -198,7 +198,7 @@ mod tests {
             lasting.health.readiness.reset(true);
             lasting.inlet.post(ControlEvent::Order(ShardOrder::Stop));
             lasting.inlet.post(ControlEvent::Order(ShardOrder::Serve));
-            let mut life = Life::open(&mut lasting, &mut opener).unwrap();
+            let mut life = Life::open(&mut lasting, &mut opener, &StandbyWaits::default()).unwrap();
             assert_eq!(lasting.health.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
             identities.push(life.store_identity());
             assert!(life.may_serve(), "the orders went on into the new mailbox");

@@ -188,6 +188,7 @@ fn handle(lasting: &mut Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> 
         LoopEvent::Control(
             ControlEvent::Broker(_)
             | ControlEvent::Store(_)
+            | ControlEvent::Opened
             | ControlEvent::Order(ShardOrder::Serve | ShardOrder::Release),
         )
         | LoopEvent::Requests { .. }
@@ -206,12 +207,13 @@ fn refuse(waits: &StandbyWaits, reply: Sender<ShardAnswer>) {
     drop(reply.send(ShardAnswer::Refused(error)));
 }
 
-fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
+/// The state without a store.
+pub(super) fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
     let [_, _, _, standby, _, waiting, _, _] = LinkState::STATES;
     let link = |side: &str| LinkState {
         side: side.to_owned(),
         state: if waits.owner.is_some() { standby } else { waiting }.to_owned(),
-        detail: waits.reason.clone(),
+        detail: if waits.reason.is_empty() { "the store is being opened" } else { &waits.reason }.to_owned(),
     };
     let base = lasting.state();
     let (owner, lease_ms) = waits.owner.clone().unzip();
