@@ -12,6 +12,7 @@ mod race;
 mod reschedule;
 mod selected;
 mod states;
+mod unread;
 
 use std::time::Duration;
 use tidegate_harness::{wait_until, Daemon};

@@ -387,7 +387,7 @@ mod tests {
     fn a_drop_that_is_not_confirmed_says_how_many() {
         let failure = unconfirmed(&json!({ "name": "sms", "parked": 9 }), "sms");
         assert_eq!(failure.exit_code(), 2);
-        assert_eq!(failure.text(), Some("9 items parked of sms: --yes cancels them permanently"));
+        assert_eq!(failure.text(), "9 items parked of sms: --yes cancels them permanently");
         assert_eq!(unconfirmed(&json!({ "result": "unknown" }), "sms").exit_code(), 3);
     }
 
@@ -495,7 +495,7 @@ mod tests {
         let (_daemon, client, _) = answering(Status::Unavailable, json!({ "error": "starting" }));
         let failure = cancel(&client, &cancel_args(Some("1"), None), Output::Table).unwrap_err();
         assert_eq!(failure.exit_code(), 1);
-        assert!(failure.text().unwrap().ends_with("HTTP 503: starting"), "{failure:?}");
+        assert!(failure.text().ends_with("HTTP 503: starting"), "{failure:?}");
     }
 
     #[test]

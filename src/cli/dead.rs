@@ -55,7 +55,7 @@ fn walk(
     loop {
         let answer = match call(left, place) {
             Err(failure) if !std::mem::take(&mut first) => {
-                let text = failure.text().unwrap_or_default().to_owned();
+                let text = failure.text().to_owned();
                 json!({ "more": true, "stopped": text, "cursor": null })
             }
             called => called?,
@@ -245,7 +245,8 @@ fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
     let last =
         walked(client, &filter(&args.filter), args.limit.unwrap_or(MOST_OF_A_WALK as u64), true, |page| {
             left_out += page.iter().filter(|letter| letter["body_left_out"] == true).count();
-            page.iter().try_for_each(|letter| out.line(letter))
+            page.iter().try_for_each(|letter| out.line(letter))?;
+            out.all_written()
         })?;
     ending(&last)?;
     // Before dropping what was saved, the operator must know that it was not all.

@@ -161,7 +161,7 @@ fn entry(
     let made_up = id.is_none();
     let id = match id {
         Some(id) => id,
-        None => random_id().map_err(|failure| failure.text().unwrap_or_default().to_owned())?,
+        None => random_id().map_err(|failure| failure.text().to_owned())?,
     };
     let short = |text: &str| ShortString::try_new(text).map_err(|e| e.to_string());
     let properties = BasicProperties::default()
@@ -268,7 +268,7 @@ fn confirmed(
     tally: &mut Tally,
 ) -> Result<(), Failure> {
     judge(confirmation, &config.ingest.exchange).map_err(|failure| {
-        let said = failure.text().unwrap_or_default();
+        let said = failure.text();
         Failure::Failed(format!("line {line}, or one near it: {said}"))
     })?;
     tally.confirmed += 1;

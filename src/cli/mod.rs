@@ -69,10 +69,8 @@ pub fn main() -> ExitCode {
     match dispatch(cli, path) {
         Ok(code) => code,
         Err(failure) => {
-            if let Some(text) = failure.text() {
-                // Line by line, because a fault may quote a foreign text.
-                text.lines().for_each(|line| note(plain(line)));
-            }
+            // Line by line, because a fault may quote a foreign text.
+            failure.text().lines().for_each(|line| note(plain(line)));
             ExitCode::from(failure.exit_code())
         }
     }

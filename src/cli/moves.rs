@@ -337,7 +337,7 @@ async fn publish(session: &CliSession, messages: &[Moving], stores: &mut MoveSto
 }
 
 fn text_of(failure: &Failure) -> String {
-    failure.text().unwrap_or_default().to_owned()
+    failure.text().to_owned()
 }
 
 fn short(text: &str) -> Result<ShortString, String> {

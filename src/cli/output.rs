@@ -20,8 +20,6 @@ pub(super) enum Failure {
     Locked(String),
     /// The configuration is invalid: exit code 78.
     Config(String),
-    /// The reader of the output closed it (`| head`): not a failure, exit code 0.
-    Closed,
 }
 
 impl Failure {
@@ -33,7 +31,6 @@ impl Failure {
     /// The exit code of the process.
     pub(super) fn exit_code(&self) -> u8 {
         match self {
-            Failure::Closed => 0,
             Failure::Failed(_) => 1,
             Failure::Usage(_) => 2,
             Failure::Partial(_) => 3,
@@ -43,23 +40,22 @@ impl Failure {
     }
 
     /// The text for standard error.
-    pub(super) fn text(&self) -> Option<&str> {
+    pub(super) fn text(&self) -> &str {
         match self {
-            Failure::Closed => None,
             Failure::Failed(t)
             | Failure::Usage(t)
             | Failure::Partial(t)
             | Failure::Locked(t)
-            | Failure::Config(t) => Some(t),
+            | Failure::Config(t) => t,
         }
     }
 }
 
 impl From<io::Error> for Failure {
-    /// The failure for an error on standard output.
+    /// The failure for an error on standard output, of a command whose output is what it is for: an export.
     fn from(error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
-            Failure::Closed
+            Failure::Partial("the reader closed standard output before all was written".to_owned())
         } else {
             Failure::Failed(format!("standard output: {error}"))
         }
@@ -67,18 +63,25 @@ impl From<io::Error> for Failure {
 }
 
 /// Standard output, locked.
-pub(super) struct Out(StdoutLock<'static>);
+///
+/// A reader that closes it (`| head`) ends the printing and not the command: what is printed from then on is
+/// lost, and the exit code is that of what was done.
+pub(super) struct Out<W: Write = StdoutLock<'static>> {
+    to: W,
+    is_closed: bool,
+}
 
 impl Out {
     /// Locks standard output.
     pub(super) fn lock() -> Self {
-        Out(io::stdout().lock())
+        Out { to: io::stdout().lock(), is_closed: false }
     }
+}
 
+impl<W: Write> Out<W> {
     /// Prints one line and flushes it, so that the reader of a pipe sees it at once.
     pub(super) fn line(&mut self, text: impl Display) -> Result<(), Failure> {
-        writeln!(self.0, "{text}")?;
-        Ok(self.0.flush()?)
+        self.put(|to| writeln!(to, "{text}"))
     }
 
     /// Prints an indented document.
@@ -88,10 +91,36 @@ impl Out {
 
     /// Prints rows in aligned columns, without cutting cells.
     pub(super) fn table(&mut self, rows: &[Vec<String>]) -> Result<(), Failure> {
-        for line in align(rows) {
-            writeln!(self.0, "{line}")?;
+        self.put(|to| align(rows).iter().try_for_each(|line| writeln!(to, "{line}")))
+    }
+
+    /// Prints a text as it is.
+    pub(super) fn text(&mut self, text: &[u8]) -> Result<(), Failure> {
+        self.put(|to| to.write_all(text))
+    }
+
+    /// Whether the reader has closed it: a command that prints as long as it is read ends then.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    /// For a command whose output is what it is for: partial if the reader has closed it.
+    pub(super) fn all_written(&self) -> Result<(), Failure> {
+        if self.is_closed {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
         }
-        Ok(self.0.flush()?)
+        Ok(())
+    }
+
+    fn put(&mut self, print: impl FnOnce(&mut W) -> io::Result<()>) -> Result<(), Failure> {
+        if self.is_closed {
+            return Ok(());
+        }
+        match print(&mut self.to).and_then(|()| self.to.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.is_closed = true,
+            printed => printed?,
+        }
+        Ok(())
     }
 }
 
@@ -142,12 +171,30 @@ mod tests {
         assert_eq!(Failure::Config(text()).exit_code(), 78);
     }
 
+    /// A reader that has closed the pipe, or a full disk.
+    struct Broken(io::ErrorKind);
+
+    impl Write for Broken {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
-    fn a_closed_pipe_is_no_failure() {
-        let closed = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
-        assert_eq!((closed.exit_code(), closed.text()), (0, None));
-        let full = Failure::from(io::Error::from(io::ErrorKind::StorageFull));
-        assert_eq!(full.exit_code(), 1);
+    fn a_closed_pipe_ends_the_printing_and_makes_only_an_export_partial() {
+        let mut out = Out { to: Broken(io::ErrorKind::BrokenPipe), is_closed: false };
+        assert!(out.all_written().is_ok());
+        out.line("lost").unwrap();
+        out.table(&[vec!["lost".to_owned()]]).unwrap();
+        assert!(out.is_closed());
+        assert_eq!(out.all_written().unwrap_err().exit_code(), 3);
+        let mut out = Out { to: Broken(io::ErrorKind::StorageFull), is_closed: false };
+        assert_eq!(out.line("lost").unwrap_err().exit_code(), 1);
+        assert!(!out.is_closed());
     }
 
     #[test]

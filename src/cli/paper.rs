@@ -1,9 +1,8 @@
 //! `completions` and `man`: made from the definition that parses the command line.
 
 use super::args::{Cli, CompletionsArgs, ManArgs};
-use super::output::Failure;
+use super::output::{Failure, Out};
 use clap::CommandFactory;
-use std::io::{self, Write};
 
 /// Runs `completions`.
 ///
@@ -12,7 +11,7 @@ use std::io::{self, Write};
 pub(super) fn completions(args: CompletionsArgs) -> Result<(), Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "tidegate", &mut text);
-    Ok(io::stdout().lock().write_all(&text)?)
+    Out::lock().text(&text)
 }
 
 /// Runs `man`.
@@ -27,5 +26,5 @@ pub(super) fn man(args: &ManArgs) -> Result<(), Failure> {
     }
     let mut text = Vec::new();
     clap_mangen::Man::new(command).render(&mut text)?;
-    Ok(io::stdout().lock().write_all(&text)?)
+    Out::lock().text(&text)
 }

@@ -59,7 +59,7 @@ fn takes_nothing(daemon: Result<Client, Failure>, application: &str) -> Result<(
         ))
     };
     let answer = daemon.and_then(|client| client.ask(Method::GET, &path(&["applications", application])));
-    let answer = answer.map_err(|failure| unsure(failure.text().unwrap_or_default()))?;
+    let answer = answer.map_err(|failure| unsure(failure.text()))?;
     if is_unknown(&answer) {
         return Ok(());
     }
@@ -107,6 +107,9 @@ async fn follow(
             Output::Json => out.line(batch.json())?,
             Output::Table => batch.text().iter().try_for_each(|line| out.line(line))?,
         }
+        if out.is_closed() {
+            return closed(args.count, seen);
+        }
         seen += 1;
         session
             .ask("basic.ack", channel.basic_ack(delivery.delivery_tag, BasicAckOptions::default()))
@@ -121,6 +124,14 @@ async fn follow(
         }
         Some(_) | None => Ok(()),
     }
+}
+
+/// The end because the reader has closed the output after `seen` batches.
+fn closed(wanted: Option<u64>, seen: u64) -> Result<(), Failure> {
+    wanted.map_or(Ok(()), |wanted| {
+        let text = format!("{seen} of {wanted} batches were printed: the reader closed standard output");
+        Err(Failure::Partial(text))
+    })
 }
 
 async fn bound_queue(
@@ -311,12 +322,12 @@ mod tests {
         };
         let refused = ask("parked").unwrap_err();
         assert_eq!(refused.exit_code(), 2);
-        assert!(refused.text().unwrap().contains("9 of its items are parked"), "{refused:?}");
+        assert!(refused.text().contains("9 of its items are parked"), "{refused:?}");
         ask("open").unwrap();
         ask("unknown").unwrap();
         let silent = takes_nothing(Err(Failure::failed("no daemon answers")), "sms").unwrap_err();
         assert_eq!(silent.exit_code(), 1);
-        assert!(silent.text().unwrap().contains("no daemon answers (--drain"), "{silent:?}");
+        assert!(silent.text().contains("no daemon answers (--drain"), "{silent:?}");
     }
 
     #[test]

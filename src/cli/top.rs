@@ -104,7 +104,7 @@ fn ask(client: &Client, interval: Duration, answers: &SyncSender<Look>) {
 }
 
 fn answer(client: &Client) -> Look {
-    let text = |failure: Failure| failure.text().unwrap_or_default().to_owned();
+    let text = |failure: Failure| failure.text().to_owned();
     let (status, raw) = client.probe(&path(&["state"]), STATE_WITHIN).map_err(text)?;
     if status != 200 {
         return Err(text(client.said(status, &raw)));

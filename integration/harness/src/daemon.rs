@@ -389,6 +389,17 @@ impl Daemon {
         self.told(command, arguments)
     }
 
+    /// The same with a standard output whose reader has closed it: the exit code.
+    pub fn cli_unread(&self, arguments: &[&str]) -> i32 {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(&self.binary);
+        without_overrides(&mut command);
+        let command = command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
+        let status = command.stdout(writer).stderr(Stdio::null()).status();
+        status.unwrap_or_else(|e| panic!("{}: {e}", self.binary.display())).code().unwrap_or(-1)
+    }
+
     fn told(&self, mut command: Command, arguments: &[&str]) -> Told {
         without_overrides(&mut command);
         let command = command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
