@@ -3,7 +3,7 @@
 use super::acts::asked;
 use super::{opened, press, press_in_row, row_has, says, was_well_behaved};
 use std::time::Duration;
-use tidegate_harness::{wait_until, Site};
+use tidegate_harness::{wait_until, Push, Site};
 
 #[test]
 fn dead_letters_are_looked_at_sent_back_saved_and_dropped() {
@@ -43,5 +43,26 @@ fn dead_letters_are_looked_at_sent_back_saved_and_dropped() {
     browser.wait(&says("#outcomes", "Dropped: 2 letters; 1 left in the queue: invalid of mail"));
     browser.wait(&format!("!({})", row_has("dead-groups", &["mail"])));
     site.lies(&site.dead(), 1);
+    was_well_behaved(&browser, &daemon);
+}
+
+/// Letters that are dropped after an incomplete save would be lost.
+#[test]
+fn a_save_tells_of_bodies_that_are_too_long_for_it() {
+    let site = Site::new("pagelong");
+    let daemon = site.start(&site.config());
+    let letter = |id: &str, bytes: usize| {
+        let letter = Push::new(&site.dead(), "shop", "x".repeat(bytes)).id(id);
+        letter.with("x-tidegate-reason", "invalid").with("x-application", "shop")
+    };
+    const MIB: usize = 1 << 20;
+    site.client.publish_all([letter("a", 9 * MIB), letter("b", 8 * MIB), letter("c", 9 * MIB)]);
+    wait_until("they are there", Duration::from_secs(20), || site.client.depth(&site.dead()) == Some(3));
+    let Some(browser) = opened(&site, &daemon) else { return };
+    press(&browser, "#dead", "Read the queue");
+    browser.wait(&says("#dead-text", "3 letters"));
+    press(&browser, "#dead", "Save all as NDJSON");
+    let told = "Saved: 3 letters; 2 without their bodies, which are longer than 8 MiB.";
+    browser.wait(&says("#outcomes .bad", told));
     was_well_behaved(&browser, &daemon);
 }

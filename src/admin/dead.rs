@@ -22,6 +22,9 @@ const STOPPED: HeaderName = HeaderName::from_static("x-tidegate-stopped");
 /// Header of a part of an export: the cursor for the next call.
 const CURSOR: HeaderName = HeaderName::from_static("x-tidegate-cursor");
 
+/// Header of an export with dead letters whose bodies are too long for it: their number.
+const LEFT_OUT: HeaderName = HeaderName::from_static("x-tidegate-bodies-left-out");
+
 /// Routes of this file, below `/api/v1`.
 pub(super) fn router() -> Router<ApiState> {
     Router::new()
@@ -124,5 +127,9 @@ fn lines(report: LetterReport) -> Response {
     answer.headers_mut().extend(told);
     let cursor = report.cursor.and_then(|cursor| HeaderValue::from_str(cursor.as_str()).ok());
     answer.headers_mut().extend(cursor.map(|cursor| (CURSOR, cursor)));
+    let is_without = |letter: &&Letter| letter.whole.as_ref().is_some_and(|whole| whole.body_left_out);
+    let without = report.letters.iter().filter(is_without).count();
+    let without = (without > 0).then(|| (LEFT_OUT, HeaderValue::from(without)));
+    answer.headers_mut().extend(without);
     answer
 }

@@ -1267,7 +1267,7 @@ function dropLetters(which, name) {
 
 async function saveLetters() {
   const parts = [];
-  let lines = 0, bytes = 0, stopped = null;
+  let lines = 0, bytes = 0, without = 0, stopped = null;
   try {
     const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
     for (let place = { walk: "true" }; place;) {
@@ -1279,6 +1279,7 @@ async function saveLetters() {
       parts.push(text);
       lines += text.split("\n").length - 1;
       bytes += text.length;
+      without += Number(response.headers.get("x-tidegate-bodies-left-out"));
       stopped = response.headers.get("x-tidegate-stopped");
       const cursor = response.headers.get("x-tidegate-cursor");
       place = cursor && bytes < MOST_SAVED ? { cursor } : null;
@@ -1289,7 +1290,9 @@ async function saveLetters() {
   const address = URL.createObjectURL(new Blob(parts, { type: "application/x-ndjson" }));
   make("a", { href: address, download: "dead-letters.ndjson" }).click();
   URL.revokeObjectURL(address);
-  outcome(!stopped, `Saved: ${things(lines, "letter")}${stopped ? `; stopped: ${stopped}` : ""}.`);
+  outcome(!stopped && !without, `Saved: ${things(lines, "letter")}` +
+    (without ? `; ${count(without)} without ${without === 1 ? "its body, which is" : "their bodies, which are"} longer than 8 MiB` : "") +
+    `${stopped ? `; stopped: ${stopped}` : ""}.`);
 }
 
 // ---- events --------------------------------------------------------------------------------------------------
