@@ -66,3 +66,43 @@ fn a_save_tells_of_bodies_that_are_too_long_for_it() {
     browser.wait(&says("#outcomes .bad", told));
     was_well_behaved(&browser, &daemon);
 }
+
+/// What the calls before a failure have done is told.
+#[test]
+fn a_call_that_fails_later_does_not_deny_what_was_done_before_it() {
+    let site = Site::new("pagepart");
+    let daemon = site.start(&site.config());
+    let wrong = |n: u32| site.push("shop", "{}").with("x-delay", "soon").id(&format!("s-{n}"));
+    site.client.publish_all((0..5).map(wrong));
+    wait_until("they are dead", Duration::from_secs(20), || site.client.depth(&site.dead()) == Some(5));
+    let Some(browser) = opened(&site, &daemon) else { return };
+    press(&browser, "#dead", "Read the queue");
+    browser.wait(&row_has("dead-groups", &["invalid", "shop", "5"]));
+    // The first call of an action handles two and names a cursor; the second one fails.
+    let failing = |answer: &str| {
+        browser.run(&format!(
+            "window.real ??= window.fetch; let calls = 0; \
+             window.fetch = async (where, options) => {{ \
+                 if (options.method !== 'DELETE') return window.real(where, options); \
+                 if (++calls > 1) {answer}; \
+                 const told = await (await window.real(where.replace('limit=1000', 'limit=2'), options)).json(); \
+                 return new Response(JSON.stringify({{ ...told, more: true, cursor: 'c' }})); \
+             }}"
+        ));
+    };
+    failing("return new Response('{\"error\": \"this walk has ended\"}', { status: 409 })");
+    press_in_row(&browser, "dead-groups", "shop", "Drop…");
+    asked(&browser, "Drop invalid of shop?", "5 letters", "Drop");
+    browser
+        .wait(&says("#outcomes .bad", "Dropped: 2 letters; stopped: this walk has ended: invalid of shop"));
+    browser.wait(&row_has("dead-groups", &["invalid", "shop", "3"]));
+    // This call may have come through.
+    failing("throw new TypeError('gone')");
+    press_in_row(&browser, "dead-groups", "shop", "Drop…");
+    asked(&browser, "Drop invalid of shop?", "3 letters", "Drop");
+    let told = "stopped: it cannot be reached, and the last call may still be carried out: invalid of shop";
+    browser.wait(&says("#outcomes .bad:last-child", &format!("Dropped: 2 letters; {told}")));
+    site.lies(&site.dead(), 1);
+    assert!(!browser.text("#outcomes").contains("Not done"), "{}", browser.text("#outcomes"));
+    was_well_behaved(&browser, &daemon);
+}

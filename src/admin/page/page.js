@@ -178,7 +178,8 @@ async function ask(method, where, within = ANSWER_WITHIN_MS) {
 }
 
 const fault = (error) => error.name === "TimeoutError" ? "the daemon did not answer in time" :
-  error instanceof TypeError ? "it cannot be reached" : error.message;
+  error instanceof TypeError ? "it cannot be reached" :
+  error instanceof Unauthorized ? "the token is no longer accepted" : error.message;
 
 // ---- the page's state ----------------------------------------------------------------------------------------
 
@@ -952,7 +953,8 @@ async function carryOut({ title, text, counted, verb, danger = false, inputs = [
   }
   if (!await confirmed(title, text, counted, verb, danger, inputs)) return false;
   try {
-    outcome(true, told(await act(target)), ...about);
+    const answer = await act(target);
+    outcome(!answer.stopped, told(answer), ...about);
   } catch (error) {
     if (error instanceof Unauthorized) {
       signIn("This token is not accepted.");
@@ -1108,11 +1110,20 @@ function unseen(told) {
   return behind + (told.stopped ? ` Not all could be read: ${told.stopped}.` : "");
 }
 
-/** Reads the queue call by call, to its end or to `limit` dead letters. `each` gets each answer and returns their number in it. */
+/**
+ * Reads the queue call by call, to its end or to `limit` dead letters. `each` gets each answer and returns their number in it.
+ * A later call that fails ends the walk (`stopped`), since what the calls before it have done stays done.
+ */
 async function walkLetters(method, where, which, limit, each) {
-  let place = { walk: "true" };
+  let place = { walk: "true" }, told = null;
   for (let left = limit; ;) {
-    const told = await ask(method, where + query({ ...which, limit: left || "", ...place }), COMMAND_WITHIN_MS);
+    try {
+      told = await ask(method, where + query({ ...which, limit: left || "", ...place }), COMMAND_WITHIN_MS);
+    } catch (error) {
+      if (!told) throw error;
+      const perhaps = method === "GET" || error instanceof Refused ? "" : ", and the last call may still be carried out";
+      return { ...told, more: true, stopped: fault(error) + perhaps, cursor: null, failed: true };
+    }
     left -= each(told);
     if (!told.cursor || limit && left <= 0) return told;
     place = { cursor: told.cursor };
@@ -1134,10 +1145,12 @@ async function countAllLetters() {
 
 async function listLetters(which, limit) {
   const found = [];
-  await walkLetters("GET", path("dead"), which, limit, (told) => {
+  const told = await walkLetters("GET", path("dead"), which, limit, (told) => {
     found.push(...told.letters);
     return told.letters.length;
   });
+  // What was not read may be what is looked for.
+  if (told.stopped && !found.length) throw new Error(told.stopped);
   return found;
 }
 
@@ -1224,7 +1237,7 @@ async function countLetters(which) {
   }
   const told = await countAllLetters();
   const group = told.groups.find((one) => one.reason === which.reason && one.application === (which.application || ""));
-  if (!group) throw new Refused("there are none left");
+  if (!group) throw new Refused(told.stopped || "there are none left");
   return [`${told.more ? "At least " : ""}${things(group.count, "letter")}; at most ${count(MOST_LETTERS)} at a time.`];
 }
 
@@ -1236,13 +1249,15 @@ const toLetters = (method, which) => async (where) => {
     done += told.count;
     return told.count;
   });
-  return { ...told, count: done, kept, left: told.depth - done };
+  // Of a call that failed it is not known how many have gone.
+  return { ...told, count: done, kept, left: told.failed ? null : told.depth - done };
 };
 
 /** The sentence for such an action: how many were handled, kept and left. */
 const handled = (verb) => (answer) => `${verb}: ${things(answer.count, "letter")}` +
   (answer.kept ? `; ${count(answer.kept)} kept: an envelope cannot get a new time` : "") +
-  (answer.stopped ? `; stopped: ${answer.stopped}` : "") + `; ${count(answer.left)} left in the queue:`;
+  (answer.stopped ? `; stopped: ${answer.stopped}` : "") +
+  (answer.left === null ? ":" : `; ${count(answer.left)} left in the queue:`);
 
 async function change(order) {
   if (!await carryOut(order)) return;
