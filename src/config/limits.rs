@@ -37,10 +37,17 @@ pub(crate) fn limits(
     limits
 }
 
+impl LimitsConfig {
+    /// The memory of the engine of one shard, bytes.
+    pub(crate) fn memory_of_one(&self, shards: ShardsConfig) -> u64 {
+        self.memory / u64::from(shards.count).max(1)
+    }
+}
+
 /// Checks the largest body against the memory of the engine that takes it.
 fn bodies_fit_memory(s: &mut Section<'_, '_>, limits: &LimitsConfig, shards: ShardsConfig) {
     let whose = if shards.count > 1 { "a shard's part of limits.memory" } else { "limits.memory" };
-    let memory = limits.memory / u64::from(shards.count);
+    let memory = limits.memory_of_one(shards);
     if memory < LEAST_MEMORY {
         // The number of shards is the fault, and is reported as one.
         return;

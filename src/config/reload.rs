@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 impl Config {
     /// This running configuration with all values of `new` that take effect at once: `[defaults]`,
-    /// `[applications]`, the limits on requests and open windows, and `timeouts.stuck_after`.
+    /// `[applications]`, the limits on requests and open windows, and `timeouts.stuck_after`. A limit that
+    /// does not fit the memory and the number of shards in force waits for the restart as well.
     pub fn reloaded(&self, new: &Config) -> Config {
         let mut live = self.clone();
         live.defaults = new.defaults.clone();
@@ -19,6 +20,18 @@ impl Config {
         live.limits.max_envelope_items = new.limits.max_envelope_items;
         live.limits.max_delay = new.limits.max_delay;
         live.timeouts.stuck_after = new.timeouts.stuck_after;
+        // `new` fits its own memory and number of shards, which take a restart. A start refuses a limit that
+        // does not fit those in force.
+        let shards = u64::from(live.shards.count);
+        if live.limits.max_body > live.limits.memory_of_one(live.shards) {
+            live.limits.max_body = self.limits.max_body;
+        }
+        if live.limits.customers < shards {
+            live.limits.customers = self.limits.customers;
+        }
+        if live.limits.applications < shards {
+            live.limits.applications = self.limits.applications;
+        }
         live
     }
 }
@@ -44,6 +57,7 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let certificate: fn(&Tls) -> Option<&Path> = |tls| tls.own.as_ref().map(|own| &*own.certificate_file);
     let key: fn(&Tls) -> Option<&Path> = |tls| tls.own.as_ref().map(|own| &*own.key_file);
     let login = |c: &[Endpoint]| c.first().map(|e| e.login);
+    let live = old.reloaded(new).limits;
     let text = |token: &Option<SecretString>| token.as_ref().map(|t| t.expose_secret().to_owned());
     let all = [
         ("amqp.uri", amqp_same),
@@ -79,6 +93,9 @@ pub fn needs_restart(old: &Config, new: &Config) -> Vec<&'static str> {
         ("shards.count", old.shards == new.shards),
         ("limits.memory", old.limits.memory == new.limits.memory),
         ("limits.disk", old.limits.disk == new.limits.disk),
+        ("limits.customers", live.customers == new.limits.customers),
+        ("limits.applications", live.applications == new.limits.applications),
+        ("limits.max_body", live.max_body == new.limits.max_body),
         ("admin.listen", old.admin.listen == new.admin.listen),
         ("admin.token_file", text(&old.admin.token) == text(&new.admin.token)),
         ("admin.read_token_file", text(&old.admin.read_token) == text(&new.admin.read_token)),
@@ -137,6 +154,33 @@ mod tests {
         new.timeouts.stuck_after = Duration::from_secs(5);
         assert!(needs_restart(&old, &new).is_empty());
         assert_eq!(format!("{:?}", old.reloaded(&new)), format!("{new:?}"));
+    }
+
+    #[test]
+    fn a_limit_that_does_not_fit_what_stays_waits_for_the_restart() {
+        let mut old = Config::default();
+        old.limits.memory = 256 << 20;
+        let judged = |old: &Config, new: &Config| {
+            let live = old.reloaded(new).limits;
+            (needs_restart(old, new), live.max_body, live.customers, live.applications)
+        };
+        let usual = (old.limits.max_body, old.limits.customers, old.limits.applications);
+        // Right in itself: there is more memory in the new file.
+        let mut new = old.clone();
+        (new.limits.memory, new.limits.max_body) = (1 << 30, 512 << 20);
+        let keys = vec!["limits.memory", "limits.max_body"];
+        assert_eq!(judged(&old, &new), (keys, usual.0, usual.1, usual.2));
+        new.limits.max_body = 256 << 20;
+        assert_eq!(judged(&old, &new), (vec!["limits.memory"], 256 << 20, usual.1, usual.2));
+        // A shard has its part.
+        old.shards.count = 8;
+        new = old.clone();
+        (new.limits.max_body, new.shards.count) = ((32 << 20) + 1, 4);
+        (new.limits.customers, new.limits.applications) = (7, 4);
+        let keys = vec!["shards.count", "limits.customers", "limits.applications", "limits.max_body"];
+        assert_eq!(judged(&old, &new), (keys, usual.0, usual.1, usual.2));
+        (new.limits.max_body, new.limits.customers, new.limits.applications) = (32 << 20, 8, 8);
+        assert_eq!(judged(&old, &new), (vec!["shards.count"], 32 << 20, 8, 8));
     }
 
     #[test]
