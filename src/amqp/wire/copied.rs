@@ -340,14 +340,23 @@ fn push_binary(out: &mut Vec<u8>, bytes: &[u8]) {
 /// Text: the moment in RFC 3339, or the number if it is outside the years of that (milliseconds by mistake,
 /// say).
 fn push_seconds(out: &mut Vec<u8>, seconds: u64) {
+    // Writing to a vector does not fail.
+    let _ = match moment(seconds) {
+        Some(time) => write!(out, "\"{time}\""),
+        None => write!(out, "\"{}\"", seconds.cast_signed()),
+    };
+}
+
+/// The moment of a timestamp, if it is within the years of RFC 3339.
+fn moment(seconds: u64) -> Option<Timestamp> {
     // Clients write moments before 1970 as two's complement.
     let seconds = seconds.cast_signed();
-    let time = Timestamp::from_second(seconds).ok().filter(|_| seconds >= FIRST_SECOND);
-    // Writing to a vector does not fail.
-    let _ = match time {
-        Some(time) => write!(out, "\"{time}\""),
-        None => write!(out, "\"{seconds}\""),
-    };
+    Timestamp::from_second(seconds).ok().filter(|_| seconds >= FIRST_SECOND)
+}
+
+/// Whether a header's value is a timestamp that is written as a moment.
+pub(crate) fn is_moment(value: RawValue<'_>) -> bool {
+    value.kind == b'T' && moment(u64::from_be_bytes(number(value.bytes))).is_some()
 }
 
 /// Writes values that JSON has without quotes, and floats that JSON does not have.

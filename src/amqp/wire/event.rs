@@ -6,7 +6,7 @@
 //! A request that lacks one of the four required attributes, or has one in a form that a strict reader would
 //! refuse (and with it the whole batch), is treated as any other request.
 
-use super::copied::{push_attribute, push_name, Copied};
+use super::copied::{is_moment, push_attribute, push_name, Copied};
 use super::json::{coding, is_media_type, media_type, push_number, push_one_line, push_payload, push_string};
 use super::properties::{entries, Basic, RawValue};
 use base64::prelude::{Engine as _, BASE64_STANDARD};
@@ -158,7 +158,7 @@ fn attributes(table: &[u8]) -> Option<Vec<(&str, RawValue<'_>)>> {
     };
     let good = REQUIRED.into_iter().all(|name| text(name).is_some())
         && found.iter().all(|(name, value)| match *name {
-            TIME => value.kind == b'T' || text(TIME).is_some_and(is_time),
+            TIME => is_moment(*value) || text(TIME).is_some_and(is_time),
             name if TEXTS.contains(&name) => text(name).is_some_and(|text| has_form(name, text)),
             _ => true,
         });

@@ -167,13 +167,16 @@ fn attributes_of_an_event_have_the_form_that_readers_ask_for() {
         headers.push((&own, value));
         events(vec![binary(&headers, "application/json", b"1")])[0]["type"].clone()
     };
-    for (name, value) in
-        [("subject", number(7)), ("subject", text("")), ("time", text("soon")), ("due", number(1))]
-    {
-        assert_eq!(kind(name, value), "tidegate.item", "{name}");
+    // Milliseconds by mistake, and the seconds beside the years 0 to 9999.
+    let stamp = |seconds: i64| ("time", AMQPValue::Timestamp(seconds.cast_unsigned()));
+    let others = [1_795_226_080_785, 253_402_300_800, -62_167_219_201, i64::MAX, i64::MIN].map(stamp);
+    let texts = [("subject", number(7)), ("subject", text("")), ("time", text("soon")), ("due", number(1))];
+    for (name, value) in texts.into_iter().chain(others) {
+        assert_eq!(kind(name, value.clone()), "tidegate.item", "{name} {value:?}");
     }
-    for (name, value) in [("subject", text("a")), ("time", text("2026-01-01T00:00:00Z")), ("x", number(1))] {
-        assert_eq!(kind(name, value), "t", "{name}");
+    let texts = [("subject", text("a")), ("time", text("2026-01-01T00:00:00Z")), ("x", number(1))];
+    for (name, value) in texts.into_iter().chain([1_795_226_080, 0, -1, -62_167_219_200].map(stamp)) {
+        assert_eq!(kind(name, value.clone()), "t", "{name} {value:?}");
     }
     // RFC 3986: a reference for the source, and a whole URI for the schema.
     for schema in ["", "schema", "/schema", "http://a b/", "http://a/%zz"] {
