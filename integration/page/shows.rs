@@ -66,6 +66,51 @@ fn items_applications_and_what_is_due_when() {
     was_well_behaved(&browser, &daemon);
 }
 
+/// Where several nodes share the shards, some may have no node; simulated here.
+#[test]
+fn missing_shards_are_named_and_no_rate_spans_their_return() {
+    let site = Site::new("pagemissing");
+    let Some((daemon, browser)) = shown(&site) else { return };
+    browser.wait(&row_has("applications", &["shop", "12", "0"]));
+    browser.run(
+        "const real = window.fetch; window.missing = [1, 3]; window.fetch = async (where, options) => { \
+             const answer = await real(where, options); \
+             if (!/state|items|timeline/.test(where) || !window.missing.length) return answer; \
+             return new Response(JSON.stringify({ ...await answer.json(), missing_shards: window.missing }), \
+                 { status: answer.status }); \
+         }",
+    );
+    let named = "Not all: the items of shards 1, 3 are missing, since no node tells of them.";
+    for place in ["#applications-text", "#due-text", "#items-text"] {
+        browser.wait(&says(place, named));
+    }
+    browser.type_into("#search-name", "nobody-knows");
+    press(&browser, "#search", "Search");
+    browser.wait(&says("#found", named));
+    browser.wait(&says("#rows", "No customer of this name has items"));
+    // The counters of what comes back are no traffic.
+    let rates = |change: &str| {
+        browser.run(&format!(
+            "traffic.of = ''; sample(board); sample({{ ...board, at: board.at + 1000 }}); \
+             const told = structuredClone(board); told.at += 2000; {change}; sample(told); showRates(); \
+             return [traffic.samples.length, document.getElementById('rate-in').textContent]"
+        ))
+    };
+    assert_eq!(rates("told.totals.accepted += 20"), json!([3, "10.0/s"]));
+    for change in
+        ["missing_shards = []", "missing_shards = [1]", "shards[0].owner = 'another'", "shards[0].epoch = 99"]
+    {
+        assert_eq!(
+            rates(&format!("told.totals.accepted += 1000; told.{change}")),
+            json!([1, "–"]),
+            "{change}"
+        );
+    }
+    browser.run("window.missing = []");
+    browser.wait("document.getElementById('applications-text').textContent === ''");
+    was_well_behaved(&browser, &daemon);
+}
+
 #[test]
 fn an_item_and_a_customer_are_found_by_name() {
     let site = Site::new("pagesearch");

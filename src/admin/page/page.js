@@ -192,9 +192,18 @@ let timer = 0;
 let polling = false;
 const nextDue = new Map();
 const due = { span: "minute", application: "", at: 0, pause: DUE_EVERY_MS, asked: 0 };
-const traffic = { startedAt: 0, samples: [] };
-const late = { of: "recent", at: 0, startedAt: 0, samples: [] };
-const list = { at: 0, filter: { customer: "", application: "", state: "" }, rows: [], next: null, pages: 1, asked: 0 };
+const traffic = { of: "", samples: [] };
+const late = { of: "recent", at: 0, served: "", samples: [] };
+const list = { at: 0, filter: { customer: "", application: "", state: "" }, rows: [], next: null, missing: [], pages: 1, asked: 0 };
+
+/** Where several nodes share the shards: those whose items an answer is without. */
+const missingOf = (told) => told.missing_shards ?? [];
+const notTold = (missing) => missing.length === 0 ? "" :
+  ` Not all: the items of ${missing.length > 1 ? "shards" : "shard"} ${missing.join(", ")} are missing, since no node tells of them.`;
+
+/** What counters belong to: those of two states are comparable only if the same owners tell of the same shards. */
+const servedBy = (state) => JSON.stringify([state.started_at, missingOf(state),
+  state.shards.map(({ shard, owner, epoch }) => [shard, owner, epoch])]);
 
 // ---- polling -------------------------------------------------------------------------------------------------
 
@@ -380,7 +389,7 @@ function showEnds() {
   if (board.shards.length > 1) {
     const states = new Map();
     for (const { state } of board.shards) states.set(state, (states.get(state) ?? 0) + 1);
-    const missing = board.missing_shards?.length ? `; missing: ${board.missing_shards.join(", ")}` : "";
+    const missing = missingOf(board).length ? `; missing: ${missingOf(board).join(", ")}` : "";
     facts.push(["shards", [...states].map(([state, n]) => `${count(n)} ${state}`).join(", ") + missing]);
   }
   facts.push(["loop", `longest turn ${shortTime(board.longest_turn_us)}`]);
@@ -484,6 +493,7 @@ function showTimeline() {
   if (until !== null && until > at) {
     text += ` There are more items than one count reads: it is exact until ${clock(until)}.`;
   }
+  text += notTold(missingOf(timeline));
   if (timeline.applications_truncated) text += " There are more applications than one count reads.";
   const apart = board && !due.application ? [["due already", board.items.due], ["parked", board.items.parked]] : [];
   const some = apart.filter(([, n]) => n > 0).map(([name, n]) => `${name} (${count(n)})`);
@@ -501,9 +511,10 @@ function showDueRows(bars, fine) {
 
 // ---- throughput ----------------------------------------------------------------------------------------------
 
-/** Rates are differences of counters, which restart with each process. */
+/** Rates are differences of counters, which restart with each process and jump when a shard comes or goes. */
 function sample(state) {
-  if (traffic.startedAt !== state.started_at) [traffic.startedAt, traffic.samples] = [state.started_at, []];
+  const served = servedBy(state);
+  if (traffic.of !== served) [traffic.of, traffic.samples] = [served, []];
   const { samples } = traffic;
   samples.push({ at: state.at, came: state.totals.accepted, left: state.totals.confirmed });
   while (samples.length > 2 && samples[0].at < state.at - KEPT_MS) samples.shift();
@@ -532,7 +543,7 @@ function showRates() {
     if (points.length > 1) svg.append(draw("polyline", { class: name, points: points.map(at).join(" ") }));
   }
   say(by("rates-text"), points.length ? "Items accepted and delivered per second; the numbers are averages of the last 10 s." :
-    "Rates are measured from the time this page was opened.");
+    "Rates are measured from the time this page was opened, or a shard last came or went.");
 }
 
 // ---- lateness ------------------------------------------------------------------------------------------------
@@ -546,7 +557,8 @@ function readHistogram(text) {
 async function askLateness() {
   late.at = Date.now();
   const sums = readHistogram(await ask("GET", "/metrics"));
-  if (late.startedAt !== board.started_at) [late.startedAt, late.samples] = [board.started_at, []];
+  const served = servedBy(board);
+  if (late.served !== served) [late.served, late.samples] = [served, []];
   late.samples.push({ at: board.at, sums });
   while (late.samples.length > 2 && late.samples[0].at < board.at - KEPT_MS) late.samples.shift();
   showLateness();
@@ -654,7 +666,7 @@ function showApplications() {
   table(by("applications"), rows, applicationRow, none);
   const left = fits.length - Math.min(fits.length, MOST_ROWS);
   const more = board.applications_truncated ? ` The daemon lists ${count(board.applications.length)} of ${count(board.applications_total)}.` : "";
-  say(by("applications-text"), `${left ? `${count(left)} more: enter a part of the name above.` : ""}${more}`.trim());
+  say(by("applications-text"), `${left ? `${count(left)} more: enter a part of the name above.` : ""}${more}${notTold(missingOf(board))}`.trim());
   offer(board.applications.map((a) => a.name));
 }
 
@@ -744,6 +756,7 @@ async function askPage(further) {
   list.pages = further ? list.pages + 1 : 1;
   list.rows = further ? list.rows.concat(page.items) : page.items;
   list.next = page.next;
+  list.missing = [...new Set([...further ? list.missing : [], ...missingOf(page)])].sort((a, b) => a - b);
   showItems();
 }
 
@@ -757,7 +770,8 @@ function showItems() {
   table(by("rows"), rows, itemRow, none);
   by("more").hidden = !list.next;
   const paged = list.pages > 1 ? " The list is not updated while more than one page is shown; Search or Clear updates it." : "";
-  say(by("items-text"), list.rows.length ? `${list.next ? "The first " : ""}${things(list.rows.length, "item")}, in order of due.${paged}` : "");
+  const shown = list.rows.length ? `${list.next ? "The first " : ""}${things(list.rows.length, "item")}, in order of due.${paged}` : "";
+  say(by("items-text"), `${shown}${notTold(list.missing)}`.trim());
 }
 
 function itemRow() {
@@ -872,7 +886,7 @@ async function submitSearch() {
       const found = await showFound([...names.map((of) => lifeOf(of, name)), ...customers]);
       if (!found) {
         const some = !application && known.length > MOST_ASKED ? ` Ids were searched in ${MOST_ASKED} of ${count(known.length)} applications: enter one.` : "";
-        by("found").replaceChildren(note(`No customer and no item of this name is known${application ? " to this application" : ""}.${some}`));
+        by("found").replaceChildren(note(`No customer and no item of this name is known${application ? " to this application" : ""}.${some}${notTold(list.missing)}`));
       }
     }
     await listed;

@@ -85,6 +85,11 @@ fn summary(view: &TopView, d: &Document, wide: bool) -> Vec<Line<'static>> {
     let store = format!("store {} {}{free}", s.kind, bytes(s.bytes));
     let memory = format!("payloads in memory {}", bytes(i.payload_bytes));
     let mut lines = vec![marked(view, colour, plain(&state).into_owned())];
+    if !d.missing_shards.is_empty() {
+        let missing: Vec<String> = d.missing_shards.iter().map(u16::to_string).collect();
+        let text = format!("missing shard {}: nobody tells of its items", missing.join(", "));
+        lines.push(marked(view, Color::Red, text));
+    }
     for parts in [links, vec![counts], vec![rates, next, lateness], vec![store, memory]] {
         let parts = if wide { vec![parts.join("  ")] } else { parts };
         lines.extend(parts.iter().map(|part| Line::from(plain(part).into_owned())));

@@ -70,6 +70,29 @@ fn a_wide_screen_shows_all_of_it_with_rates_between_two_documents() {
 }
 
 #[test]
+fn a_missing_shard_is_named_and_no_rate_spans_its_return() {
+    let mut view = TopView::new(false);
+    let mut input = example();
+    let mut step = |change: &dyn Fn(&mut StateInput)| {
+        input.uptime_ms += 1_000;
+        change(&mut input);
+        heard(&mut view, &input);
+        (picture(&mut view, 120, 12)[1].clone(), view.rates.is_some())
+    };
+    let links = "ingest connected 127.0.0.1:5672".to_owned();
+    assert_eq!(step(&|_| ()), (links.clone(), false));
+    assert_eq!(step(&|_| ()), (links.clone(), true));
+    let missing = "missing shard 1, 3: nobody tells of its items".to_owned();
+    assert_eq!(step(&|input| input.missing_shards = vec![1, 3]), (missing.clone(), false));
+    assert_eq!(step(&|_| ()), (missing, true));
+    assert_eq!(step(&|input| input.missing_shards.clear()), (links.clone(), false));
+    assert_eq!(step(&|_| ()), (links.clone(), true));
+    assert_eq!(step(&|input| input.shards[0].owner = Some("another".to_owned())), (links.clone(), false));
+    assert_eq!(step(&|input| input.shards[0].epoch = Some(9)), (links.clone(), false));
+    assert_eq!(step(&|input| input.shards[0].lease_ms = Some(1)), (links, true));
+}
+
+#[test]
 fn sixty_columns_keep_the_numbers_that_matter() {
     let mut view = TopView::new(false);
     heard(&mut view, &example());

@@ -54,7 +54,8 @@ pub(super) struct TopView {
     pub(super) paused: bool,
     pub(super) order: Order,
     pub(super) applications: Vec<ShownApplication>,
-    /// Items accepted and confirmed per second, between the last two documents of one run.
+    /// Items accepted and confirmed per second, between the last two documents that are
+    /// comparable.
     pub(super) rates: Option<(f64, f64)>,
     /// Lateness of the items that left between the last two queries.
     pub(super) lateness: Option<LatenessNow>,
@@ -63,6 +64,17 @@ pub(super) struct TopView {
     pub(super) top: usize,
     /// Number of lines that fit, as of the last drawing.
     pub(super) room: usize,
+}
+
+/// Whether the counters of two documents are of the same: those of another run start at 0, and those of a
+/// shard jump when it comes or goes.
+fn is_comparable(before: &Document, now: &Document) -> bool {
+    let claims = |d: &Document| -> Vec<_> {
+        d.shards.iter().map(|line| (line.shard, line.owner.clone(), line.epoch)).collect()
+    };
+    before.started_at == now.started_at
+        && before.missing_shards == now.missing_shards
+        && claims(before) == claims(now)
 }
 
 impl TopView {
@@ -98,8 +110,7 @@ impl TopView {
         self.away = None;
         self.lateness = buckets.as_ref().zip(self.buckets.as_ref()).and_then(|(now, then)| now.since(then));
         self.buckets = buckets;
-        // Counters of another run start at 0.
-        let before = self.document.take().filter(|b| b.started_at == document.started_at);
+        let before = self.document.take().filter(|before| is_comparable(before, &document));
         let ms =
             before.as_ref().and_then(|b| document.uptime_ms.checked_sub(b.uptime_ms)).filter(|ms| *ms > 0);
         let rate = |now: u64, then: u64, ms: u64| now.saturating_sub(then) as f64 * 1_000.0 / ms as f64;
