@@ -79,6 +79,20 @@ fn an_application_is_paused_and_resumed() {
     let until = daemon.ask("GET", "/api/v1/applications/shop").1["paused_until"].as_u64().expect("its end");
     let ahead = until.saturating_sub(tidegate_harness::now_ms());
     assert!((3_000_000..=3_600_001).contains(&ahead), "{ahead}");
+    // A time of day has its date, unless that is today.
+    let shown = |until: &str| {
+        let shown = browser.run(&format!(
+            "const a = board.applications.find((a) => a.name === 'shop'); a.paused_until = {until}; \
+             showApplications(); const pill = [...document.querySelectorAll('#applications .pill')] \
+                 .find((pill) => pill.innerText.includes('until')); \
+             return [pill.innerText, pill.title.includes(new Date(a.paused_until).toISOString())]"
+        ));
+        assert_eq!(shown[1], true, "{shown}");
+        shown[0].as_str().unwrap_or_default().to_owned()
+    };
+    let far = shown("Date.UTC(2099, 4, 17, 12)");
+    assert!(far.starts_with("paused until 17 May 2099, "), "{far}");
+    assert_eq!(shown("now()").len(), "paused until 12:34:56".len());
     was_well_behaved(&browser, &daemon);
 }
 

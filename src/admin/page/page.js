@@ -124,6 +124,12 @@ const clock = (ms, options) => new Date(ms).toLocaleTimeString("en-GB", options)
 const exact = (ms) => `${new Date(ms).toLocaleString("en-GB", { dateStyle: "medium" })} ${clock(ms)}` +
   ` (${new Date(ms).toISOString()})`;
 
+/** The time of day, with the date if that is not today. */
+function dated(ms) {
+  const isToday = new Date(ms).toDateString() === new Date(now()).toDateString();
+  return isToday ? clock(ms) : `${new Date(ms).toLocaleDateString("en-GB", { dateStyle: "medium" })}, ${clock(ms)}`;
+}
+
 function showTime(element, ms, none = "–") {
   if (ms === null || ms === undefined) {
     element.removeAttribute("title");
@@ -679,9 +685,9 @@ function applicationRow() {
     fill(name, a.name, () => [isDead ? make("em", {}, "dead letters") : foreign(a.name, true)]);
     const slow = (a.rate ? `, ${a.rate}${a.held ? `, ${count(a.held)} held back` : ""}` : "") +
       (a.paused_customers ? `, ${things(a.paused_customers, "customer")} paused` : "");
-    const [held, kind] = a.paused ? [a.paused_until ? `paused until ${clock(a.paused_until)}` : "paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
+    const [held, kind] = a.paused ? [a.paused_until ? `paused until ${dated(a.paused_until)}` : "paused", "warn"] : [a.state, a.state === "parked" ? "bad" : a.state === "open" ? "good" : ""];
     const word = `${held}${slow}`;
-    fill(state, word, () => [make("span", { class: `pill ${kind}` }, word)]);
+    fill(state, word, () => [make("span", { class: `pill ${kind}`, title: a.paused_until ? exact(a.paused_until) : null }, word)]);
     number(waiting, a.waiting);
     number(dueNow, a.due);
     number(flying, a.in_flight);
