@@ -210,7 +210,7 @@ fn it_goes_on_after_a_restart_and_says_meanwhile_that_nobody_answers() {
         ))
     };
     hide(true);
-    browser.wait("!polling");
+    browser.wait("!polling && !list.open && !due.open");
     let asked = "return performance.getEntriesByType('resource').length";
     let before: Value = browser.run(asked);
     browser.run("performance.clearResourceTimings(); window.since = Date.now()");

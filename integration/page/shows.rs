@@ -112,6 +112,36 @@ fn missing_shards_are_named_and_no_rate_spans_their_return() {
 }
 
 #[test]
+fn a_slow_list_holds_nothing_else_up() {
+    let site = Site::new("pageslow");
+    let Some((daemon, browser)) = shown(&site) else { return };
+    browser.wait("document.querySelectorAll('#rows tr').length === 15");
+    browser.run(
+        "const real = window.fetch; const open = []; window.asked = []; \
+         window.go = () => { window.fetch = real; open.forEach((resolve) => resolve()); }; \
+         window.fetch = async (where, options) => { \
+             const slow = /items|timeline/.exec(where); \
+             if (slow) { window.asked.push(slow[0]); await new Promise((resolve) => open.push(resolve)); } \
+             return real(where, { ...options, signal: undefined }); \
+         }",
+    );
+    browser.wait("window.asked.length === 2");
+    site.client.publish(&site.push("shop", "1").id("late").delay(FAR));
+    browser.wait(&row_has("applications", &["shop", "13", "0"]));
+    // One question of each kind is open, however many rounds pass.
+    let at = browser.run("return board.at");
+    browser.wait(&format!("board.at > {at} + 7000"));
+    assert_eq!(browser.run("return window.asked.sort()"), json!(["items", "timeline"]));
+    assert!(!browser
+        .run(&format!("return {}", row_has("rows", &["late", "shop"])))
+        .as_bool()
+        .unwrap_or(true));
+    browser.run("window.go()");
+    browser.wait(&row_has("rows", &["late", "shop"]));
+    was_well_behaved(&browser, &daemon);
+}
+
+#[test]
 fn an_item_and_a_customer_are_found_by_name() {
     let site = Site::new("pagesearch");
     let daemon = site.start(&config(&site));

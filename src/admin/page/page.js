@@ -197,10 +197,10 @@ let pause = 0;
 let timer = 0;
 let polling = false;
 const nextDue = new Map();
-const due = { span: "minute", application: "", at: 0, pause: DUE_EVERY_MS, asked: 0 };
+const due = { span: "minute", application: "", at: 0, pause: DUE_EVERY_MS, asked: 0, open: 0 };
 const traffic = { of: "", samples: [] };
 const late = { of: "recent", at: 0, served: "", samples: [] };
-const list = { at: 0, filter: { customer: "", application: "", state: "" }, rows: [], next: null, missing: [], pages: 1, asked: 0 };
+const list = { at: 0, filter: { customer: "", application: "", state: "" }, rows: [], next: null, missing: [], pages: 1, asked: 0, open: 0 };
 
 /** Where several nodes share the shards: those whose items an answer is without. */
 const missingOf = (told) => told.missing_shards ?? [];
@@ -223,8 +223,8 @@ async function round() {
     answered(state);
     const at = Date.now();
     if (at - late.at >= METRICS_EVERY_MS) await part(askLateness, late, "late-text");
-    if (at - due.at >= due.pause) await part(askTimeline, due, "due-text");
-    if (at - list.at >= ITEMS_EVERY_MS && list.pages === 1) await part(askItems, list, "items-text");
+    if (at - due.at >= due.pause) beside(askTimeline, due, "due-text");
+    if (at - list.at >= ITEMS_EVERY_MS && list.pages === 1) beside(askItems, list, "items-text");
     pause = POLL_MS;
   } catch (error) {
     if (error instanceof Unauthorized) {
@@ -245,6 +245,29 @@ async function part(question, kept, place) {
     if (error instanceof Unauthorized) throw error;
     kept.at = Date.now();
     say(by(place), `The update failed: ${fault(error)}. The values shown are older.`);
+  }
+}
+
+/**
+ * A query over many items, which may take long: the rounds go on meanwhile. A token that is no longer accepted ends
+ * the next round.
+ */
+function beside(question, kept, place) {
+  if (kept.open === 0) part(question, kept, place).catch(() => {});
+}
+
+/** An answer for a section, counted while it is open; null if a later question has replaced this one. */
+async function askFor(kept, where, within) {
+  const asked = ++kept.asked;
+  kept.open += 1;
+  try {
+    const told = await ask("GET", where, within);
+    return asked === kept.asked ? told : null;
+  } catch (error) {
+    if (asked !== kept.asked) return null;
+    throw error;
+  } finally {
+    kept.open -= 1;
   }
 }
 
@@ -461,10 +484,9 @@ function columns(place, label, bars, marks) {
 // ---- due times -----------------------------------------------------------------------------------------------
 
 async function askTimeline() {
-  const asked = ++due.asked;
   const begun = Date.now();
-  const told = await ask("GET", `/api/v1/timeline${query({ span: due.span, application: due.application })}`);
-  if (asked !== due.asked) return;
+  const told = await askFor(due, `/api/v1/timeline${query({ span: due.span, application: due.application })}`);
+  if (!told) return;
   timeline = told;
   due.at = Date.now();
   // Slow queries are repeated less often, so that they take at most a twentieth of the daemon's reading.
@@ -753,11 +775,10 @@ function offer(names) {
 const askItems = () => askPage(false);
 
 async function askPage(further) {
-  const asked = ++list.asked;
   const { customer, application, state } = list.filter;
-  const page = await ask("GET", `/api/v1/items${query({ customer, application, state, limit: PAGE_ROWS,
+  const page = await askFor(list, `/api/v1/items${query({ customer, application, state, limit: PAGE_ROWS,
     cursor: further ? list.next : "" })}`, COMMAND_WITHIN_MS);
-  if (asked !== list.asked) return;
+  if (!page) return;
   list.at = Date.now();
   list.pages = further ? list.pages + 1 : 1;
   list.rows = further ? list.rows.concat(page.items) : page.items;
