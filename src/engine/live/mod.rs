@@ -280,7 +280,7 @@ impl LiveItems {
     /// Drops notes of changes that no open read can conflict with.
     pub(super) fn tidy_reads(&mut self) {
         let most = self.thresholds().noted;
-        self.shared.reads.tidy(&self.shared.watch, most);
+        self.shared.reads.tidy(&mut self.shared.watch, most);
     }
 
     /// Moves the items that are due last, all of them after `after`, out of memory. Returns how many.
