@@ -43,10 +43,12 @@ pub(crate) struct Loader {
     under_way: VecDeque<Share>,
     /// If memory was short: when to try again.
     blocked_until: Option<u64>,
-    /// Stalled items have been moved.
+    /// Stalled items have been moved, or more items are to be evicted than one turn may.
     moved: bool,
     /// No stalled items are left that could be evicted.
     exhausted: bool,
+    /// How many items may still be evicted in this turn for rows to be read.
+    evictable: usize,
 }
 
 impl Loader {
@@ -61,11 +63,12 @@ impl Loader {
             blocked_until: None,
             moved: false,
             exhausted: false,
+            evictable: 0,
         }
     }
 
     /// Checks the queues that have changed, and issues the reads that are due. Whether items may leave now
-    /// that could not before.
+    /// that could not before, or more is to be evicted and read at once.
     pub(crate) fn advance(&mut self, live: &mut LiveItems, now: Now, loads: &mut Vec<Load>) -> bool {
         for id in live.queues.take_marked() {
             if live.queues.get(id).is_some() {
@@ -79,6 +82,7 @@ impl Loader {
             }
         }
         (self.blocked_until, self.moved, self.exhausted) = (None, false, false);
+        self.evictable = live.thresholds().evicted;
         // One at a time, so that ordinary reads wait for one such read at most.
         if !self.under_way.iter().any(|share| share.back) {
             loads.extend(self.next_read_back(live, now));
@@ -128,7 +132,7 @@ impl Loader {
             });
         }
         for id in due {
-            if ranges.len() >= most || few {
+            if ranges.len() >= most || few || self.is_for_next_turn(live) {
                 break;
             }
             if live.queues[id].near_until() == LAST {
@@ -144,7 +148,7 @@ impl Loader {
                     few = true;
                     live.thresholds().few
                 }
-                None if near <= now.wall && !waits => {
+                None if near <= now.wall && !waits && self.evictable > 0 => {
                     // Its items in memory leave first; then it is checked again.
                     self.want(live, id, u64::MAX);
                     continue;
@@ -176,7 +180,7 @@ impl Loader {
         let mut ids: Vec<QueueId> = self.last_back.into_iter().flat_map(behind).copied().collect();
         ids.extend(self.back.iter().filter(|id| self.last_back.is_none_or(|last| **id <= last)));
         for id in ids {
-            if ranges.len() >= live.thresholds().ranges || few || left == 0 {
+            if ranges.len() >= live.thresholds().ranges || few || left == 0 || self.is_for_next_turn(live) {
                 break;
             }
             let wanted = live
@@ -212,6 +216,13 @@ impl Loader {
         Some(Load::Ranges { ranges, max_rows: live.thresholds().read, max_bytes: 0 })
     }
 
+    /// Whether memory is full and this turn has evicted all that it may: the next one goes on at once.
+    fn is_for_next_turn(&mut self, live: &LiveItems) -> bool {
+        let is_over = self.evictable == 0 && live.shared.free_rows() == 0;
+        self.moved |= is_over;
+        is_over
+    }
+
     /// Number of rows of this queue, due from `near` on, for which there is room. Evicts others if it is
     /// urgent.
     fn room(&mut self, live: &mut LiveItems, id: QueueId, near: u64, now: Now) -> Option<usize> {
@@ -220,7 +231,9 @@ impl Loader {
             let ahead = if live.queues[id].is_trimming() { u64::MAX } else { URGENT_MS };
             let urgent_at = near.saturating_sub(ahead);
             if urgent_at <= now.wall {
-                live.evict_furthest(live.thresholds().few * 4, near, now);
+                let most = (live.thresholds().few * 4).min(self.evictable);
+                self.evictable -= live.evict_furthest(most, near, now);
+                self.moved |= self.evictable == 0;
             }
             // Others are evicted from then on; if none can be, a few rows exceed the bound once they are due.
             let next = [urgent_at, near].into_iter().find(|at| *at > now.wall);
@@ -245,12 +258,13 @@ impl Loader {
         }
         let (few, most) = (live.thresholds().few, live.thresholds().few * live.thresholds().reads);
         // The queue with the earliest due comes first, and may evict the most.
-        let mut left = if self.exhausted { 0 } else { live.thresholds().evicted };
-        while live.shared.rows_beyond() >= most && left > 0 {
-            let evicted = live.evict_stalled(id, few.min(left), now);
+        let mut more = !self.exhausted;
+        while live.shared.rows_beyond() >= most && more && self.evictable > 0 {
+            let evicted = live.evict_stalled(id, few.min(self.evictable), now);
             self.moved |= evicted > 0;
             self.exhausted |= evicted == 0 && waits;
-            left = if evicted == 0 { 0 } else { left - evicted };
+            self.evictable -= evicted;
+            more = evicted > 0;
         }
         if live.shared.rows_beyond() < most {
             return true;

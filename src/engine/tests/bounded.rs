@@ -361,6 +361,31 @@ fn what_many_applications_have_due_at_one_moment() {
     });
 }
 
+/// Memory is full of items that are due soon when the first rows of many applications become urgent at one moment.
+/// Excluded: evictions bounded for each of the applications, but not for all of them together.
+#[test]
+fn what_leaves_memory_for_applications_that_become_urgent_together() {
+    let budget = Budget { rows: 20_000, contents: 1 << 20, filters: 1 << 16 };
+    // Each turn commits what it has done.
+    let thresholds = Thresholds { lazy_ops: 1, ..Thresholds::default() };
+    let mut w = World::new(Settings { budget, thresholds, ..roomy() });
+    let urgent = T0 + HORIZON_MS + 1_000;
+    fill(&mut w, (0..65_536).map(|i| at(urgent, item(&format!("a{}", i % 256), "", "x"))));
+    w.run(10_000);
+    let later = w.now.wall + HORIZON_MS;
+    fill(&mut w, (0..20_000).map(|i| at(later, item("near", &format!("c{}", i % 100), "x"))));
+    assert_eq!(w.engine.rows_in_memory("near"), 20_000);
+    begin(&mut w);
+    w.run(urgent - 1 - w.now.wall);
+    let (left, (most, ..)) = (20_000 - w.engine.rows_in_memory("near"), w.meter.most);
+    assert!(left >= 10_000 && w.meter.ops >= left, "{left} left in {} operations", w.meter.ops);
+    assert!(most <= 1_000, "{most} operations in one turn");
+    w.run(later - w.now.wall);
+    assert_eq!(sent(&w), 65_536 + 20_000);
+    let late = w.delivered.iter().map(|(now, batch)| now.wall - batch.due).max();
+    assert_eq!(late, Some(0), "each at its time");
+}
+
 /// A world whose memory holds all items.
 fn near(change: impl FnOnce(&mut AppSettings)) -> World {
     World::new(Settings { budget: Budget::of(1 << 30), ..roomy_with(change) })
