@@ -264,6 +264,7 @@ impl Engine {
     /// items that became due leave now; after a step backward, all items wait for their times anew.
     fn observe(&mut self, now: Now) {
         let ClockStep { forward, backward, less, drifted } = self.turn_state.clocks.observe(now);
+        self.core.recent.observe(now);
         let live = &mut self.core.live;
         live.queues.observe(now);
         live.shared.counters_mut().clock_forward += u64::from(forward);

@@ -160,6 +160,34 @@ fn a_long_window_counts_on_over_a_restart() {
     w.store.check_empty();
 }
 
+/// An id ends every ten seconds. For five seconds, in which another ends, the clock is an hour behind.
+/// Excluded: ids forgotten although they ended within the tail.
+/// Judges promise 14.
+#[test]
+fn an_id_is_remembered_though_the_clock_was_wrong_for_some_seconds() {
+    const TAIL: u64 = 60;
+    let mut w = World::new(with(|app| app.dedupe_tail = TAIL * 10_000));
+    let named = |n: u64| with_id(&n.to_string(), DuplicateRule::Keep, item("a", "", &n.to_string()));
+    let next = |w: &mut World, n: u64| {
+        w.send(vec![named(n)]);
+        w.run(10_000);
+    };
+    (0..120).for_each(|n| next(&mut w, n));
+    w.now.wall -= 3_600_000;
+    w.send(vec![named(1_000)]);
+    w.run(5_000);
+    w.now.wall += 3_600_000;
+    w.run(5_000);
+    for n in 121..240 {
+        next(&mut w, n);
+        let repeated = (n + 2 - TAIL..=n).filter(|n| *n != 120);
+        let before = w.delivered.len();
+        w.send(repeated.map(named).collect());
+        w.run(1);
+        assert_eq!(w.delivered.len(), before, "a repeat of an id that ended within the tail, after {n}");
+    }
+}
+
 /// The milliseconds of the two clocks do not change at the same moment.
 #[test]
 fn a_window_does_not_close_before_the_due_that_it_carries() {
