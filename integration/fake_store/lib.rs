@@ -141,9 +141,11 @@ impl FakeStore {
                 let mut item =
                     self.take(&from).unwrap_or_else(|| panic!("moved what is not there: {from:?}"));
                 self.remove_rows(&from, &removed);
-                let Standing { attempts, last_error, outcome_unknown, own_time, closed_by, dead } = *standing;
+                let Standing { attempts, last_error, outcome_unknown, own_time, closed_by, dead, due } =
+                    *standing;
                 item = Stored { attempts, last_error, outcome_unknown, own_time, closed_by, dead, ..item };
                 item.key = to.key;
+                item.due = due.unwrap_or_else(|| Stored::letter_due(to.key, item.accepted_due, own_time));
                 assert_eq!(item.queue(), &*to.queue, "moved to a queue that is not its own");
                 if from != to {
                     self.check_unled(&from, &item);
@@ -211,8 +213,9 @@ impl FakeStore {
         let fingerprint = if item.given.is_some() { item.fingerprint } else { 0 };
         let closing = self.closings.get(&(place.queue.clone(), item.key.due, item.key.window));
         let closing = closing.filter(|_| item.is_windowed());
+        let own_due = if item.dead.is_some() { item.due } else { item.key.due };
         let (due, closed_by) =
-            closing.map_or((item.key.due, item.closed_by), |closing| (closing.due, closing.cause));
+            closing.map_or((own_due, item.closed_by), |closing| (closing.due, closing.cause));
         let item = Stored { fingerprint, due, closed_by, ..item };
         self.order.insert((place.queue.clone(), item.place()), item.key);
         let row = item.customer.clone().map(|customer| (item.application.clone(), customer, item.key));

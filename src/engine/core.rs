@@ -9,7 +9,7 @@ mod outcome;
 use super::backoff::Random;
 use super::dispatch::{Candidate, Dispatch};
 use super::ids::{ItemId, QueueId};
-use super::items::{Item, ItemFlag};
+use super::items::{reported_due, Item, ItemFlag};
 use super::journal::MoveRoom;
 use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
@@ -96,7 +96,7 @@ impl Core {
         Ended {
             end,
             at: now.wall,
-            due: item.due(),
+            due: reported_due(item),
             attempts: if mutated(Mutant::EndedAttemptsWrong) { 0 } else { item.tries().attempts },
             fingerprint: item.fingerprint(),
             customer,

@@ -17,7 +17,7 @@ mod paced;
 mod pauses;
 
 use super::ids::{ItemId, QueueId};
-use super::items::{ItemFlag, Stage};
+use super::items::{reported_due, Stage};
 use super::live::LiveItems;
 use super::mutant::{mutated, Mutant};
 use super::pace::Waited;
@@ -450,11 +450,7 @@ impl Dispatch {
                 seq: item.key().seq,
                 window: item.key().window,
                 accepted_due: item.accepted_due(),
-                due: if item.letter().is_some() && item.is(ItemFlag::OwnTime) {
-                    item.accepted_due()
-                } else {
-                    item.due()
-                },
+                due: reported_due(item),
                 received: item.received(),
                 attempts: item.tries().attempts,
                 retry: item.tries().retry,

@@ -15,7 +15,9 @@ use core::num::NonZeroU32;
 use core::ops::{Index, IndexMut};
 use tidegate_types::{Content, Identity};
 
-pub(crate) use item::{Address, Item, ItemFlag, LetterFacts, Placement, Residence, Stage, Tries};
+pub(crate) use item::{
+    reported_due, Address, Item, ItemFlag, LetterFacts, Placement, Residence, Stage, Tries,
+};
 
 /// Hashes arrival numbers. They are consecutive: no producer can choose them, but a producer can choose which
 /// of them stay, every 1,024th, say. So the high bits of the product must reach the low ones, which select

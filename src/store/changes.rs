@@ -411,6 +411,9 @@ impl<'a, R: Rows> Changes<'a, R> {
             last_error: standing.last_error.as_deref(),
             outcome_unknown: standing.outcome_unknown,
             dead: standing.dead.as_deref().map(|dead| (dead.reason, &*dead.error)),
+            due: standing
+                .due
+                .unwrap_or_else(|| Stored::letter_due(to.key, view.accepted_due, standing.own_time)),
             ..view
         };
         if moved.queue() != &*to.queue {

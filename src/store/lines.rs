@@ -152,6 +152,9 @@ pub struct ItemLine {
     /// Error sentence, for a dead item.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// When a dead item was due, UTC ms: it waits for `due`. Absent: see [`Stored::letter_due`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub was_due: Option<u64>,
     /// Properties and headers as stored, in AMQP's encoding, as base64.
     pub properties: String,
     /// The payload may be embedded as JSON.
@@ -353,7 +356,9 @@ impl ItemLine {
 
     /// The line of a record, with its actual due. `id`: for people to read.
     pub fn of(view: &View<'_>, id: String) -> Self {
-        let (due, cause) = (view.due, view.closed_by);
+        let cause = view.closed_by;
+        let due = if view.dead.is_some() { view.key.due } else { view.due };
+        let known = Stored::letter_due(view.key, view.accepted_due, view.own_time);
         let (body, body_base64) = match tidegate_types::size::readable(view.body) {
             Some(text) => (Some(text.to_owned()), None),
             None => (None, Some(STANDARD.encode(view.body))),
@@ -380,6 +385,7 @@ impl ItemLine {
             retry: view.retry,
             reason: view.dead.map(|(reason, _)| reason.as_str().to_owned()),
             error: view.dead.map(|(_, error)| error.to_owned()),
+            was_due: view.dead.map(|_| view.due).filter(|was| *was != known),
             properties: STANDARD.encode(view.properties),
             json: view.json,
             body,
@@ -426,10 +432,17 @@ impl ItemLine {
         if behind.is_none_or(|behind| u32::try_from(behind).is_err()) {
             return Err("`number` is 0, or `window` is not a number shortly before it".to_owned());
         }
+        let key = Key { due: self.due, window, seq: self.number };
+        let accepted_due = self.accepted_due.unwrap_or(self.due);
+        let due = match (&dead, self.was_due) {
+            (None, None) => self.due,
+            (None, Some(_)) => return Err("`was_due` is present, and it is not dead".to_owned()),
+            (Some(_), was) => was.unwrap_or(Stored::letter_due(key, accepted_due, self.own_time)),
+        };
         Ok(Stored {
-            key: Key { due: self.due, window, seq: self.number },
-            due: self.due,
-            accepted_due: self.accepted_due.unwrap_or(self.due),
+            key,
+            due,
+            accepted_due,
             application: self.application.into(),
             customer: self.customer.map(Arc::from),
             given,
@@ -510,6 +523,7 @@ mod tests {
     prop_compose! {
         fn item()(
             (due, seq, accepted_due, received) in any::<(u64, u64, u64, u64)>(),
+            was_due in any::<u64>(),
             (customer, last_error) in (option::of(".{1,10}"), option::of(".{0,10}")),
             given in option::of((any::<[u8; 16]>(), any::<u64>())),
             (own_time, outcome_unknown, json) in any::<(bool, bool, bool)>(),
@@ -522,7 +536,8 @@ mod tests {
             ]),
         ) -> Stored {
             Stored {
-                key: Key::own(due, seq), due, accepted_due, received, own_time, expiry, weight, attempts,
+                key: Key::own(due, seq), due: if dead.is_some() { was_due } else { due },
+                accepted_due, received, own_time, expiry, weight, attempts,
                 outcome_unknown, retry, application: "shop".into(), customer: customer.map(Arc::from),
                 given: given.map(|(hash, _)| Identity::given(hash)),
                 fingerprint: given.map_or(0, |(_, fingerprint)| fingerprint),

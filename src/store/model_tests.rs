@@ -156,6 +156,7 @@ fn transfer(item: &Stored, removed: IndexRows, due: u64, dead: bool) -> Op {
         own_time: true,
         closed_by: ClosedBy::Flush,
         dead: item.dead.clone(),
+        due: (dead && !due.is_multiple_of(3)).then_some(item.due),
     };
     if dead || item.dead.is_some() {
         let verdict = Dead { reason: Reason::Attempts, error: "too often".into() };

@@ -416,6 +416,7 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
         own_time: true,
         closed_by: ClosedBy::Flush,
         dead: Some(verdict()),
+        due: Some(40),
     };
     let op = Op::Move {
         from: place(APP, 1, 1),
@@ -433,10 +434,10 @@ fn a_move_takes_the_content_along_and_says_what_is_known_now(on: GroundKind) {
         .unwrap();
     let second = Stored { key: key(7, 2), due: 7, ..item(2, 2) };
     let third = Stored { attempts: 2, last_error: Some("no queue".into()), ..item(3, 3) };
-    // The item keeps its accepted due and its original application.
+    // The item keeps its accepted due, its due when it died and its original application.
     let first = Stored {
         key: key(50, 1),
-        due: 50,
+        due: 40,
         attempts: 3,
         last_error: Some("nack".into()),
         outcome_unknown: true,

@@ -24,7 +24,8 @@ pub const FOR_EVER: u64 = u64::MAX;
 pub struct Stored {
     /// Its key in its queue.
     pub key: Key,
-    /// Its actual due, UTC ms; earlier than the due in its key if its window closed sooner.
+    /// Its actual due, UTC ms; earlier than the due in its key if its window closed sooner. Of a dead letter,
+    /// the due of the item when it died; the due in its key is when it may be tried.
     pub due: u64,
     /// Its due as accepted, UTC ms; see [`crate::AssignedId::due`].
     pub accepted_due: u64,
@@ -69,7 +70,19 @@ impl Stored {
 
     /// Its place in the order in which the queue is read, and leaves.
     pub fn place(&self) -> Key {
+        if self.dead.is_some() {
+            return self.key;
+        }
         Key { due: self.due, ..self.key }
+    }
+
+    /// The due of a dead letter whose row does not contain it.
+    pub fn letter_due(key: Key, accepted_due: u64, own_time: bool) -> u64 {
+        if own_time {
+            accepted_due
+        } else {
+            key.due
+        }
     }
 
     /// Name of the queue that contains it.
@@ -211,6 +224,8 @@ pub struct Standing {
     pub closed_by: ClosedBy,
     /// Same as [`Stored::dead`].
     pub dead: Option<Arc<Dead>>,
+    /// Of a dead letter: same as [`Stored::due`]; `None`: [`Stored::letter_due`].
+    pub due: Option<u64>,
 }
 
 /// Index rows of one item: the row from its identity to its key, and the row under its customer.

@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::ids::{ItemId, QueueId};
-use crate::items::{Residence, Stage};
+use crate::items::{reported_due, Residence, Stage};
 use crate::mutant::{mutated, Mutant};
 use alloc::vec::Vec;
 use tidegate_types::event::Stored;
@@ -24,7 +24,7 @@ pub(crate) fn near(core: &Core, id: ItemId) -> Listed {
         stage,
         key: item.place(),
         accepted_due: item.accepted_due(),
-        due: item.due(),
+        due: reported_due(item),
         application,
         customer,
         received: item.received(),
@@ -47,7 +47,7 @@ fn stage_of_due(core: &Core, queue: QueueId) -> ListedStage {
 
 /// Describes an item that is in the store only.
 pub(crate) fn far(core: &Core, stored: Stored, now: Now) -> Listed {
-    let is_due = stored.due <= now.wall || mutated(Mutant::FarToldParked);
+    let is_due = stored.place().due <= now.wall || mutated(Mutant::FarToldParked);
     let queue = core.live.queues.find(stored.queue()).filter(|_| is_due);
     Listed {
         stage: queue.map_or(ListedStage::Waiting, |queue| stage_of_due(core, queue)),

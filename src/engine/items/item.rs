@@ -53,7 +53,8 @@ pub(crate) struct Item {
     planned: u64,
     /// Its arrival number.
     seq: u64,
-    /// Its actual due, UTC ms: earlier than `planned` if its window closed sooner.
+    /// Its actual due, UTC ms: earlier than `planned` if its window closed sooner. Of a dead letter, when it
+    /// may be tried.
     due: u64,
     /// When it arrived, UTC ms.
     received: u64,
@@ -106,6 +107,8 @@ pub(crate) struct LetterFacts {
     pub(crate) dead: Arc<Dead>,
     /// The application and customer it was meant for.
     pub(crate) meant_for: Address,
+    /// When the item was due, UTC ms, as known at its death.
+    pub(crate) due: u64,
     /// Without a store: its former identity, which is remembered with its confirm.
     pub(crate) former: Option<Identity>,
 }
@@ -152,7 +155,7 @@ impl Item {
         content: Arc<Content>,
         placement: Placement,
     ) -> Self {
-        let letter = Some(LetterFacts { dead, meant_for, former: None });
+        let letter = Some(LetterFacts { dead, meant_for, due: placement.key.due, former: None });
         let extra = Some(Box::new(Extra { letter, ..Extra::default() }));
         // Its size when it leaves and was read from the store before.
         let weight = u32::try_from(content.size()).unwrap_or(u32::MAX);
@@ -171,11 +174,12 @@ impl Item {
             retry: stored.retry,
         };
         let meant_for = (stored.application, stored.customer);
-        let letter = stored.dead.map(|dead| LetterFacts { dead, meant_for, former: None });
+        let due = stored.due;
+        let letter = stored.dead.map(|dead| LetterFacts { dead, meant_for, due, former: None });
         let has_extra = letter.is_some() || tries != UNTRIED || accepted_due.is_some();
         let extra = has_extra.then(|| Box::new(Extra { accepted_due, tries, letter, superseded: None }));
         let mut item = Item {
-            due: stored.due,
+            due: if is_dead { key.due } else { due },
             expiry: stored.expiry.unwrap_or(u64::MAX),
             identity: stored.given.filter(|_| !is_dead).unwrap_or(Identity::assigned(key.seq)),
             fingerprint: stored.fingerprint,
@@ -220,7 +224,8 @@ impl Item {
         Key { due: self.planned, window: self.seq - u64::from(self.behind), seq: self.seq }
     }
 
-    /// Its actual due, UTC ms: earlier than the due in its key if its window closed sooner.
+    /// Its actual due, UTC ms: earlier than the due in its key if its window closed sooner. Of a dead letter,
+    /// when it may be tried.
     pub(crate) fn due(&self) -> u64 {
         self.due
     }
@@ -353,7 +358,7 @@ impl Item {
         self.state.set(ItemFlag::Indexed, false);
     }
 
-    /// Sets a later due, for which it waits in the schedule.
+    /// Sets the moment at which a dead letter may be tried again, for which it waits in the schedule.
     pub(crate) fn defer(&mut self, until: u64) {
         self.move_key(until);
         self.due = until;
@@ -405,8 +410,8 @@ impl Item {
         dead_letters: QueueId,
         wall: u64,
     ) {
+        let letter = LetterFacts { dead: Arc::new(dead), meant_for, due: self.due, former };
         self.move_key(self.due.min(wall));
-        let letter = LetterFacts { dead: Arc::new(dead), meant_for, former };
         self.extra.get_or_insert_default().letter = Some(letter);
         self.identity = Identity::assigned(self.seq);
         self.queue = dead_letters;
@@ -423,6 +428,11 @@ impl Item {
     pub(super) fn lose_identity(&mut self) -> Identity {
         core::mem::replace(&mut self.identity, Identity::assigned(self.seq))
     }
+}
+
+/// The due of an item as published and reported: of a dead letter, that of the item when it died.
+pub(crate) fn reported_due(item: &Item) -> u64 {
+    item.letter().map_or(item.due, |letter| letter.due)
 }
 
 #[cfg(test)]

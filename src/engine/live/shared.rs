@@ -340,7 +340,7 @@ impl<'a> ItemRow<'a> {
         let (tries, identity) = (item.tries(), item.identity());
         Stored {
             key: item.key(),
-            due: item.due(),
+            due: items::reported_due(item),
             accepted_due: item.accepted_due(),
             application,
             customer,
@@ -383,6 +383,7 @@ pub(super) fn standing(item: &Item) -> Box<Standing> {
         own_time: item.is(ItemFlag::OwnTime),
         closed_by: item.closed_by(),
         dead: item.letter().map(|letter| Arc::clone(&letter.dead)),
+        due: item.letter().map(|letter| letter.due),
     })
 }
 
@@ -390,7 +391,7 @@ pub(super) fn standing(item: &Item) -> Box<Standing> {
 pub(super) fn rewritten(item: &Item) -> Rewritten {
     Rewritten {
         key: item.key(),
-        due: item.due(),
+        due: items::reported_due(item),
         attempts: item.tries().attempts,
         outcome_unknown: item.tries().outcome_unknown,
         own_time: item.is(ItemFlag::OwnTime),

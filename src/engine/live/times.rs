@@ -66,6 +66,7 @@ impl QueueItems<'_> {
             own_time: true,
             closed_by: ClosedBy::Time,
             dead: None,
+            due: None,
         };
         self.shared.journal.push(Op::Move {
             from: Place { queue: Arc::clone(&name), key: stored.key },

@@ -19,6 +19,7 @@ mod customer_rates;
 mod held;
 mod identity;
 mod inspect;
+mod letters;
 mod limits;
 mod measure;
 mod patience;

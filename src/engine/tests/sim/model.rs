@@ -97,6 +97,8 @@ pub(super) struct Life {
     pub(super) identity: Identity,
     pub(super) accepted_due: u64,
     pub(super) due: u64,
+    /// What its dead letter has said of that.
+    pub(super) letter_due: Option<u64>,
     pub(super) state: State,
     /// The call in which it was first seen, and its moment, monotonic.
     pub(super) accepted: usize,
@@ -493,6 +495,7 @@ impl Model {
             attempts: (0, 0),
             published: None,
             batch: None,
+            letter_due: None,
             window: None,
             restored: false,
             ended_at: 0,

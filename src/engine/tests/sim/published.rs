@@ -49,11 +49,11 @@ impl Model {
                         self.check_verdict(ask, Some(item.seq), dead.reason);
                         self.set(item.seq, State::Dead(dead.reason));
                     }
-                    let life = &self.lives[&item.seq];
-                    let State::Dead(reason) = life.state else {
-                        panic!("dead letter of {ask}, which is {:?}", life.state)
+                    let State::Dead(reason) = self.lives[&item.seq].state else {
+                        panic!("dead letter of {ask}, which is {:?}", self.lives[&item.seq].state)
                     };
                     assert_eq!(reason, dead.reason);
+                    self.check_letter_due(ask, item);
                     self.set(item.seq, State::DeadOut(batch.number, reason));
                     let call = self.call;
                     self.lives.get_mut(&item.seq).expect("there").published.get_or_insert(call);
@@ -101,6 +101,18 @@ impl Model {
         let most =
             self.before.iter().map(|before| before.max_in_flight).fold(self.settings.max_in_flight, Ord::max);
         assert!(self.flights.len() <= most, "{} batches in flight of {most}", self.flights.len());
+    }
+
+    /// A dead letter tells the due of its item when it died, also after refusals and restarts.
+    fn check_letter_due(&mut self, ask: usize, item: &BatchItem) {
+        let life = &self.lives[&item.seq];
+        if self.is_windowed(life) {
+            assert!(item.due <= life.accepted_due, "{ask}: its due when it died");
+        } else {
+            assert_eq!(item.due, life.due, "{ask}: its due when it died");
+        }
+        let told = *self.lives.get_mut(&item.seq).expect("there").letter_due.get_or_insert(item.due);
+        assert_eq!(item.due, told, "{ask}: its letter told another due before");
     }
 
     /// The batches in flight to a queue that stopped confirming must be few enough that the broker does not block the
