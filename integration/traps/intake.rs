@@ -2,13 +2,15 @@
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Script, Seen};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::Duration;
 use tidegate_amqp::{BrokerEvent, Event, LinkStatus, Side};
+use tidegate_common::clock;
 use tidegate_types::event::Intake;
-use tidegate_types::{Ack, Delivery};
+use tidegate_types::{Ack, Delivery, RequestBody};
 
 const A_WHILE: Duration = Duration::from_millis(400);
 
@@ -71,6 +73,45 @@ fn a_pause_holds_deliveries_and_returns_none() {
     daemon.amqp.ack(vec![Ack { delivery: Delivery { generation: 1, tag: 9 }, multiple: true }]);
     assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), "acked 9");
     assert_eq!(daemon.amqp.stats().ingest_failures, 0);
+}
+
+/// A delay counts from the delivery, also if a pause holds the request: it may end before the resume, and is
+/// then over at once.
+/// Excluded: a delay that counts from the resume; one that ends before its time has passed since the
+/// delivery; an overdue request that waits for others because its delay is long.
+#[test]
+fn a_delay_counts_from_the_delivery_and_not_from_the_end_of_a_pause() {
+    const DELAY: u64 = 300;
+    let (told, tells) = channel();
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, _| {
+        let Some((channel, tag, _)) = peer.next_consume() else { return };
+        told.send(0).unwrap();
+        next.lock().unwrap().recv().unwrap();
+        let mut headers = FieldTable::default();
+        headers.insert("x-delay".into(), AMQPValue::LongUInt(DELAY as u32));
+        told.send(clock::wall_ms()).unwrap();
+        peer.deliver(channel, &tag, 1, BasicProperties::default().with_headers(headers), b"1");
+        peer.serve();
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+    assert_eq!(tells.recv_timeout(PATIENCE).unwrap(), 0);
+    pause(&daemon);
+    go.send(()).unwrap();
+    let delivered = tells.recv_timeout(PATIENCE).unwrap();
+    daemon.quiet_for(Duration::from_secs(3), is_request);
+    let resumed = clock::wall_ms();
+    daemon.amqp.intake(Intake::Resume);
+    let (request, may_wait) = daemon.wait("the request", |event| match event {
+        Event::Requests { mut requests, may_wait } => Some((requests.remove(0), may_wait)),
+        _ => None,
+    });
+    let RequestBody::Items(items) = &request.body else { panic!("{request:?}") };
+    let at = items[0].at.unwrap();
+    assert_eq!(at, request.received + DELAY);
+    assert!((delivered + DELAY..resumed).contains(&at), "{at}: {delivered}, {resumed}");
+    assert!(!may_wait, "it is overdue");
 }
 
 /// Deliveries held for nearly the broker's consumer timeout are returned once, and consuming begins again

@@ -96,8 +96,9 @@ enum AfterGeneration {
 /// One generation of consuming.
 struct Generation {
     consumer: ConsumerChannel,
-    /// Delivered, and not handed to the loop while the intake is paused.
-    held: VecDeque<Delivery>,
+    /// Delivered, and not handed to the loop while the intake is paused; each with the moment of its receipt,
+    /// UTC ms, rounded up, so that no delay that counts from it ends too soon.
+    held: VecDeque<(Delivery, u64)>,
     /// Since when there are any.
     held_since: Option<Instant>,
     address: String,
@@ -399,12 +400,13 @@ impl Ingest {
         if let Some(Err(error)) = chunk.iter().find(|delivery| delivery.is_err()) {
             return Err(Fault::from(error));
         }
+        let received = clock::wall_ms_up();
         for delivery in chunk.into_iter().flatten() {
             generation.consumer.delivered(delivery.delivery_tag);
             if self.intake == Intake::Pause {
                 self.prefetch.seen(cost::of_unread(delivery.data.len() as u64));
             }
-            generation.held.push_back(delivery);
+            generation.held.push_back((delivery, received));
         }
         match self.intake {
             Intake::Pause => {
@@ -419,12 +421,12 @@ impl Ingest {
     /// Reads what is held and hands it over, in bounded chunks.
     async fn forward_held(&mut self, generation: &mut Generation) -> Result<(), Fault> {
         generation.held_since = None;
-        let received = clock::wall_ms_up();
+        let now = clock::wall_ms_up();
         while !generation.held.is_empty() {
             let (mut requests, mut items, mut bytes) = (Vec::new(), 0, 0);
             let mut forwards = Vec::new();
             while items < CHUNK_ITEMS && bytes < CHUNK_BYTES {
-                let Some(delivery) = generation.held.pop_front() else { break };
+                let Some((delivery, received)) = generation.held.pop_front() else { break };
                 tidegate_common::failpoint!("poisoned-request", if delivery.data == b"poison");
                 let raw = delivery.data.len() as u64;
                 let request = self.read(delivery, generation.consumer.generation(), received, &mut forwards);
@@ -438,7 +440,9 @@ impl Ingest {
             let is_last = generation.held.is_empty();
             let may_wait = is_last
                 && !generation.consumer.is_exhausted()
-                && requests.iter().all(|request| request.is_far(FAR_MS));
+                && requests
+                    .iter()
+                    .all(|request| request.is_far(FAR_MS + now.saturating_sub(request.received)));
             self.shared.post(Event::Requests { requests, may_wait });
             // Their confirms come after the requests.
             for (delivery, parts) in forwards {
@@ -481,8 +485,7 @@ impl Ingest {
         consumer.change_prefetch(prefetch).await
     }
 
-    /// Reads a delivery; adds what goes to other shards to `forwards`. `received`: UTC ms, rounded up, so
-    /// that no delay that counts from it ends too soon.
+    /// Reads a delivery; adds what goes to other shards to `forwards`. `received`: see [`Generation::held`].
     fn read(
         &mut self,
         delivery: Delivery,
