@@ -200,6 +200,67 @@ fn a_queue_of_dead_letters_that_does_not_answer_holds_up_nobody() {
     assert_eq!((stats.ingest_failures, stats.egress_failures), (0, 0));
 }
 
+/// Each opening of the channel of dead letters checks their exchange and queue anew: the state shows what the
+/// last check has found.
+/// Excluded: notes that are shown once more with each opening; notes that stay when what they tell of has
+/// been mended.
+#[test]
+fn the_state_shows_what_the_last_check_of_the_dead_exchange_has_found() {
+    const LAST: u64 = 5;
+    let script: Script = Box::new(|mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        peer.refuse("letters", 403, "ACCESS_REFUSED - configure access refused");
+        loop {
+            match peer.next() {
+                // Even ones close the channel, the others are published on the next one.
+                Seen::Published(p) if p.exchange == "tidegate.dead" => {
+                    match p.routing_key.trim_start_matches("app").parse::<u64>().unwrap() {
+                        number if number % 2 == 1 => peer.ack(p.channel, p.tag, false),
+                        number => {
+                            if number == LAST - 1 {
+                                peer.accept("letters");
+                            }
+                            peer.close_channel(p.channel, 404, GONE);
+                        }
+                    }
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    let mut config = Config::default();
+    config.dead.queue.name = "letters".to_owned();
+    (options.names, options.dead) = (Names::of(&config), config.dead);
+    let daemon = Daemon::start(options);
+    let shown = |dead: bool, number: u64| {
+        daemon.amqp.publish(vec![Batch { application: format!("app{number}").into(), ..letter(number) }]);
+        daemon.wait("the state", |event| match event {
+            Event::Broker(BrokerEvent::Link {
+                side: Side::Egress,
+                link: LinkStatus::Up { notes, dead: trouble, .. },
+            }) => (trouble.is_some() == dead).then_some(notes),
+            _ => None,
+        })
+    };
+    let first = daemon.wait("the notes", |event| match event {
+        Event::Broker(BrokerEvent::Link { side: Side::Egress, link: LinkStatus::Up { notes, .. } }) => {
+            Some(notes).filter(|notes| !notes.is_empty())
+        }
+        _ => None,
+    });
+    assert_eq!(first.len(), 1, "{first:?}");
+    assert!(first[0].contains("letters"), "{first:?}");
+    for number in [0, 2] {
+        assert_eq!(shown(true, number), first);
+        assert_eq!(shown(false, number + 1), first);
+    }
+    assert_eq!(shown(true, LAST - 1), first);
+    assert!(shown(false, LAST).is_empty());
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
 /// A dead letter that is too large for the broker: those on its channel are suspects, and batches are not
 /// affected.
 #[test]

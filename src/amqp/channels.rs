@@ -66,8 +66,8 @@ pub(crate) struct EgressChannels {
     /// Separate connections of batches, being closed.
     closing: JoinSet<()>,
     dead_trouble: Option<DeadTrouble>,
-    /// Found when the dead exchange was checked.
-    notes: Vec<Note>,
+    /// Found at the last check of the dead exchange; `None`: taken.
+    dead_notes: Option<Vec<Note>>,
     carried: Carried,
 }
 
@@ -101,7 +101,7 @@ impl EgressChannels {
             unblocked_at: Instant::now(),
             closing: JoinSet::new(),
             dead_trouble: None,
-            notes: Vec::new(),
+            dead_notes: None,
             carried,
         };
         channels.open_dead();
@@ -144,9 +144,9 @@ impl EgressChannels {
         self.dead_trouble.as_ref().map(|trouble| trouble.text.as_str())
     }
 
-    /// Notes from the check of the dead exchange.
-    pub(crate) fn take_notes(&mut self) -> Vec<Note> {
-        std::mem::take(&mut self.notes)
+    /// All notes of the last check of the dead exchange; `None`: it was not checked since the last call.
+    pub(crate) fn take_dead_notes(&mut self) -> Option<Vec<Note>> {
+        self.dead_notes.take()
     }
 
     /// Waits until there is something to do. Safe to cancel.
@@ -328,9 +328,8 @@ impl EgressChannels {
     }
 
     fn collect_main(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
-        if let Some(notes) = self.main.take_opened()? {
-            self.notes.extend(notes);
-        }
+        // Its exchange was checked with the connection.
+        self.main.take_opened()?;
         match self.main.collect(output) {
             Ok(()) => Ok(()),
             Err(fault) => self.main_ended(fault, output),
@@ -340,7 +339,7 @@ impl EgressChannels {
     fn collect_dead(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
         match self.dead.take_opened() {
             Ok(Some(notes)) => {
-                self.notes.extend(notes);
+                self.dead_notes = Some(notes);
                 if self.dead_trouble.as_ref().is_some_and(|trouble| !trouble.by_publish) {
                     self.dead_works();
                 }

@@ -47,6 +47,8 @@ pub(crate) struct EgressPublisher {
 struct UpLink {
     address: String,
     notes: Vec<String>,
+    /// Of the last check of the dead exchange, which each opening of its channel repeats.
+    dead_notes: Vec<String>,
     dead: Option<String>,
     blocked: Option<String>,
 }
@@ -57,7 +59,7 @@ impl UpLink {
             Some(reason) => LinkStatus::Blocked { reason: reason.clone() },
             None => LinkStatus::Up {
                 address: self.address.clone(),
-                notes: self.notes.clone(),
+                notes: [&*self.notes, &*self.dead_notes].concat(),
                 dead: self.dead.clone(),
             },
         }
@@ -200,11 +202,14 @@ impl EgressPublisher {
         self.shared.link(Side::Egress, up.link());
     }
 
-    /// Reports whether dead letters can be published.
+    /// Reports whether dead letters can be published, and what was found about their exchange.
     fn note_dead(&mut self, channels: &mut EgressChannels, up: &mut UpLink) {
-        let notes = channels.take_notes();
-        up.notes.extend(self.notes.take(Side::Egress, notes));
-        if channels.dead_trouble() != up.dead.as_deref() {
+        let notes = channels.take_dead_notes();
+        let changed = notes.is_some() || channels.dead_trouble() != up.dead.as_deref();
+        if let Some(notes) = notes {
+            up.dead_notes = self.notes.take(Side::Egress, notes);
+        }
+        if changed {
             up.dead = channels.dead_trouble().map(str::to_owned);
             self.shared.link(Side::Egress, up.link());
         }
@@ -267,6 +272,7 @@ impl ConnectionUser for EgressPublisher {
         let mut up = UpLink {
             address: session.address().to_owned(),
             notes: self.notes.take(Side::Egress, notes),
+            dead_notes: Vec::new(),
             dead: None,
             blocked: None,
         };
