@@ -1,4 +1,4 @@
-//! A backlog at the start, and the effect of a pause on it.
+//! A backlog at the start, the effect of a pause on it, and a large request among many that wait.
 
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
@@ -56,4 +56,23 @@ fn a_pause_with_a_backlog_returns_nothing_to_the_queue() {
     }
     site.lies(&site.dead(), 0);
     assert_eq!(node.returned_total(), before, "nothing was returned");
+}
+
+/// With the memory store, what waits stays unacked. A large request among it costs the others nothing.
+/// Excluded: an intake that rests until most of what waits has left.
+#[test]
+fn one_large_request_stops_nobody_while_others_wait_in_the_memory_store() {
+    const WAIT_MS: i64 = 600_000;
+    let site = Site::new("memory-large");
+    let inbox = site.inbox("shop");
+    let config = site.config().text("store.kind", "memory").text("limits.memory", "64MiB");
+    let daemon = site.start(&config.text("defaults.format", "json"));
+    let later = |id: &str, body: Vec<u8>| site.push("later", body).delay(WAIT_MS).id(id);
+    site.client.publish_all((0..2_000).map(|n| later(&format!("w{n}"), b"{}".to_vec())));
+    wait_until("they wait", LIMIT, || daemon.items("waiting") == 2_000);
+    site.client.publish(&later("large", vec![b'x'; 200_000]));
+    wait_until("it waits", LIMIT, || daemon.items("waiting") == 2_001);
+    site.client.publish_all((0..1_000).map(|n| site.push("shop", "{}").id(&n.to_string())));
+    assert_eq!(inbox.items(1_000, LIMIT).len(), 1_000);
+    daemon.holds("waiting", 2_001);
 }

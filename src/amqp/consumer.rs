@@ -52,6 +52,12 @@ const CULPRIT_PAUSE: Duration = Duration::from_millis(100);
 const CULPRIT_PAUSE_LATER: Duration = Duration::from_secs(1);
 const CULPRIT_EXPECTED: u32 = 60;
 
+/// How long a consumer has used up its prefetch, without acks, before it gets a successor for what fits; and
+/// how long nothing more is delivered before that is shown.
+const NO_ACKS: Duration = Duration::from_secs(1);
+/// How long requests have to come again before it is shown no more.
+const CALM: Duration = Duration::from_secs(10);
+
 /// In quarantine, the log names each delivery while at most this many are taken at a time.
 const NAMED: u16 = 16;
 
@@ -101,10 +107,21 @@ struct Generation {
     held: VecDeque<(Delivery, u64)>,
     /// Since when there are any.
     held_since: Option<Instant>,
+    /// Since when the consumer has used up its prefetch, or there is none because nothing fits.
+    waits_since: Option<Instant>,
+    standstill: Option<Standstill>,
     address: String,
     notes: Vec<String>,
     /// For counting, where only a count of the consumers guards the queue.
     counting: Option<Arc<Session>>,
+}
+
+/// Nothing more is delivered until requests are acked, and this has lasted.
+struct Standstill {
+    since: Instant,
+    /// When it was last so.
+    last: Instant,
+    note: String,
 }
 
 impl Ingest {
@@ -253,6 +270,8 @@ impl Ingest {
             consumer,
             held: VecDeque::new(),
             held_since: None,
+            waits_since: None,
+            standstill: None,
             address: session.address().to_owned(),
             notes: notes.to_vec(),
             counting: lock,
@@ -309,7 +328,10 @@ impl Ingest {
                 }
                 chunk = generation.consumer.next() => match chunk {
                     Some(chunk) => shared.while_waiting(Side::Ingest, self.arrived(chunk, generation)).await?,
-                    None => shared.while_waiting(Side::Ingest, generation.consumer.ended()).await?,
+                    None => {
+                        generation.consumer.ended()?;
+                        shared.while_waiting(Side::Ingest, self.consume_if_it_fits(generation)).await?;
+                    }
                 },
                 count = &mut counting => {
                     let (queue, heartbeat) = (&self.options.ingest.queue, self.options.amqp.heartbeat);
@@ -329,6 +351,9 @@ impl Ingest {
                         );
                         return Ok(AfterGeneration::Returned);
                     }
+                    self.prefetch.second();
+                    shared.while_waiting(Side::Ingest, self.consume_what_fits(generation)).await?;
+                    self.watch_standstill(generation);
                 }
             }
         }
@@ -386,7 +411,7 @@ impl Ingest {
                     self.shared.post(BrokerEvent::Quarantine { width: None });
                 }
             }
-            generation.consumer.consume_if_rested().await?;
+            self.consume_what_fits(generation).await?;
         }
         Ok(())
     }
@@ -402,9 +427,10 @@ impl Ingest {
         }
         let received = clock::wall_ms_up();
         for delivery in chunk.into_iter().flatten() {
-            generation.consumer.delivered(delivery.delivery_tag);
+            let cost = cost::of_unread(delivery.data.len() as u64);
+            generation.consumer.delivered(delivery.delivery_tag, cost);
             if self.intake == Intake::Pause {
-                self.prefetch.seen(cost::of_unread(delivery.data.len() as u64));
+                self.prefetch.seen(cost);
             }
             generation.held.push_back((delivery, received));
         }
@@ -433,6 +459,7 @@ impl Ingest {
                 let forwarded = forwards.last().filter(|(delivery, _)| *delivery == request.delivery);
                 let cost = cost::of(&request, raw) + forwarded.map_or(0, |(_, parts)| cost::of_parts(parts));
                 self.prefetch.seen(cost);
+                generation.consumer.set_cost(request.delivery.tag, cost);
                 items += request.item_count();
                 bytes += cost;
                 requests.push(request);
@@ -457,32 +484,106 @@ impl Ingest {
         self.adapt_prefetch(generation).await
     }
 
-    /// Shrinks the prefetch where memory demands it; raises it only while no delivery is on its way, and not
-    /// during a pause, which returns nothing to the queue.
+    /// After acks, or after some time: consumes again where that was not possible, or with another prefetch.
+    async fn consume_what_fits(&mut self, generation: &mut Generation) -> Result<(), Fault> {
+        self.consume_if_it_fits(generation).await?;
+        // A quarantine widens with what arrives.
+        if self.quarantine.is_on() {
+            return Ok(());
+        }
+        self.adapt_prefetch(generation).await
+    }
+
+    /// Replaces the consumer where memory demands a smaller prefetch; also where more fits, but only while no
+    /// delivery is on its way, and not during a pause, which returns nothing to the queue.
     async fn adapt_prefetch(&mut self, generation: &mut Generation) -> Result<(), Fault> {
         let consumer = &mut generation.consumer;
         if self.stopped || !consumer.is_running() {
             return Ok(());
         }
+        let since = generation.waits_since.unwrap_or_else(Instant::now);
+        generation.waits_since = consumer.is_exhausted().then_some(since);
         let may_grow = self.intake == Intake::Resume && consumer.is_exhausted();
-        let next = if self.quarantine.is_on() {
-            let wider = may_grow.then(|| self.quarantine.widen(self.prefetch.allowed()));
-            wider.flatten().map(|width| {
+        let load = consumer.load();
+        let is_replaced = if self.quarantine.is_on() {
+            let wider = may_grow.then(|| self.quarantine.widen(self.prefetch.allowed())).flatten();
+            if let Some(width) = wider {
                 // Reported first: if the process dies over these deliveries, the next process takes fewer.
                 self.shared.post(BrokerEvent::Quarantine { width: Some(width) });
-                self.prefetch.set(width)
-            })
-        } else {
-            match self.prefetch.shrink() {
-                Some(smaller) => Some(smaller),
-                None if may_grow => self.prefetch.grow(),
-                None => None,
+                self.prefetch.set(width);
             }
+            wider.is_some()
+        } else {
+            let has_waited = since.elapsed() >= NO_ACKS;
+            self.prefetch.shrink(load)
+                || (may_grow && (self.prefetch.grow(load) || (has_waited && self.prefetch.renew(load))))
         };
-        let Some(prefetch) = next else { return Ok(()) };
-        tracing::debug!(from = consumer.prefetch(), to = prefetch, "another prefetch");
-        self.shared.set_prefetch(prefetch);
-        consumer.change_prefetch(prefetch).await
+        if is_replaced {
+            consumer.cancel().await?;
+        }
+        Ok(())
+    }
+
+    /// Consumes with what fits beside what is unacked, if there is no consumer. In quarantine, what earlier
+    /// consumers have left unacked counts too: at most half as much as the width.
+    async fn consume_if_it_fits(&mut self, generation: &mut Generation) -> Result<(), Fault> {
+        let consumer = &mut generation.consumer;
+        if !consumer.is_resting() {
+            return Ok(());
+        }
+        let load = consumer.load();
+        let is_quarantine = self.quarantine.is_on();
+        let next = match is_quarantine {
+            true => Some(self.prefetch.current()).filter(|width| load.count <= usize::from(width / 2)),
+            false => self.prefetch.next(load),
+        };
+        let Some(prefetch) = next else {
+            generation.waits_since.get_or_insert_with(Instant::now);
+            return Ok(());
+        };
+        let left = if is_quarantine { 0 } else { u16::try_from(load.count).unwrap_or(u16::MAX) };
+        self.shared.set_prefetch(left.saturating_add(prefetch));
+        tracing::debug!(from = consumer.prefetch(), to = prefetch, unacked = load.count, "another prefetch");
+        generation.waits_since = None;
+        consumer.consume(prefetch).await
+    }
+
+    /// Shows for how long nothing more is delivered because too much is unacked, and when that is over.
+    fn watch_standstill(&mut self, generation: &mut Generation) {
+        let (consumer, load) = (&generation.consumer, generation.consumer.load());
+        let is_full = consumer.is_resting() || (consumer.is_exhausted() && self.prefetch.room(load) == 0);
+        let is_meant = self.stopped || self.intake == Intake::Pause || self.quarantine.is_on();
+        let since = generation.waits_since.filter(|since| is_full && !is_meant && since.elapsed() >= NO_ACKS);
+        match (&mut generation.standstill, since) {
+            (Some(standstill), Some(_)) => standstill.last = Instant::now(),
+            (Some(standstill), None) if standstill.last.elapsed() >= CALM => {
+                let seconds = (standstill.last - standstill.since).as_secs();
+                tracing::info!(seconds, "requests are taken again");
+                generation.standstill = None;
+                self.show(generation);
+            }
+            (None, Some(since)) => {
+                let reason = match self.prefetch.free(load) {
+                    0 => format!(
+                        "as many are unacked as ingest.prefetch allows ({})",
+                        self.prefetch.configured()
+                    ),
+                    _ => format!(
+                        "those that are unacked need their part of limits.memory, a quarter ({} bytes)",
+                        self.prefetch.quarter()
+                    ),
+                };
+                self.log.warn(
+                    "standstill",
+                    &reason,
+                    "no more requests are taken until some of them are acked",
+                );
+                let note = format!("no more requests are taken until some of them are acked: {reason}");
+                generation.standstill = Some(Standstill { since, last: Instant::now(), note });
+                self.show(generation);
+            }
+            (_, None) => {}
+        }
     }
 
     /// Reads a delivery; adds what goes to other shards to `forwards`. `received`: see [`Generation::held`].
@@ -553,7 +654,11 @@ impl Ingest {
         let address = generation.address.clone();
         let link = match self.intake {
             Intake::Pause => LinkStatus::Paused { address },
-            Intake::Resume => LinkStatus::Up { address, notes: generation.notes.clone(), dead: None },
+            Intake::Resume => {
+                let standstill = generation.standstill.as_ref().map(|standstill| standstill.note.clone());
+                let notes = generation.notes.iter().cloned().chain(standstill).collect();
+                LinkStatus::Up { address, notes, dead: None }
+            }
         };
         self.shared.link(Side::Ingest, link);
     }
@@ -562,7 +667,8 @@ impl Ingest {
     fn on_parse_error(&mut self, error: &mut String) -> Duration {
         self.shared.figures().parse_error();
         let before = self.quarantine.is_on();
-        self.quarantine.parse_error(self.prefetch.current());
+        // All that was unacked may precede the culprit.
+        self.quarantine.parse_error(u16::try_from(self.shared.prefetch()).unwrap_or(u16::MAX));
         let queue = &self.options.ingest.queue;
         if self.quarantine.is_on() && !before {
             tracing::warn!(

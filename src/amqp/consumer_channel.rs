@@ -8,10 +8,11 @@
 //! alternate messages, out of order. So another prefetch needs another consumer, and messages on the way to
 //! the old one when it is cancelled are redelivered, behind others. Nothing is on the way when as much is
 //! unacked as the prefetch allows: [`ConsumerChannel::is_exhausted`] is the moment to raise it, and the only
-//! one at which more would help.
+//! one at which more would help. How much a consumer may take beside what earlier ones have left unacked,
+//! [`super::prefetch`] decides.
 
 use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
-use super::unacked::Unacked;
+use super::unacked::{Unacked, UnackedLoad};
 use futures_util::stream::{ReadyChunks, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
@@ -24,13 +25,14 @@ use tokio::time::timeout;
 
 /// Upper bound on deliveries taken from lapin at once.
 const CHUNK: usize = 512;
+
 /// State of a [`ConsumerChannel`] at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Running,
-    /// Cancelled; deliveries on the way still arrive. Then it consumes again.
+    /// Cancelled; deliveries on the way still arrive.
     Turning,
-    /// Waits for acks before it consumes again, since too much is unacked for the new prefetch.
+    /// Has no consumer, and gets another one once there is room.
     Resting,
     /// Consumes no more.
     Stopped,
@@ -71,7 +73,7 @@ impl ConsumerChannel {
             prefetch,
             unacked: Unacked::default(),
         };
-        consumer.consume().await?;
+        consumer.consume(prefetch).await?;
         Ok(consumer)
     }
 
@@ -79,12 +81,18 @@ impl ConsumerChannel {
         self.generation
     }
 
+    /// Of the present or last consumer.
     pub(crate) fn prefetch(&self) -> u16 {
         self.prefetch
     }
 
     pub(crate) fn is_running(&self) -> bool {
         self.mode == Mode::Running
+    }
+
+    /// There is no consumer, and may be another one.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.mode == Mode::Resting
     }
 
     /// Consumers on this channel so far. The broker counts a cancelled one as well while one of its
@@ -97,8 +105,14 @@ impl ConsumerChannel {
         self.channel.status().connected()
     }
 
-    pub(crate) fn delivered(&mut self, tag: u64) {
-        self.unacked.delivered(tag);
+    /// A delivery has come, and costs this many bytes.
+    pub(crate) fn delivered(&mut self, tag: u64, cost: u64) {
+        self.unacked.delivered(tag, cost);
+    }
+
+    /// What a delivery costs once it is read.
+    pub(crate) fn set_cost(&mut self, tag: u64, cost: u64) {
+        self.unacked.set_cost(tag, cost);
     }
 
     /// The next deliveries; `None` when the consumer has ended. Never ready while there is no consumer. Safe
@@ -110,9 +124,9 @@ impl ConsumerChannel {
         }
     }
 
-    /// The consumer has ended: by this daemon's own cancel, after which it consumes with the new prefetch, or
-    /// by the broker's.
-    pub(crate) async fn ended(&mut self) -> Result<(), Fault> {
+    /// The consumer has ended: by this daemon's own cancel, after which it may consume again, or by the
+    /// broker's.
+    pub(crate) fn ended(&mut self) -> Result<(), Fault> {
         self.stream = None;
         match self.mode {
             Mode::Running => Err(Fault::lost(format!(
@@ -121,7 +135,7 @@ impl ConsumerChannel {
             ))),
             Mode::Turning => {
                 self.mode = Mode::Resting;
-                self.consume_if_rested().await
+                Ok(())
             }
             Mode::Resting | Mode::Stopped => Ok(()),
         }
@@ -137,14 +151,19 @@ impl ConsumerChannel {
         self.unacked.len()
     }
 
-    /// Changes the prefetch by replacing the consumer. Unacked deliveries stay on this channel.
-    pub(crate) async fn change_prefetch(&mut self, prefetch: u16) -> Result<(), Fault> {
-        if prefetch == self.prefetch {
-            return Ok(());
+    pub(crate) fn load(&self) -> UnackedLoad {
+        let left = usize::from(self.prefetch).saturating_sub(self.unacked.of_consumer());
+        UnackedLoad {
+            count: self.unacked.len(),
+            cost: self.unacked.cost(),
+            on_the_way: if self.is_running() { left as u16 } else { 0 },
         }
-        self.prefetch = prefetch;
+    }
+
+    /// Cancels the consumer, so that another one can follow. Unacked deliveries stay on this channel.
+    pub(crate) async fn cancel(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Running {
-            self.cancel().await?;
+            self.send_cancel().await?;
             self.mode = Mode::Turning;
         }
         Ok(())
@@ -153,7 +172,7 @@ impl ConsumerChannel {
     /// Stops consuming; acks still work. Deliveries on the way return to the queue when the channel closes.
     pub(crate) async fn stop(&mut self) -> Result<(), Fault> {
         if self.mode == Mode::Running {
-            self.cancel().await?;
+            self.send_cancel().await?;
         }
         self.mode = Mode::Stopped;
         self.stream = None;
@@ -169,15 +188,6 @@ impl ConsumerChannel {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("closing the consumer's channel", limit)),
         }
-    }
-
-    /// Consumes again once enough is acked: the limit counts for each consumer alone, and what the previous
-    /// one left unacked is added to it.
-    pub(crate) async fn consume_if_rested(&mut self) -> Result<(), Fault> {
-        if self.mode == Mode::Resting && self.unacked.len() <= usize::from(self.prefetch / 2) {
-            self.consume().await?;
-        }
-        Ok(())
     }
 
     /// Sends acks of this generation. Returns, once they are written, how many deliveries they cover.
@@ -225,14 +235,16 @@ impl ConsumerChannel {
         timeout(CAUSE_LIMIT, search).await.unwrap_or_else(|_| fault.clone())
     }
 
-    async fn consume(&mut self) -> Result<(), Fault> {
+    /// Begins to consume: more is delivered until as much of that is unacked as the prefetch allows.
+    pub(crate) async fn consume(&mut self, prefetch: u16) -> Result<(), Fault> {
+        self.prefetch = prefetch;
         self.consumers += 1;
         let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
         // Classic queues enforce it against consumers that do not use the lock.
         let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
         let call = async {
             // Before the consumer: nothing else bounds its queue of deliveries within lapin.
-            self.channel.basic_qos(self.prefetch, BasicQosOptions::default()).await?;
+            self.channel.basic_qos(prefetch, BasicQosOptions::default()).await?;
             self.channel.basic_consume(self.queue.clone(), tag.into(), options, FieldTable::default()).await
         };
         let what = format!("consuming from queue '{}'", self.queue);
@@ -246,7 +258,7 @@ impl ConsumerChannel {
         Ok(())
     }
 
-    async fn cancel(&self) -> Result<(), Fault> {
+    async fn send_cancel(&self) -> Result<(), Fault> {
         let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
         match timeout(self.limit, self.channel.basic_cancel(tag.into(), BasicCancelOptions::default())).await
         {

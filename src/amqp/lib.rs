@@ -247,7 +247,7 @@ pub struct Options {
     pub figures: Arc<Figures>,
     /// Lease on the store: nothing is published once it has run out. `None`: the store needs no lease.
     pub lease: Option<Arc<Lease>>,
-    /// `limits.memory`, bytes: a quarter of it bounds prefetch x body.
+    /// `limits.memory`, bytes: a quarter of it bounds what is unacked.
     pub memory: u64,
     /// Section `[timeouts]` of the configuration.
     pub timeouts: tidegate_config::Timeouts,
