@@ -55,7 +55,10 @@ pub(super) fn opening<T: Send>(
                     LoopEvent::Control(ControlEvent::State(reply)) => {
                         drop(reply.send(standby::state(lasting, waits)));
                     }
-                    event => kept.push_back(event),
+                    event @ (LoopEvent::Control(_)
+                    | LoopEvent::Command(..)
+                    | LoopEvent::Requests { .. }
+                    | LoopEvent::Settled(_)) => kept.push_back(event),
                 }
             }
             if !is_open && Instant::now() >= report_at {
