@@ -252,7 +252,7 @@ impl<'n> Scene<'n> {
         }
     }
 
-    /// Polls until the condition holds; a failure if it does not within `limit`, which is at least a minute.
+    /// Polls until the condition holds; a failure if it does not within `limit`, which is at least `LEAST_WAIT`.
     pub fn check_soon(&mut self, what: &str, limit: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
         let held = holds_within(limit, || holds(self));
         self.check(held, format!("not within {limit:?}: {what}"));

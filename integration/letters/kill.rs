@@ -1,7 +1,6 @@
 //! The daemon is killed while it sends dead letters back.
 
 use super::{died, done, invalid, letter, lie_there};
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
@@ -56,9 +55,18 @@ fn what_a_walk_says_that_it_dropped_stays_dropped() {
         let of_round = |n| letter(&site, "invalid", &format!("{round}-{n}"));
         site.client.publish_all((0..new).map(of_round));
         lie_there(&site, 1_101);
-        let told = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&walk=true&limit=1100");
+        let mut told = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&walk=true&limit=1100");
+        let mut dropped = told["count"].as_u64().unwrap_or(0);
+        // On a machine with other work, a call ends by its time.
+        while dropped < 1_000 {
+            let cursor = told["cursor"].as_str().unwrap_or_default();
+            let left = 1_000 - dropped;
+            told =
+                done(&daemon, "DELETE", &format!("/api/v1/dead?reason=invalid&cursor={cursor}&limit={left}"));
+            dropped += told["count"].as_u64().unwrap_or(0);
+        }
         daemon.kill9();
-        assert_eq!((&told["count"], told["cursor"].is_string()), (&json!(1_000), true), "{told}");
+        assert_eq!((dropped, told["cursor"].is_string()), (1_000, true), "{told}");
         // The kept dead letters are requeued with all others that were not acked.
         wait_until("what is left", Duration::from_secs(20), || {
             site.client.depth(&site.dead()).is_some_and(|depth| depth > 100)

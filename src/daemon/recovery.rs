@@ -24,9 +24,9 @@ const PROGRESS: Duration = Duration::from_millis(10);
 /// How long the opening is a sign of life for the watchdog: each wait for a database is shorter.
 const FED_FOR: Duration = Duration::from_secs(150);
 
-/// Runs `open` on a thread of its own. Meanwhile reports after each period of `every` (after one with progress
-/// the opening may take three more), and answers questions about the state with the last reason of `waits`.
-/// Orders and other questions stay for what follows.
+/// Runs `open` on a thread of its own. Meanwhile reports after each period of `every` (after one with
+/// progress the opening may take three more), and answers questions about the state with the last reason of
+/// `waits`. Orders and other questions stay for what follows.
 pub(super) fn opening<T: Send>(
     lasting: &Lasting,
     waits: &StandbyWaits,

@@ -13,7 +13,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::num::NonZeroU64;
 use tidegate_types::event::{Footprint, IndexRows, Load, Marks, Op, Place, QueueRow, Stored, Token};
-use tidegate_types::{Ack, Asker, Command, Delivery, NewItem, Now, Reply, Thresholds};
+use tidegate_types::{Ack, Asker, Delivery, Now, Reply, Thresholds};
 
 /// Operations for which no ack waits (closings, index rows) may wait this long for another commit, ms. This
 /// is short enough that a closed window stays closed after a crash.
@@ -297,32 +297,20 @@ impl Journal {
 
     // ---- what waits ---------------------------------------------------------------------------------------
 
-    /// A delivery of this generation has come in, with `parts` parts.
-    pub(crate) fn open_delivery(&mut self, delivery: Delivery, parts: u32) {
+    /// A delivery of this generation has come in, with `parts` parts, behind as many commands.
+    pub(crate) fn open_delivery(&mut self, delivery: Delivery, parts: u32, behind: u32) {
         self.numbers.largest = self.numbers.largest.max(u64::from(parts));
-        self.ledger.open(delivery, parts);
+        self.ledger.open(delivery, parts + behind);
     }
 
-    /// As [`Journal::open_delivery`], for requests, each a part, and `more` parts.
-    pub(crate) fn open_requests(&mut self, delivery: Delivery, items: &[NewItem], more: u32) {
-        let behind = self.repeats.requests(delivery.tag, items);
-        self.open_delivery(delivery, items.len() as u32 + more + behind);
-    }
-
-    /// As [`Journal::open_delivery`], for a command.
-    pub(crate) fn open_command(&mut self, delivery: Delivery, command: &Command) {
-        let behind = self.repeats.command(delivery.tag, command);
-        self.open_delivery(delivery, 1 + behind);
+    /// The commands that are not safe.
+    pub(crate) fn repeats(&mut self) -> &mut Repeats {
+        &mut self.repeats
     }
 
     /// The deliveries that are not acked.
     pub(crate) fn ledger(&self) -> &Ledger {
         &self.ledger
-    }
-
-    /// The handle of a delivery of the present generation.
-    pub(crate) fn delivery(&self, tag: NonZeroU64) -> Delivery {
-        self.ledger.delivery(tag)
     }
 
     /// A part of a delivery is safe.

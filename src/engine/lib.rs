@@ -293,17 +293,19 @@ impl Engine {
             u32::from(matches!(body, RequestBody::Elsewhere(_)) && !mutated(Mutant::ForwardUnawaited));
         match body {
             RequestBody::Items(items) | RequestBody::Elsewhere(items) => {
-                journal.open_requests(delivery, &items, elsewhere);
+                let behind = journal.repeats().requests(delivery.tag, &items);
+                journal.open_delivery(delivery, items.len() as u32 + elsewhere, behind);
                 for item in items {
                     self.arrivals.push(Arrival::Item(Box::new(item), origin));
                 }
             }
             RequestBody::Rejected(rejected) => {
-                journal.open_delivery(delivery, 1);
+                journal.open_delivery(delivery, 1, 0);
                 self.arrivals.push(Arrival::Rejected(rejected, origin));
             }
             RequestBody::Command(command, reply_to) => {
-                journal.open_command(delivery, &command);
+                let behind = journal.repeats().command(delivery.tag, &command);
+                journal.open_delivery(delivery, 1, behind);
                 let asker = Asker::Remote { delivery, redelivered, reply_to };
                 self.arrivals.push(Arrival::Command { command, asker });
             }

@@ -1,10 +1,10 @@
 //! What a repeated command would do to requests and commands behind it.
 //!
 //! A command by message is unacked until its answer is confirmed or given up. If the connection is lost
-//! before, the broker delivers the command again, and it is executed again. A cancel would then take a request
-//! that came behind it, and a pause would undo the resume behind it. The broker delivers these again as well,
-//! unless they were acked in between, and then nothing would bring them back. So they become safe only with
-//! the commands before them.
+//! before, the broker delivers the command again, and it is executed again. A cancel would then take a
+//! request that came behind it, and a pause would undo the resume behind it. The broker delivers these again
+//! as well, unless they were acked in between, and then nothing would bring them back. So they become safe
+//! only with the commands before them.
 
 use super::mutant::{mutated, Mutant};
 use alloc::boxed::Box;
@@ -14,7 +14,7 @@ use tidegate_types::{Command, CustomerOf, Identity, NewItem};
 
 /// What a command changes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum CommandSubject {
     /// The item of an id.
     Id(Identity),
     /// The items of a customer.
@@ -25,17 +25,17 @@ enum Subject {
     Hold(Box<str>, Box<str>),
 }
 
-impl Subject {
+impl CommandSubject {
     /// Whether a later command undoes an earlier one. Commands about items need no order: a cancel takes no
     /// less if it comes again, and one that waits for an outcome is not to hold up the next.
     fn is_undone(&self) -> bool {
-        matches!(self, Subject::Pace(_) | Subject::Hold(..))
+        matches!(self, CommandSubject::Pace(_) | CommandSubject::Hold(..))
     }
 }
 
 /// The deliveries that are not safe and concern one subject, by their tags.
 #[derive(Debug, Default)]
-struct Order {
+struct CommandOrder {
     commands: BTreeSet<u64>,
     /// What came behind one of them, in order.
     behind: VecDeque<u64>,
@@ -44,9 +44,9 @@ struct Order {
 /// The commands of one connection that are not safe.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats {
-    orders: BTreeMap<Subject, Order>,
+    orders: BTreeMap<CommandSubject, CommandOrder>,
     /// What they change, by their tags.
-    subjects: BTreeMap<u64, Vec<Subject>>,
+    subjects: BTreeMap<u64, Vec<CommandSubject>>,
 }
 
 impl Repeats {
@@ -74,11 +74,12 @@ impl Repeats {
         }
         let subjects = items.iter().flat_map(|item| {
             let customer = item.customer.as_ref();
-            let customer = customer.map(|name| Subject::Customer(item.application.clone(), name.clone()));
-            [item.identity.map(Subject::Id), customer]
+            let customer =
+                customer.map(|name| CommandSubject::Customer(item.application.clone(), name.clone()));
+            [item.identity.map(CommandSubject::Id), customer]
         });
         let mut count = 0;
-        for subject in subjects.flatten().collect::<BTreeSet<Subject>>() {
+        for subject in subjects.flatten().collect::<BTreeSet<CommandSubject>>() {
             if let Some(order) = self.orders.get_mut(&subject) {
                 order.behind.push_back(tag);
                 count += 1;
@@ -87,8 +88,8 @@ impl Repeats {
         count
     }
 
-    /// The delivery with this tag is safe. Returns the tags of those that came behind it, if it was a command,
-    /// and behind no other.
+    /// The delivery with this tag is safe. Returns the tags of those that came behind it, if it was a
+    /// command, and behind no other.
     pub(crate) fn ended(&mut self, tag: u64) -> Vec<u64> {
         let mut freed = Vec::new();
         for subject in self.subjects.remove(&tag).unwrap_or_default() {
@@ -107,22 +108,22 @@ impl Repeats {
 }
 
 /// Empty: the command changes nothing, or nothing for what comes behind it.
-fn subjects_of(command: &Command) -> Vec<Subject> {
+fn subjects_of(command: &Command) -> Vec<CommandSubject> {
     let customer = |of: &CustomerOf| (of.application.clone(), of.customer.clone());
     match command {
         Command::Cancel(target) | Command::Reschedule(target, _) => {
-            target.identities().into_iter().flatten().map(Subject::Id).collect()
+            target.identities().into_iter().flatten().map(CommandSubject::Id).collect()
         }
         Command::CancelAll(of) => {
             let (application, customer) = customer(of);
-            vec![Subject::Customer(application, customer)]
+            vec![CommandSubject::Customer(application, customer)]
         }
         Command::Pause(application, _) | Command::Resume(application) | Command::Slow(application, ..) => {
-            vec![Subject::Pace(application.clone())]
+            vec![CommandSubject::Pace(application.clone())]
         }
         Command::PauseCustomer(of, _) | Command::ResumeCustomer(of) => {
             let (application, customer) = customer(of);
-            vec![Subject::Hold(application, customer)]
+            vec![CommandSubject::Hold(application, customer)]
         }
         // No message is one of these.
         Command::CancelSelected(_) | Command::DropParked(_) => Vec::new(),

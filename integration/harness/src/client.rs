@@ -16,7 +16,7 @@ use std::future::Future;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-const LIMIT: Duration = LEAST_WAIT;
+const LIMIT: Duration = Duration::from_secs(60);
 /// Bound of unconfirmed publishes in [`Client::publish_all`].
 const WINDOW: usize = 1000;
 
@@ -394,7 +394,7 @@ impl Inbox {
         self.next().batch()
     }
 
-    /// Exactly `count` messages; panics if they do not arrive within `limit`, which is at least a minute.
+    /// Exactly `count` messages; panics if they do not arrive within `limit`, which is at least `LEAST_WAIT`.
     pub fn take(&self, count: usize, limit: Duration) -> Vec<Received> {
         let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;

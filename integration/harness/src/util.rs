@@ -30,17 +30,18 @@ pub fn now_ms() -> u64 {
     now_us() / 1000
 }
 
-/// The minimum of every time limit for something that must happen. An unneeded margin costs nothing, and
-/// other work on the machine can delay any process for ten seconds and more.
-pub(crate) const LEAST_WAIT: Duration = Duration::from_secs(60);
+/// The minimum of every time limit for something that must happen. An unneeded margin costs nothing. Other
+/// work on the machine can delay any process for ten seconds and more, and what takes some ten seconds on an
+/// idle machine takes ten times as long beside busy processes.
+pub(crate) const LEAST_WAIT: Duration = Duration::from_secs(180);
 
-/// Polls `condition` until it holds; panics with `what` after `limit`, which is at least a minute.
+/// Polls `condition` until it holds; panics with `what` after `limit`, which is at least [`LEAST_WAIT`].
 pub fn wait_until(what: &str, limit: Duration, condition: impl FnMut() -> bool) {
     let limit = limit.max(LEAST_WAIT);
     assert!(holds_within(limit, condition), "not within {limit:?}: {what}");
 }
 
-/// Polls `condition` until it holds; `false` if it does not within `limit`, which is at least a minute.
+/// Polls `condition` until it holds; `false` if it does not within `limit`, which is at least [`LEAST_WAIT`].
 pub fn holds_within(limit: Duration, condition: impl FnMut() -> bool) -> bool {
     holds_by(limit.max(LEAST_WAIT), condition)
 }

@@ -192,7 +192,7 @@ impl<'s> QueueItems<'s> {
         match item.residence() {
             Residence::Pending(tag) => {
                 self.queue.remove_pending();
-                let delivery = journal.delivery(tag);
+                let delivery = journal.ledger().delivery(tag);
                 if item.identity().is_given() && !mutated(Mutant::AckBeforeRemembered) {
                     // Otherwise a crash could lose the remembered id after the request was acked.
                     journal.safe_once_durable(delivery);
@@ -267,7 +267,7 @@ impl<'s> QueueItems<'s> {
         match residence {
             // Its own request comes again: as the other item, or before it.
             Residence::Orphaned => return,
-            Residence::Pending(tag) => journal.safe_once_durable(journal.delivery(tag)),
+            Residence::Pending(tag) => journal.safe_once_durable(journal.ledger().delivery(tag)),
             Residence::Stored(_) => {
                 self.queue.add_pending();
                 self.queue.remove_stored(due_place, true);
