@@ -218,7 +218,7 @@ fn shards_in_a_database_move_back_to_a_disk_with_ids_times_and_dead_letters() {
     // All shards publish. Without the dead-letter exchange a dead letter stays in the store.
     site.client.delete_exchange(&site.dead());
     // Nothing becomes due before all have moved, also on a machine with other work.
-    let ahead = AHEAD_MS.max(6 * begun.elapsed().as_millis() as u64);
+    let ahead = AHEAD_MS.max(10 * begun.elapsed().as_millis() as u64);
     let due = now_ms() + ahead;
     for name in &names {
         let at = |push: Push| push.number("x-deliver-at", due as i64);
