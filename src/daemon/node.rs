@@ -685,11 +685,11 @@ mod tests {
         let list = ask(Command::List(Filter { limit: 5, ..Filter::default() }));
         let query = TimelineQuery { application: None, at: None, each_ms: 60_000, stretches: 2 };
         let timeline = ask(Command::TimelineQuery(query));
-        let (sender, state) = oneshot::channel();
-        desk.ask(Query::State(StateScope::Node, sender));
         while !node.has_started() {
             node.handle(events.recv_timeout(Duration::from_secs(60)).unwrap());
         }
+        let (sender, state) = oneshot::channel();
+        desk.ask(Query::State(StateScope::Node, sender));
         assert_eq!(list.blocking_recv().unwrap().document, json!({ "items": [], "next": null }));
         let timeline = timeline.blocking_recv().unwrap().document;
         assert_eq!((&timeline["counts"], &timeline["counted_until"]), (&json!([0, 0]), &json!(null)));

@@ -19,7 +19,7 @@ const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
     FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, ParkedStaysInMemory 11, \
     AnswersFromThePast 6, CancelAllTakesLater 7, CancelAllTakesDead 307, DropParkedTakesAll 7, \
-    FlushEarlyFlushesNothing 46, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
+    FlushEarlyFlushesNothing 100, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
     ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, FetchedOvertakesFailed 13, \
     DroppedSuspectCounts 23, CancelAllTakesUnknown 11, PausedSuspectsGo 23, \
     EmptiedSuspectCounts 77, StepUnnoticed 11, StalledForEver 251, PatienceAnew 11, \
@@ -31,13 +31,13 @@ const FOUND_BY: &str = "\
     IdOvertakesItsFirst 893, LowNotTold 23, FetchingOvertaken 11, RejoinsAnother 59, \
     FetchedUnscreened 81, HindranceStays 11, BatchesCrowdOut 23, FirstIsNotReached 117, \
     LaterIsReadFirst 6341, UnindexedForgotten 110, PauseForgotten 9, WindowNotInherited 81, \
-    AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 1142, \
+    AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 333, \
     HalfGoesLast 2009, SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, \
     RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
     WindowInParts 2, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 6, \
-    RetryInCompany 10, FlushLeavesOne 32, SelectedInMemoryAll 34, SelectedFarAll 34, \
+    RetryInCompany 16, FlushLeavesOne 32, SelectedInMemoryAll 34, SelectedFarAll 34, \
     HeldForEver 6, RateForgotten 95, HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, \
-    PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11";
+    PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11, ForwardUnawaited 5, RepeatTakesAcked 52";
 
 thread_local! {
     /// Whether failures are expected and not printed.
