@@ -303,6 +303,8 @@ mod alone {
         });
         site.client.publish(&site.push("shop", "{}").id("now"));
         assert_eq!(inbox.batch().ids(), ["now"], "nothing else is due");
+        // It counts as waiting until its confirm is known.
+        wait_until("it has left", Duration::from_secs(60), || daemon.state()["totals"]["confirmed"] == 1);
         let known = daemon.items("waiting");
         assert!((count..count + 20_000).contains(&known), "{known} of {count} are known after the restart");
         let paged = paged(&site, &daemon, known);

@@ -51,28 +51,24 @@ fn what_a_walk_says_that_it_dropped_stays_dropped() {
     let mut daemon = site.start(&site.config());
     site.client.publish_all([letter(&site, "rejected", "kept")]);
     lie_there(&site, 1);
-    for (round, new) in [(1, 1_100), (2, 1_000), (3, 1_000)] {
+    let mut new = 1_100;
+    for round in 1..=3 {
         let of_round = |n| letter(&site, "invalid", &format!("{round}-{n}"));
         site.client.publish_all((0..new).map(of_round));
         lie_there(&site, 1_101);
-        let mut told = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&walk=true&limit=1100");
-        let mut dropped = told["count"].as_u64().unwrap_or(0);
-        // On a machine with other work, a call ends by its time.
-        while dropped < 1_000 {
-            let cursor = told["cursor"].as_str().unwrap_or_default();
-            let left = 1_000 - dropped;
-            told =
-                done(&daemon, "DELETE", &format!("/api/v1/dead?reason=invalid&cursor={cursor}&limit={left}"));
-            dropped += told["count"].as_u64().unwrap_or(0);
-        }
+        let told = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&walk=true&limit=1100");
         daemon.kill9();
-        assert_eq!((dropped, told["cursor"].is_string()), (1_000, true), "{told}");
+        // A thousand; or fewer, on a machine with other work, where the call ends by its time.
+        let dropped = told["count"].as_u64().and_then(|count| u32::try_from(count).ok()).unwrap_or(0);
+        assert!((1..=1_000).contains(&dropped) && told["cursor"].is_string(), "{told}");
         // The kept dead letters are requeued with all others that were not acked.
+        let left = 1_101 - dropped;
         wait_until("what is left", Duration::from_secs(20), || {
-            site.client.depth(&site.dead()).is_some_and(|depth| depth > 100)
+            site.client.depth(&site.dead()).is_some_and(|depth| depth >= left)
         });
-        lie_there(&site, 101);
+        lie_there(&site, left);
         daemon.start_again();
         daemon.wait_ready();
+        new = dropped;
     }
 }
