@@ -5,7 +5,7 @@ use super::{done, ids, letter, lie_there, listed};
 use serde_json::{json, Value};
 use std::io::Write;
 use std::net::TcpStream;
-use tidegate_harness::{is_optimised, Daemon, Push, Site};
+use tidegate_harness::{is_optimised, Daemon, Push, Site, Told};
 
 const MIB: u64 = 1 << 20;
 
@@ -47,8 +47,19 @@ fn every_letter_is_reached_however_many_lie_before_it() {
     let seen = sorted(&lines(&cli("dead export").out));
     let all: Vec<String> = (0..FIRST).map(|n| n.to_string()).collect();
     assert_eq!(seen, all, "each once");
-    let told = cli("dead drop --all --yes");
-    assert_eq!((told.code, told.out.trim()), (0, "dropped: 2100 letters; left in the queue: 0"), "{told:?}");
+    let (mut dropped, mut told) = (0, cli("dead drop --all --yes"));
+    let count = |told: &Told| {
+        let first = told.out.strip_prefix("dropped: ").and_then(|out| out.split(' ').next());
+        first.and_then(|count| count.parse::<u32>().ok()).unwrap_or_else(|| panic!("{told:?}"))
+    };
+    // On a machine with other work the broker may be silent for 5 s, and it says that it has stopped.
+    while told.code == 3 && told.err.contains("stopped: no answer") {
+        dropped += count(&told);
+        told = cli("dead drop --all --yes");
+    }
+    dropped += count(&told);
+    assert!(told.code == 0 && told.out.trim().ends_with("left in the queue: 0"), "{told:?}");
+    assert_eq!(dropped, 2_100);
     lie_there(&site, 0);
 }
 

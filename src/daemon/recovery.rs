@@ -6,7 +6,7 @@
 //! limit. Later openings are not judged so exactly, and no start depends on them.
 
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent};
+use super::mailbox::{ControlEvent, Inlet, LoopEvent};
 use super::reports::ShardReport;
 use super::standby::{self, StandbyWaits};
 use rustix::time::{clock_gettime, ClockId};
@@ -37,16 +37,14 @@ pub(super) fn opening<T: Send>(
     std::thread::scope(|scope| {
         let opening = scope.spawn(move || {
             let _entered = (span.entered(), runtime.enter());
-            let opened = open();
-            inlet.post(ControlEvent::Opened);
-            opened
+            let _ended = EndOfAttempt(inlet);
+            open()
         });
         let begun = Instant::now();
         let (mut report_at, mut cpu_before) = (begun + every, cpu_time());
         let (mut events, mut kept) = (VecDeque::new(), VecDeque::new());
         let mut is_open = false;
-        // It does not say that it has ended if it panics.
-        while !is_open && !opening.is_finished() {
+        while !is_open {
             inlet.take(report_at.saturating_duration_since(Instant::now()), &mut events);
             for event in events.drain(..) {
                 match event {
@@ -79,6 +77,15 @@ pub(super) fn opening<T: Send>(
         inlet.put_back(kept);
         opening.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
+}
+
+/// Posts that the attempt has ended, also if it panics.
+struct EndOfAttempt<'i>(&'i Inlet);
+
+impl Drop for EndOfAttempt<'_> {
+    fn drop(&mut self) {
+        self.0.post(ControlEvent::Opened);
+    }
 }
 
 /// CPU time of all threads.
