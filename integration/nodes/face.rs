@@ -329,12 +329,12 @@ struct Gap<'f> {
 
 impl Gap<'_> {
     /// Panics unless the list has each item of the shards that it does not name, in order and once.
-    fn list_is_honest(&self, Walk { rows, missing }: &Walk) {
+    fn list_is_honest(&self, Walk { rows, missing, pages }: &Walk) {
         assert!(missing.is_subset(self.lost), "{missing:?}");
         let rows = named(rows);
         let is_told = |(name, _): &&Named| !missing.contains(&home(name));
         let of = |items: &[Named]| items.iter().filter(is_told).cloned().collect::<Vec<_>>();
-        assert_eq!(of(&rows), of(&self.face.waiting), "without {missing:?}");
+        assert_eq!(of(&rows), of(&self.face.waiting), "{pages:?}");
         // Of a shard that one page has left out, another page may have rows.
         let each: BTreeSet<&Named> = rows.iter().collect();
         assert_eq!(each.len(), rows.len(), "each once");

@@ -86,6 +86,8 @@ pub struct Walk {
     pub rows: Vec<Value>,
     /// Shards that a page has left out, by their numbers.
     pub missing: BTreeSet<u16>,
+    /// Of each page, its number of rows, where the next one begins, and what it has left out; for messages.
+    pub pages: Vec<String>,
 }
 
 /// Reads a list to its end, each page at the next one of these daemons. `filter` is a part of the query.
@@ -103,6 +105,7 @@ pub fn walk(daemons: &[&Daemon], filter: &str) -> Result<Walk, (u16, Value)> {
             return Err((status, page));
         };
         told.rows.extend(rows.iter().cloned());
+        told.pages.push(format!("{} rows, next {}, without {:?}", rows.len(), page["next"], missing(&page)));
         told.missing.append(&mut missing(&page));
         match page["next"].as_str() {
             Some(next) => cursor = next.to_owned(),

@@ -132,7 +132,7 @@ mod tests {
                     Err(_) => panic!("no report came"),
                 }
             });
-            opening(&lasting, &StandbyWaits::default(), every, move || loop {
+            opening(&lasting, &StandbyWaits::new(false), every, move || loop {
                 if let Ok(more) = asked.try_recv() {
                     return more;
                 }
@@ -150,7 +150,7 @@ mod tests {
         lasting.inlet.post(ControlEvent::State(sender));
         lasting.inlet.post(ControlEvent::Order(ShardOrder::Stop));
         let every = Duration::from_secs(60);
-        let told = opening(&lasting, &StandbyWaits::default(), every, || state.blocking_recv().unwrap());
+        let told = opening(&lasting, &StandbyWaits::new(false), every, || state.blocking_recv().unwrap());
         assert_eq!((told.line.shard, told.line.state.as_str()), (3, "waiting"));
         assert_eq!(told.links[0].detail, "the store is being opened");
         let mut left = VecDeque::new();

@@ -198,7 +198,7 @@ mod tests {
             lasting.health.readiness.reset(true);
             lasting.inlet.post(ControlEvent::Order(ShardOrder::Stop));
             lasting.inlet.post(ControlEvent::Order(ShardOrder::Serve));
-            let mut life = Life::open(&mut lasting, &mut opener, &StandbyWaits::default()).unwrap();
+            let mut life = Life::open(&mut lasting, &mut opener, &StandbyWaits::new(false)).unwrap();
             assert_eq!(lasting.health.readiness.missing(), ["ingest", "egress", "topology", "consumer"]);
             identities.push(life.store_identity());
             assert!(life.may_serve(), "the orders went on into the new mailbox");

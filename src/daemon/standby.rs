@@ -25,6 +25,9 @@ const HEIR_FIRST: Duration = Duration::from_secs(3);
 /// A life of this length says nothing about the next one.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
+/// The reason before the first attempt has ended, and in a turn.
+const OPENING: &str = "the store is being opened";
+
 /// Why and until when the shard waits.
 #[derive(Debug, Default)]
 pub(super) struct StandbyWaits {
@@ -48,7 +51,7 @@ pub(super) struct StandbyWaits {
 impl StandbyWaits {
     /// `has_turns`: several nodes share the shards.
     pub(super) fn new(has_turns: bool) -> Self {
-        let reason = if has_turns { "the database has not been asked yet" } else { "" };
+        let reason = if has_turns { "the database has not been asked yet" } else { OPENING };
         let turn = has_turns.then_some(false);
         StandbyWaits { turn, is_unknown: has_turns, reason: reason.to_owned(), ..StandbyWaits::default() }
     }
@@ -68,7 +71,7 @@ impl StandbyWaits {
             ShardTurn::Claim if waits => return,
             ShardTurn::Claim => {
                 self.turn = Some(true);
-                return;
+                OPENING.to_owned()
             }
             ShardTurn::Taken { owner, left_ms } => {
                 let error = OpenError::Claimed { owner: owner.clone(), left_ms };
@@ -213,7 +216,7 @@ pub(super) fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
     let link = |side: &str| LinkState {
         side: side.to_owned(),
         state: if waits.owner.is_some() { standby } else { waiting }.to_owned(),
-        detail: if waits.reason.is_empty() { "the store is being opened" } else { &waits.reason }.to_owned(),
+        detail: waits.reason.clone(),
     };
     let base = lasting.state();
     let (owner, lease_ms) = waits.owner.clone().unzip();

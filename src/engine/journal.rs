@@ -315,12 +315,13 @@ impl Journal {
 
     /// A part of a delivery is safe.
     pub(crate) fn safe(&mut self, delivery: Delivery) {
-        let mut safe = vec![delivery];
-        while let Some(delivery) = safe.pop() {
-            if self.ledger.safe(delivery) {
-                let behind = self.repeats.ended(delivery.tag);
-                safe.extend(behind.into_iter().map(|tag| Delivery { tag, ..delivery }));
+        // Nearly always this one alone, which allocates nothing.
+        let (mut next, mut freed) = (Some(delivery.tag), Vec::new());
+        while let Some(tag) = next {
+            if self.ledger.safe(Delivery { tag, ..delivery }) {
+                freed.extend(self.repeats.ended(tag));
             }
+            next = freed.pop();
         }
     }
 

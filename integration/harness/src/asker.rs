@@ -53,7 +53,7 @@ impl<'s> Asker<'s> {
         answer.json()
     }
 
-    /// The next answer; panics when none comes within a minute.
+    /// The next answer; panics when none comes within `LEAST_WAIT`.
     pub fn next(&self) -> Received {
         self.answers.next()
     }

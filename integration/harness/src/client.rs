@@ -16,6 +16,7 @@ use std::future::Future;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
+/// How long a call of the client or a confirm may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bound of unconfirmed publishes in [`Client::publish_all`].
 const WINDOW: usize = 1000;
@@ -134,12 +135,12 @@ impl Client {
         bounded("exchange.delete", delete).unwrap_or_else(|e| panic!("cannot delete {name}: {e}"));
     }
 
-    /// Waits until the queue has this many ready messages; panics with the number after a minute.
+    /// Waits until the queue has this many ready messages; panics with the number after `LEAST_WAIT`.
     ///
     /// The broker counts a message shortly after it is published, returned or acked. Therefore a test waits
     /// for a count and never asserts it at once.
     pub fn lies(&self, queue: &str, count: u32) {
-        self.lies_by(LIMIT, queue, count);
+        self.lies_by(LEAST_WAIT, queue, count);
     }
 
     /// The same with another limit, for a number that is not reached.
@@ -384,12 +385,12 @@ impl Inbox {
         }
     }
 
-    /// The next message; panics if none arrives within a minute.
+    /// The next message; panics if none arrives within `LEAST_WAIT`.
     pub fn next(&self) -> Received {
-        self.poll(LIMIT).expect("a message within a minute")
+        self.poll(LEAST_WAIT).expect("a message in time")
     }
 
-    /// The next batch of format `json`; panics if none arrives within a minute.
+    /// The next batch of format `json`; panics if none arrives within `LEAST_WAIT`.
     pub fn batch(&self) -> Batch {
         self.next().batch()
     }
@@ -410,7 +411,7 @@ impl Inbox {
     }
 
     /// Items of `json` batches until `count` have arrived; panics if they do not within `limit`, which is at
-    /// least a minute.
+    /// least `LEAST_WAIT`.
     pub fn items(&self, count: usize, limit: Duration) -> Vec<Item> {
         let limit = limit.max(LEAST_WAIT);
         let end = std::time::Instant::now() + limit;

@@ -13,7 +13,7 @@ use std::fs::{self, OpenOptions};
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// The binary under test: `TIDEGATE_BIN`, otherwise the one that cargo has built next to the running test or
@@ -393,17 +393,18 @@ impl Daemon {
     pub fn cli_unread(&self, arguments: &[&str]) -> i32 {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
-        let mut command = Command::new(&self.binary);
-        without_overrides(&mut command);
-        let command = command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
-        let status = command.stdout(writer).stderr(Stdio::null()).status();
-        status.unwrap_or_else(|e| panic!("{}: {e}", self.binary.display())).code().unwrap_or(-1)
+        self.run(Command::new(&self.binary).stdout(writer), arguments).status.code().unwrap_or(-1)
+    }
+
+    /// Runs this command of the binary with this daemon's configuration.
+    fn run(&self, command: &mut Command, arguments: &[&str]) -> Output {
+        without_overrides(command);
+        command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
+        command.output().unwrap_or_else(|e| panic!("{}: {e}", self.binary.display()))
     }
 
     fn told(&self, mut command: Command, arguments: &[&str]) -> Told {
-        without_overrides(&mut command);
-        let command = command.args(arguments).arg("--config").arg(&self.file).stdin(Stdio::null());
-        let output = command.output().unwrap_or_else(|e| panic!("{}: {e}", self.binary.display()));
+        let output = self.run(&mut command, arguments);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Told {
             code: output.status.code().unwrap_or(-1),
@@ -417,8 +418,8 @@ impl Daemon {
         self.ask("GET", "/api/v1/state").1["items"][key].as_u64().unwrap_or(0)
     }
 
-    /// Waits until it has this many items of a kind (see [`Daemon::items`]); panics with its number after a
-    /// minute. The daemon may count an event shortly after a client has seen it.
+    /// Waits until it has this many items of a kind (see [`Daemon::items`]); panics with its number after
+    /// `LEAST_WAIT`. The daemon may count an event shortly after a client has seen it.
     pub fn holds(&self, key: &str, count: u64) {
         let held = holds_within(Duration::from_secs(20), || self.items(key) == count);
         assert!(held, "{count} items are to be {key}, but: {}", self.items(key));

@@ -110,7 +110,7 @@ impl Database {
     /// waits for it at each commit.
     ///
     /// # Panics
-    /// If it cannot be made, or does not follow within a minute.
+    /// If it cannot be made, or does not follow within `LEAST_WAIT`.
     pub fn replica(&self, port: Option<u16>) -> Database {
         let replica = Database::at_new_place(&self.programs, port.unwrap_or_else(free_port));
         let mut copy = replica.program("pg_basebackup");

@@ -100,7 +100,7 @@ impl Program {
     /// Waits until it has printed this text.
     ///
     /// # Panics
-    /// If it has not within a minute.
+    /// If it has not within `LEAST_WAIT`.
     pub fn wait_for(&self, text: &str) {
         let end = Duration::from_secs(20);
         let what = || format!("{text:?} in what it said:\n{}", self.said());
@@ -112,7 +112,7 @@ impl Program {
     /// Waits for its end, and returns its output.
     ///
     /// # Panics
-    /// If it has not ended within a minute, or ended with a failure.
+    /// If it has not ended within `LEAST_WAIT`, or ended with a failure.
     pub fn end(mut self) -> String {
         let mut status: Option<ExitStatus> = None;
         wait_until("the program ends", Duration::from_secs(30), || {

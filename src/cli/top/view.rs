@@ -54,8 +54,7 @@ pub(super) struct TopView {
     pub(super) paused: bool,
     pub(super) order: Order,
     pub(super) applications: Vec<ShownApplication>,
-    /// Items accepted and confirmed per second, between the last two documents that are
-    /// comparable.
+    /// Items accepted and confirmed per second, between the last two documents, if they are comparable.
     pub(super) rates: Option<(f64, f64)>,
     /// Lateness of the items that left between the last two queries.
     pub(super) lateness: Option<LatenessNow>,

@@ -79,6 +79,14 @@ pub(super) fn assigned(application: &str, key: Key, due: u64) -> Target {
     Target { identity: Identity::assigned(key.seq), assigned, ..target(application, "assigned") }
 }
 
+/// A request of application `a` that cannot be understood.
+pub(super) fn rejected_request() -> RequestBody {
+    let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
+    let content = Arc::new(Content { properties: vec![], body: b"?".to_vec(), json: false });
+    let application = Some("a".into());
+    RequestBody::Rejected(Box::new(Rejected { application, customer: None, dead, content, reply_to: None }))
+}
+
 pub(super) fn at(at: u64, item: NewItem) -> NewItem {
     NewItem { at: Some(at), ..item }
 }

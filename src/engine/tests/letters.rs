@@ -1,7 +1,6 @@
 //! What dead letters say of the due of their items.
 
 use super::world::*;
-use std::sync::Arc;
 use tidegate_types::event::*;
 use tidegate_types::*;
 use DuplicateRule::Keep;
@@ -76,10 +75,7 @@ fn immediate() -> World {
 
 fn rejected() -> World {
     let mut w = World::new(settings());
-    let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
-    let content = Arc::new(Content { properties: vec![], body: b"?".to_vec(), json: false });
-    let rejected = Rejected { application: Some("a".into()), customer: None, dead, content, reply_to: None };
-    w.enqueue(RequestBody::Rejected(Box::new(rejected)));
+    w.enqueue(rejected_request());
     w.deliver(1);
     w
 }

@@ -1,7 +1,6 @@
 //! Short stories: what was sent, what arrived, and when.
 
 use super::world::*;
-use std::sync::Arc;
 use tidegate_types::event::*;
 use tidegate_types::*;
 
@@ -480,10 +479,7 @@ fn without_a_store_a_lost_connection_forgets_what_comes_back() {
 #[test]
 fn a_rejected_request_is_acked_when_its_dead_letter_is_durable_and_goes_out() {
     let mut w = World::new(settings());
-    let dead = Dead { reason: Reason::Invalid, error: "x-delay: not a number".into() };
-    let content = Arc::new(Content { properties: vec![], body: b"?".to_vec(), json: false });
-    let rejected = Rejected { application: Some("a".into()), customer: None, dead, content, reply_to: None };
-    w.enqueue(RequestBody::Rejected(Box::new(rejected)));
+    w.enqueue(rejected_request());
     w.deliver(1);
     assert_eq!(w.queue.len(), 1);
     w.run(100);
