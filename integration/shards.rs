@@ -18,7 +18,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tidegate_harness::{binary, holds_within, Config, Daemon, Inbox, Site};
+use tidegate_harness::{binary, holds_within, wait_until, Config, Daemon, Inbox, Site};
 
 pub use commands::{listed, missing, walk, Walk};
 pub use killed::{in_order, load};
@@ -58,6 +58,14 @@ pub(super) fn consumed(site: &Site<'_>) -> Vec<(String, Inbox)> {
 /// The ingest queue, and that of each shard.
 fn queues<'s>(site: &'s Site<'_>) -> impl Iterator<Item = String> + 's {
     std::iter::once(site.ingest_queue()).chain((0..COUNT).map(|shard| site.shard_queue(shard)))
+}
+
+/// Waits until the broker has no request any more: the stores have them all. Before, what a daemon holds may be
+/// in its memory alone, and is redelivered to the next owner of the shard.
+pub(super) fn stored(site: &Site<'_>) {
+    for queue in queues(site) {
+        wait_until(&format!("{queue} is empty and acked"), LIMIT, || site.node.messages(&queue) == Some(0));
+    }
 }
 
 /// The configuration with a section for each of these applications.

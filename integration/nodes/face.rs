@@ -5,7 +5,7 @@
 
 use super::{started, Claim, Nodes};
 use crate::admin::audit;
-use crate::shards::{consumed, home, listed, missing, nothing_more, walk, Walk, COUNT, LIMIT};
+use crate::shards::{consumed, home, listed, missing, nothing_more, stored, walk, Walk, COUNT, LIMIT};
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,7 +39,7 @@ struct Face {
 }
 
 impl Face {
-    /// Two nodes, and the items an hour ahead. `None` as for [`Nodes::stopped`].
+    /// Two nodes, and the items an hour ahead, in their stores. `None` as for [`Nodes::stopped`].
     fn start(name: &str) -> Option<Face> {
         Some(Face::of(Nodes::start(name, 2)?))
     }
@@ -60,6 +60,7 @@ impl Face {
         };
         nodes.site.client.publish_all((0..).zip(&waiting).map(push));
         nodes.able.iter().for_each(|node| node.holds("waiting", ITEMS));
+        stored(&nodes.site);
         Face { nodes, claims, inboxes, waiting, first_due }
     }
 
