@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    alone, best_of_three, wait_until, Config, Daemon, Ledger, Load, Node, Push, Recorder, Site,
+    alone, best_of_three, holds_within, wait_until, Config, Daemon, Ledger, Load, Node, Push, Recorder, Site,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -124,9 +124,13 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
         // Everything sent before the loss must arrive, and some more: no loss is permanent. The connection
         // must be open, otherwise the next cut would find none and wait for a loss that never happens.
         let sent = ledger.confirmed_count() + 30;
-        wait_until(&format!("it publishes after loss {n}"), LIMIT, || {
-            ledger.arrived_count() >= sent && daemon.ask("GET", "/readyz").0 == 200
+        let mut ready = None;
+        let goes_on = holds_within(LIMIT, || {
+            ready = Some(daemon.ask("GET", "/readyz"));
+            ledger.arrived_count() >= sent && ready.as_ref().is_some_and(|(status, _)| *status == 200)
         });
+        let arrived = ledger.arrived_count();
+        assert!(goes_on, "after loss {n} {arrived} of {sent} have come, {ready:?}, {}", daemon.state());
         since.elapsed()
     };
     if judged {

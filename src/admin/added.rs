@@ -90,6 +90,7 @@ fn add_counters(all: &mut Counters, more: &Counters) {
         dead_confirmed,
         windows_closed,
         windows_in_parts,
+        rates_forgotten,
         commits,
         clock_forward,
         clock_backward,
@@ -120,6 +121,7 @@ fn add_counters(all: &mut Counters, more: &Counters) {
     all.dead_confirmed += dead_confirmed;
     all.windows_closed.iter_mut().zip(windows_closed).for_each(|(all, more)| *all += more);
     all.windows_in_parts += windows_in_parts;
+    all.rates_forgotten += rates_forgotten;
     all.commits += commits;
     // Each shard notices a step for itself.
     all.clock_forward = (*clock_forward).max(all.clock_forward);

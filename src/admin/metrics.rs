@@ -151,6 +151,8 @@ impl DaemonFigures {
         to.counters("windows_closed", help, by("cause", counts(&named["windows_closed"])))?;
         let help = "Batches sent without a part of their window, for lack of memory.";
         to.counter("windows_in_parts", help, totals.windows_in_parts)?;
+        let help = "Customers that may leave sooner than their rates allow, for lack of memory.";
+        to.counter("rates_forgotten", help, totals.rates_forgotten)?;
         let rules = named["duplicates"].as_object().into_iter().flatten();
         let duplicates = rules.flat_map(|(rule, results)| {
             counts(results).map(|(result, count)| ([("rule", rule.as_str()), ("result", result)], count))

@@ -6,6 +6,7 @@
 //!
 //! This module decides when windows close and what is written of them. [`super::live`] handles their members.
 
+use super::debts::Debts;
 use super::ids::{CustomerId, ItemId, QueueId};
 use super::items::Items;
 use super::mutant::{mutated, Mutant};
@@ -25,10 +26,6 @@ use tidegate_types::rate::Bound;
 use tidegate_types::size::{self, Overhead};
 use tidegate_types::Thresholds;
 use tidegate_types::{ClosedBy, Key, Now};
-
-/// Interval, ms, at which the pace of a customer is checked while nothing waits for it and a formed batch has
-/// not left.
-const PACE_LOOK_MS: u64 = 1_000;
 
 /// The list that a customer with due items is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,10 +67,10 @@ pub(crate) struct Customer {
     pub(crate) due: u32,
     /// It is in the list of customers with items to be evicted.
     pub(crate) is_leaving: bool,
-    /// Its pace, if its rate is bounded and something has left lately.
+    /// Its pace, if its rate is bounded and something has left.
     pace: Option<Box<Pace>>,
-    /// Next check of the pace, monotonic ms.
-    looked_at: u64,
+    /// When a batch that waits for its rate is tried again, monotonic ms.
+    tried_at: u64,
     /// Number of items in memory, and the head of the list of them.
     rows: u32,
     first: Option<ItemId>,
@@ -94,8 +91,10 @@ pub(crate) struct Customers {
     table: Slab<CustomerId, Customer>,
     /// Checks of windows, by the place of their customer; monotonic clock.
     timers: Schedule,
-    /// Checks of customers that have a pace, monotonic ms: whether a batch may leave, or the pace is at rest.
+    /// Customers whose next batch waits for their rate, with the monotonic moment at which it may leave, ms.
     paced: BTreeSet<(u64, CustomerId)>,
+    /// What customers without a row owe.
+    debts: Debts,
     /// Number of customers that wait for their rate, or for passed-over items.
     waiting: u64,
     open_windows: u64,
@@ -104,11 +103,13 @@ pub(crate) struct Customers {
 }
 
 impl Customers {
-    pub(crate) fn new(now: Now) -> Self {
+    /// No customers. `rows`: number of items that fit in memory.
+    pub(crate) fn new(rows: usize, now: Now) -> Self {
         Customers {
             table: Slab::new(),
             timers: Schedule::new(now.mono),
             paced: BTreeSet::new(),
+            debts: Debts::new(rows),
             waiting: 0,
             open_windows: 0,
             dirty: Vec::new(),
@@ -121,6 +122,7 @@ impl Customers {
             return id;
         }
         let name: Arc<str> = name.into();
+        let debt = self.debts.take(active.name(), &name);
         let id = self.table.insert(Customer {
             queue: active.id(),
             overhead: size::overhead(active.settings().format, active.name(), Some(&name)),
@@ -130,8 +132,8 @@ impl Customers {
             turn: CustomerTurn::None,
             due: 0,
             is_leaving: false,
-            pace: None,
-            looked_at: 0,
+            pace: debt.map(|debt| Box::new(Pace::owing(debt))),
+            tried_at: 0,
             rows: 0,
             first: None,
             pins: 0,
@@ -143,6 +145,12 @@ impl Customers {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.table.len()
+    }
+
+    /// Number of customers that owe and have no row.
+    #[cfg(test)]
+    pub(crate) fn debts(&self) -> usize {
+        self.debts.len()
     }
 
     pub(crate) fn get(&self, id: CustomerId) -> Option<&Customer> {
@@ -197,8 +205,9 @@ impl Customers {
     }
 
     /// Recomputes overheads for a changed format, and applies a shorter quiet time to open windows. The cost
-    /// is proportional to the number of customers.
-    pub(crate) fn configure(&mut self, queues: &Queues, now: Now) {
+    /// is proportional to the number of customers. `rows`: as in [`Customers::new`].
+    pub(crate) fn configure(&mut self, queues: &Queues, rows: usize, now: Now) {
+        self.debts.configure(rows);
         for id in self.table.handles().collect::<Vec<_>>() {
             let customer = &mut self.table[id];
             let Some(active) = queues[customer.queue].active() else {
@@ -224,50 +233,35 @@ impl Customers {
         self.waiting = self.waiting + waits(now) - waits(before);
     }
 
-    /// Takes the next customer whose pace check is due. Its batch may leave now; or its pace is at rest and
-    /// is dropped, or is checked again later.
+    /// Takes the next customer whose rate has room by now for the batch that waits for it.
     pub(crate) fn take_paced(&mut self, now: Now) -> Option<CustomerId> {
-        let (at, id) = self.paced.first().copied().filter(|(at, _)| *at <= now.mono)?;
-        self.paced.remove(&(at, id));
-        let pace = &mut self.table[id].pace;
-        if pace.as_mut().is_some_and(|pace| {
+        let (_, id) = self.paced.first().filter(|(at, _)| *at <= now.mono)?;
+        let id = *id;
+        self.try_at(id, None);
+        if let Some(pace) = &mut self.table[id].pace {
             pace.wait(None);
-            pace.is_at_rest(now.mono)
-        }) {
-            *pace = None;
-        } else {
-            self.look_at_pace(id, None, now);
         }
         Some(id)
     }
 
-    /// Schedules the next check of a pace: at the end of the wait, or when the pace is at rest.
-    fn look_at_pace(&mut self, id: CustomerId, waits: Option<u64>, now: Now) {
-        let Some(pace) = self.table[id].pace.as_mut() else {
-            debug_assert!(false, "only a customer that has a pace is checked");
-            return;
-        };
-        // A formed batch that has not left is checked periodically.
-        let at = waits.unwrap_or(pace.rests_at().max(now.mono + PACE_LOOK_MS));
-        self.look_at_pace_at(id, at);
-    }
-
-    fn look_at_pace_at(&mut self, id: CustomerId, at: u64) {
-        let before = core::mem::replace(&mut self.table[id].looked_at, at);
-        self.paced.remove(&(before, id));
-        self.paced.insert((at, id));
+    /// Sets when its next batch, which waits for its rate, is tried again; `None`: none waits.
+    fn try_at(&mut self, id: CustomerId, at: Option<u64>) {
+        let customer = &mut self.table[id];
+        self.paced.remove(&(customer.tried_at, id));
+        if let Some(at) = at {
+            customer.tried_at = at;
+            self.paced.insert((at, id));
+        }
     }
 
     /// The pace of a customer, if `bound` is set.
     fn pace(&mut self, id: CustomerId, bound: Option<Bound>, mono: u64) -> Option<&mut Pace> {
-        let customer = &mut self.table[id];
         if bound.is_none() {
-            if customer.pace.take().is_some() {
-                self.paced.remove(&(customer.looked_at, id));
-            }
+            self.table[id].pace = None;
+            self.try_at(id, None);
             return None;
         }
-        let pace = customer.pace.get_or_insert_with(|| Box::new(Pace::new(bound)));
+        let pace = self.table[id].pace.get_or_insert_with(|| Box::new(Pace::new(bound)));
         pace.set(bound, mono);
         Some(pace)
     }
@@ -283,7 +277,7 @@ impl Customers {
         let pace = self.pace(id, bound, now.mono)?;
         let until = Some(pace.ready_alone_at(items, now.mono)).filter(|at| *at > now.mono);
         pace.wait(until);
-        self.look_at_pace(id, until, now);
+        self.try_at(id, until);
         until
     }
 
@@ -295,12 +289,13 @@ impl Customers {
         items: u64,
         now: Now,
     ) -> Option<Waited> {
-        let waited = self.pace(id, bound, now.mono)?.form(items, now.mono);
-        // A repeat may be sent while the customer waits for its rate: the check for that wait stays as it is.
-        if self.table[id].turn != CustomerTurn::Paced {
-            self.look_at_pace(id, None, now);
-        }
-        waited
+        self.pace(id, bound, now.mono)?.form(items, now.mono)
+    }
+
+    /// Drops some debts that are paid, once for each batch. Returns how many customers may leave sooner than
+    /// their rates allow, since memory has no room for what they owe.
+    pub(crate) fn look_at_debts(&mut self, mono: u64) -> u64 {
+        self.debts.look(mono)
     }
 
     /// This many formed items leave now.
@@ -315,7 +310,7 @@ impl Customers {
         let Some(pace) = self.table.get_mut(id).and_then(|customer| customer.pace.as_mut()) else { return };
         pace.refund(items);
         if self.table[id].turn == CustomerTurn::Paced {
-            self.look_at_pace_at(id, 0);
+            self.try_at(id, Some(0));
         }
     }
 
@@ -438,14 +433,18 @@ impl CustomerMut<'_> {
         self.release();
     }
 
-    /// Removes the customer if nothing needs it any more.
+    /// Removes the customer if nothing needs it any more. What it owes its rate is kept.
     pub(crate) fn release(&mut self) {
         let customer = &self.customers.table[self.id];
-        let unused =
-            customer.rows == 0 && customer.pins == 0 && customer.window.is_none() && customer.pace.is_none();
-        if unused && customer.turn == CustomerTurn::None {
-            self.active.forget_customer(&customer.name);
-            self.customers.table.remove(self.id);
+        let unused = customer.rows == 0 && customer.pins == 0 && customer.window.is_none();
+        if !unused || customer.turn != CustomerTurn::None {
+            return;
+        }
+        self.active.forget_customer(&customer.name);
+        self.customers.try_at(self.id, None);
+        let Some(gone) = self.customers.table.remove(self.id) else { return };
+        if let Some(debt) = gone.pace.and_then(|pace| pace.debt()) {
+            self.customers.debts.note((Arc::clone(self.active.name()), gone.name), debt);
         }
     }
 

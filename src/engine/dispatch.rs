@@ -282,6 +282,8 @@ impl Dispatch {
         let of_queue = live.queues.at(queue).at_work().pace_mut().form(count, now.mono);
         let bound = live.queues.settings_of(queue).customer_bound();
         let of_customer = customer.and_then(|id| live.shared.customers.form(id, bound, count, now));
+        let forgotten = live.shared.customers.look_at_debts(now.mono);
+        live.shared.counters_mut().rates_forgotten += forgotten;
         let held = of_queue
             .into_iter()
             .chain(of_customer)

@@ -45,6 +45,7 @@ mod backoff;
 mod commands;
 mod core;
 mod customers;
+mod debts;
 mod dispatch;
 mod duplicates;
 mod health;

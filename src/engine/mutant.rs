@@ -121,6 +121,8 @@ mutants! {
     HeldForEver breaks 3,
     /// A rate set by a command ends with the process.
     RateForgotten breaks 15,
+    /// What a customer owes its rate is forgotten with its last item in memory.
+    DebtForgotten breaks 15,
     /// Items that come after a passed-over one leave before it.
     PassedOvertaken breaks 5,
     /// The number of items in memory of a customer that waits for its rate is not bounded.

@@ -73,6 +73,20 @@ pub(crate) struct Pace {
     since: u64,
 }
 
+/// What is owed under a bound: the moment, times the items of its rate, at which all is paid for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Debt {
+    bound: Bound,
+    paid: u64,
+}
+
+impl Debt {
+    /// Whether a pace without it would be equal.
+    pub(crate) fn is_paid(self, mono: u64) -> bool {
+        self.paid <= self.bound.all_until(mono)
+    }
+}
+
 /// The time during which a batch was held back, monotonic ms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Waited {
@@ -160,16 +174,20 @@ impl Pace {
         self.out = self.out.saturating_sub(items);
     }
 
+    /// What is owed for items that have left; `None`: there is no bound.
+    pub(crate) fn debt(&self) -> Option<Debt> {
+        self.bound.map(|bound| Debt { bound, paid: self.left })
+    }
+
+    /// A pace that begins with a debt.
+    pub(crate) fn owing(Debt { bound, paid }: Debt) -> Self {
+        Pace { formed: paid, left: paid, ..Pace::new(Some(bound)) }
+    }
+
     /// Whether nothing is owed or waits, so that a new pace would be equal.
     pub(crate) fn is_at_rest(&self, mono: u64) -> bool {
         let paid = |bound: Bound| self.formed.max(self.left) <= bound.all_until(mono);
         self.waits_until.is_none() && self.out == 0 && self.bound.is_none_or(paid)
-    }
-
-    /// When all formed items are paid for.
-    pub(crate) fn rests_at(&self) -> u64 {
-        let paid = self.formed.max(self.left);
-        self.bound.map_or(0, |bound| paid.div_ceil(u64::from(bound.rate.items)))
     }
 
     /// Until when the rate holds back a batch that could leave otherwise.

@@ -62,6 +62,9 @@ pub struct Counters {
     pub windows_closed: [u64; CAUSES.len()],
     /// Batches that contained only a part of their window, since memory had no room for the rest.
     pub windows_in_parts: u64,
+    /// Customers whose rate was forgotten before it allowed their next items, since memory had no room for
+    /// what so many owed: these may leave sooner.
+    pub rates_forgotten: u64,
     /// Commits that became durable.
     pub commits: u64,
     /// Wall-clock steps noticed, forward.

@@ -3,10 +3,16 @@
 use crate::client::{Client, Inbox};
 use crate::message::{Push, Received};
 use crate::site::Site;
+use crate::util::LEAST_WAIT;
 use lapin::types::FieldTable;
 use serde_json::Value;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// After this time a question is asked again, more than twice the time for which the daemon keeps an answer.
+const ASK_AGAIN: Duration = Duration::from_secs(15);
+/// Prefix of the correlation ids of [`Asker::ask`].
+const ASKED: &str = "ask-";
 
 /// A client that sends commands and waits for their answers.
 pub struct Asker<'s> {
@@ -43,19 +49,37 @@ impl<'s> Asker<'s> {
     }
 
     /// Sends a command (`kind` without `tidegate.`) and returns its answer. No other answer may be
-    /// outstanding.
+    /// outstanding. Asks again if none comes: the daemon drops an answer that a busy broker does not take.
+    ///
+    /// # Panics
+    /// If there is no answer within `LEAST_WAIT`.
     pub fn ask(&self, kind: &str, push: Push) -> Value {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let correlation = format!("ask-{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        self.site.client.publish(&self.command(push, &format!("tidegate.{kind}"), &correlation));
-        let answer = self.next();
-        assert_eq!(correlation_of(&answer), correlation);
-        answer.json()
+        let correlation = format!("{ASKED}{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let command = self.command(push, &format!("tidegate.{kind}"), &correlation);
+        let end = Instant::now() + LEAST_WAIT;
+        while Instant::now() < end {
+            self.site.client.publish(&command);
+            while let Some(answer) = self.poll(ASK_AGAIN) {
+                let about = correlation_of(&answer);
+                if about == correlation {
+                    return answer.json();
+                }
+                // A question that was asked twice may have two answers.
+                assert!(about.starts_with(ASKED), "{about} instead of {correlation}");
+            }
+        }
+        panic!("no answer to {kind} within {LEAST_WAIT:?}");
     }
 
     /// The next answer; panics when none comes within `LEAST_WAIT`.
     pub fn next(&self) -> Received {
         self.answers.next()
+    }
+
+    /// The next answer; `None` if none comes within `limit`.
+    pub fn poll(&self, limit: Duration) -> Option<Received> {
+        self.answers.poll(limit)
     }
 
     /// Panics if any answer comes within `time`.

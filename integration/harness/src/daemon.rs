@@ -4,7 +4,7 @@ use crate::guard;
 use crate::http::{self, HttpAnswer};
 use crate::machine;
 use crate::ports::free_port;
-use crate::util::holds_within;
+use crate::util::{holds_within, LEAST_WAIT};
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -230,7 +230,7 @@ impl Daemon {
 
     /// As [`Daemon::ready`], in place.
     pub fn wait_ready(&mut self) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + LEAST_WAIT;
         loop {
             let answer = self.ask_whole("GET", "/readyz");
             if answer.as_ref().is_some_and(|answer| answer.status == 200) {
@@ -239,7 +239,7 @@ impl Daemon {
             if let Some(status) = self.ended() {
                 panic!("the daemon ended at its start, {status}:\n{}", self.log_tail());
             }
-            assert!(Instant::now() < end, "not ready within 60 s: {answer:?}\n{}", self.log_tail());
+            assert!(Instant::now() < end, "not ready within {LEAST_WAIT:?}: {answer:?}\n{}", self.log_tail());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

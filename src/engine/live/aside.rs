@@ -100,8 +100,11 @@ pub(super) fn call_paced(live: &mut LiveItems, now: Now) {
         let queue = live.customers()[id].queue;
         match live.customers()[id].turn {
             CustomerTurn::Paced => live.at(queue).of(id).call(),
-            CustomerTurn::None => live.at(queue).customer(id).release(),
-            CustomerTurn::InLine | CustomerTurn::Stalled | CustomerTurn::Leaving | CustomerTurn::Behind => {}
+            CustomerTurn::None
+            | CustomerTurn::InLine
+            | CustomerTurn::Stalled
+            | CustomerTurn::Leaving
+            | CustomerTurn::Behind => {}
         }
     }
 }

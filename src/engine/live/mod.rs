@@ -464,7 +464,7 @@ impl LiveItems {
 
     pub(super) fn configure(&mut self, budget: Budget, now: Now) {
         self.shared.budget = budget;
-        self.shared.customers.configure(&self.queues, now);
+        self.shared.customers.configure(&self.queues, budget.rows, now);
         for queue in self.queues.ids().collect::<Vec<_>>() {
             self.call_all(queue);
             self.queues.at(queue).passed_mut().want_all();

@@ -66,7 +66,7 @@ impl SharedItems {
             watch: Watch::new(),
             counters: Counters::default(),
             items: Items::new(),
-            customers: Customers::new(now),
+            customers: Customers::new(budget.rows, now),
             schedule: Schedule::new(now.wall),
             deferred: [VecDeque::new(), VecDeque::new()],
             leaving: VecDeque::new(),

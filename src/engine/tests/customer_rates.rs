@@ -153,6 +153,47 @@ fn over_a_kill_one_burst_more_leaves_and_what_expires_is_judged_when_it_leaves()
     assert_eq!(ends(&w).1.len(), 1, "it expired while it waited");
 }
 
+/// What customers owe outlives their last items in memory, and needs neither a row nor a timer of each.
+#[test]
+fn who_owes_waits_without_a_row() {
+    let mut w = World::new(rated("1/min", 1, |app| app.max_items = 1));
+    let customers: Vec<String> = (0..500).map(|n| format!("c{n:03}-")).collect();
+    let send = |w: &mut World, due: u64, n: u64| {
+        w.send(customers.iter().map(|customer| timed(customer, due, n)).collect());
+    };
+    send(&mut w, 0, 0);
+    w.run(1_000);
+    assert_eq!((w.engine.customers_in_memory(), w.engine.debts()), (0, 500));
+    assert!(w.wait().is_none_or(|ms| ms > 10_000), "nothing is to be done for them: {:?}", w.wait());
+    send(&mut w, 2_000, 1);
+    w.run(57_000);
+    assert_eq!(w.engine.debts(), 0, "all have rows");
+    assert!(customers.iter().all(|customer| moments(&w, customer) == [(0, 1)]));
+    w.run(4_000);
+    assert!(customers.iter().all(|customer| moments(&w, customer) == [(0, 1), (60_000, 1)]));
+    assert_eq!(w.engine.debts(), 500);
+    w.run(60_000);
+    w.send((0..300).map(|n| timed(&format!("d{n}-"), 130_000, n)).collect());
+    w.run(10_000);
+    assert_eq!(w.engine.debts(), 300, "those that are paid have gone");
+    assert_eq!(w.engine.counters().rates_forgotten, 0);
+}
+
+/// Little memory has room for the debts of few customers. The others' rates begin anew, which is counted.
+#[test]
+fn more_debts_than_memory_has_room_for_are_forgotten_and_counted() {
+    let mut settings = rated("1/h", 1, |app| app.max_items = 1);
+    settings.budget.rows = 50;
+    let mut w = World::new(settings);
+    w.send((0..1_000).map(|n| timed(&format!("c{n}-"), 30_000 + n, n)).collect());
+    w.run(40_000);
+    assert_eq!(w.delivered.len(), 1_000);
+    let (debts, forgotten) = (w.engine.debts() as u64, w.engine.counters().rates_forgotten);
+    assert!((80..=150).contains(&debts), "{debts}");
+    assert_eq!(debts + forgotten, 1_000);
+    assert_eq!(w.engine.customers_in_memory(), 0);
+}
+
 /// The queue cannot be delivered to, is paused, and is reconfigured, each while a backlog waits.
 #[test]
 fn a_backlog_outlives_what_becomes_of_its_queue() {

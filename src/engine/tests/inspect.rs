@@ -23,6 +23,11 @@ impl Engine {
         self.core.live.customers().len()
     }
 
+    /// Number of customers that owe their rate and have nothing in memory.
+    pub(crate) fn debts(&self) -> usize {
+        self.core.live.customers().debts()
+    }
+
     /// Due rows of queues that are held back, which are moved to the store alone.
     pub(crate) fn rows_leaving(&self) -> usize {
         let queues = &self.core.live.queues;

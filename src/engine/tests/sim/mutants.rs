@@ -36,8 +36,8 @@ const FOUND_BY: &str = "\
     RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
     WindowInParts 2, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 6, \
     RetryInCompany 16, FlushLeavesOne 32, SelectedInMemoryAll 34, SelectedFarAll 34, \
-    HeldForEver 6, RateForgotten 95, HeldForgotten 75, HeldIsPublished 75, PassedOverForgotten 115, \
-    PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11, ForwardUnawaited 5, RepeatTakesAcked 52";
+    HeldForEver 6, RateForgotten 95, DebtForgotten 14, HeldForgotten 75, HeldIsPublished 75, \
+    PassedOverForgotten 115, PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11, ForwardUnawaited 5, RepeatTakesAcked 52";
 
 thread_local! {
     /// Whether failures are expected and not printed.
