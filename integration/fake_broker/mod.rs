@@ -55,6 +55,8 @@ pub enum Seen {
     Refused,
     /// The consumers of a queue, set by [`Peer::consumers`], were counted.
     Counted,
+    /// The client opens a channel, which waits for [`Peer::open_held`].
+    Held,
     /// The client closed a channel.
     Closed,
     /// The client is gone, or sent nothing within the patience.
@@ -86,6 +88,8 @@ pub struct Peer {
     silent: HashSet<String>,
     /// Consumer counts of these queues.
     consumers: HashMap<String, u32>,
+    /// Channels whose opening is not answered so far; `None`: each is answered at once.
+    held: Option<Vec<u16>>,
     published: HashMap<u16, u64>,
     /// Number of `confirm.select` received.
     selects: u32,
@@ -141,6 +145,7 @@ impl Peer {
             refused: HashMap::new(),
             silent: HashSet::new(),
             consumers: HashMap::new(),
+            held: None,
             published: HashMap::new(),
             selects: 0,
             partial: None,
@@ -196,6 +201,20 @@ impl Peer {
                 return seen;
             }
         }
+    }
+
+    /// Answers no opening of a channel from now on.
+    pub fn hold_opens(&mut self) {
+        self.held = Some(Vec::new());
+    }
+
+    /// Answers all openings of channels, those that were held too. Returns how many these were.
+    pub fn open_held(&mut self) -> usize {
+        let held = self.held.take().unwrap_or_default();
+        for id in &held {
+            self.method(*id, AMQPClass::Channel(channel::AMQPMethod::OpenOk(channel::OpenOk {})));
+        }
+        held.len()
     }
 
     /// Answers until `count` `confirm.select` have arrived in total. Returns false if the client is gone.
@@ -358,6 +377,10 @@ impl Peer {
         let reply = match method {
             AMQPClass::Channel(channel::AMQPMethod::Open(_)) => {
                 self.published.insert(id, 0);
+                if let Some(held) = &mut self.held {
+                    held.push(id);
+                    return Some(Seen::Held);
+                }
                 AMQPClass::Channel(channel::AMQPMethod::OpenOk(channel::OpenOk {}))
             }
             AMQPClass::Channel(channel::AMQPMethod::Close(_)) => {

@@ -74,7 +74,7 @@ impl Cluster {
                         while !over.load(Ordering::Relaxed) {
                             let (status, said) = spare.ask("GET", "/readyz");
                             assert_eq!(status, 200, "{said}: {}", spare.log_tail());
-                            std::thread::sleep(Duration::from_millis(5));
+                            std::thread::sleep(Duration::from_millis(20));
                         }
                     })
                 })

@@ -353,6 +353,58 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
+/// A broker that is slow to open channels: batches that need one are given up before they have it, each for the
+/// next. The channel that is being opened is for whichever of them is the last.
+/// Excluded: an opening for each batch, of which none is used, until the connection has no number left.
+/// Judges promise 6.
+#[test]
+fn a_channel_that_is_being_opened_is_used_by_the_next_batch() {
+    // An opening that is not answered, and in the end how many there were.
+    let (sender, told) = channel::<Option<usize>>();
+    let sender = Mutex::new(sender);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let tell = |held: Option<usize>| sender.lock().unwrap().send(held).unwrap();
+        loop {
+            match peer.next() {
+                Seen::Held => tell(None),
+                Seen::Published(p) => {
+                    match p.routing_key.as_str() {
+                        "app1" => peer.hold_opens(),
+                        "app2" => tell(Some(peer.open_held())),
+                        _ => {}
+                    }
+                    peer.ack(p.channel, p.tag, false);
+                }
+                Seen::Gone => return,
+                _ => {}
+            }
+        }
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    // The other channels are open.
+    daemon.amqp.publish(vec![letter(3)]);
+    assert_eq!(daemon.settled(1)[&3], confirmed(3));
+    daemon.amqp.publish(vec![batch(1)]);
+    assert_eq!(daemon.settled(1)[&1], confirmed(1));
+    for number in 10..20 {
+        // The second one goes on the main channel: once it is confirmed, the first one is under way.
+        daemon.amqp.publish(vec![alone(number), batch(100 + number)]);
+        assert_eq!(daemon.settled(1)[&(100 + number)], confirmed(100 + number));
+        if number == 10 {
+            assert_eq!(told.recv_timeout(PATIENCE), Ok(None));
+        }
+        daemon.amqp.give_up(vec![number]);
+        assert_eq!(daemon.settled(1)[&number], Outcome::Unsent);
+    }
+    daemon.amqp.publish(vec![alone(20), batch(2)]);
+    let settled = daemon.settled(2);
+    assert_eq!((&settled[&20], &settled[&2]), (&confirmed(20), &confirmed(2)));
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(Some(1)), "one opening in all");
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
 /// Acks every publish until the client is gone.
 fn serve_acking(peer: &mut Peer) {
     loop {

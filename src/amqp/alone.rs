@@ -3,7 +3,9 @@
 //!
 //! A batch whose confirm is overdue keeps its channel: its queue may have lost its majority, and once the
 //! majority is back the confirm arrives and nothing was published twice. When another batch needs a channel,
-//! the engine decides which batch gives up its own.
+//! the engine decides which batch gives up its own. One that has none yet leaves the channel that is being
+//! opened to the next batch: a broker that is slow to open them would have ever more to open, and none would
+//! be used.
 //!
 //! After the broker has closed a connection over the content of a message, each suspect is published on a
 //! separate connection: if the broker closes that one too, the culprit is known, and no other batch is
@@ -14,7 +16,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use super::suspects::Suspects;
 use super::Options;
-use futures_util::future::BoxFuture;
+use futures_util::future::{ready, BoxFuture, Shared};
 use futures_util::FutureExt;
 use lapin::{Channel, Confirmation};
 use std::collections::VecDeque;
@@ -90,10 +92,15 @@ impl AloneFlight {
     }
 }
 
+/// A channel that is open or being opened, whoever waits for it.
+type AloneChannel = Shared<BoxFuture<'static, Result<Arc<Channel>, Fault>>>;
+
 #[derive(Default)]
 struct AloneSlot {
     /// Open and idle.
     channel: Option<Arc<Channel>>,
+    /// That of the flight, or what a batch that was given up before it had one has left.
+    opening: Option<AloneChannel>,
     flight: Option<AloneFlight>,
     /// Moment of the last publish on it.
     used: Option<Instant>,
@@ -139,7 +146,7 @@ impl AlonePool {
         for slot in &mut self.slots {
             let Some(flight) = &mut slot.flight else { continue };
             if let Poll::Ready(mut answer) = Pin::new(&mut flight.publish).poll(cx) {
-                slot.channel = answer.channel.take();
+                (slot.channel, slot.opening) = (answer.channel.take(), None);
                 let Some(AloneFlight { number, id, application, dead, .. }) = slot.flight.take() else {
                     continue;
                 };
@@ -222,13 +229,17 @@ impl AlonePool {
             return self.suspects.push_back(batch);
         }
         // An open channel saves a round trip.
-        let ready = self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_some());
-        let free = || self.slots.iter().position(|slot| slot.flight.is_none() && slot.channel.is_none());
-        let place = ready.filter(|_| !apart).or_else(free).or(if self.slots.len() < self.most {
+        let idle =
+            |is: fn(&AloneSlot) -> bool| self.slots.iter().position(|slot| slot.flight.is_none() && is(slot));
+        let open = idle(|slot| slot.channel.is_some());
+        let begun = idle(|slot| slot.opening.is_some());
+        let free = idle(|slot| slot.channel.is_none() && slot.opening.is_none());
+        let place = open.or(begun).filter(|_| !apart).or(free).or_else(|| {
+            if self.slots.len() >= self.most {
+                return open.or(begun);
+            }
             self.slots.push(AloneSlot::default());
             Some(self.slots.len() - 1)
-        } else {
-            ready
         });
         let Some(slot) = place.and_then(|place| self.slots.get_mut(place)) else {
             return output.settle(batch.number, Outcome::Unsent);
@@ -239,7 +250,12 @@ impl AlonePool {
         let publish = if apart {
             publish_apart(session, options, channel, message).boxed()
         } else {
-            publish_alone(session, slot.channel.take(), channel, message, options.timeouts.connect).boxed()
+            let limit = options.timeouts.connect;
+            let begun = slot.opening.take().unwrap_or_else(|| open_channel(Arc::clone(&session), limit));
+            let idle = slot.channel.take().filter(|channel| channel.status().connected());
+            let own = idle.map_or(begun, |channel| ready(Ok(channel)).boxed().shared());
+            slot.opening = Some(own.clone());
+            publish_alone(session, own, channel, message).boxed()
         };
         slot.flight = Some(AloneFlight {
             number: batch.number,
@@ -263,9 +279,14 @@ impl AlonePool {
         }
         let is_it =
             |slot: &&mut AloneSlot| slot.flight.as_ref().is_some_and(|flight| flight.number == number);
-        let flight = self.slots.iter_mut().find(is_it)?.flight.take()?;
+        let slot = self.slots.iter_mut().find(is_it)?;
+        let flight = slot.flight.take()?;
         output.settle(number, flight.unanswered(&Outcome::Overdue));
-        flight.channel.get().cloned()
+        let channel = flight.channel.get().cloned();
+        if channel.is_some() {
+            slot.opening = None;
+        }
+        channel
     }
 
     /// The batch that has waited longest for its confirm, if for longer than `limit`. Times count from
@@ -326,7 +347,8 @@ async fn publish_apart(
     let mut answer = match session.another(&options.amqp, limit, APART).await {
         Ok(own) => {
             let own = Arc::new(own);
-            let answer = publish_alone(Arc::clone(&own), None, opened, message, limit).await;
+            let channel = open_channel(Arc::clone(&own), limit);
+            let answer = publish_alone(Arc::clone(&own), channel, opened, message).await;
             AloneAnswer { apart: Some(own), channel: None, ..answer }
         }
         // The broker may allow no more connections, or be gone.
@@ -348,23 +370,23 @@ async fn publish_apart(
     answer
 }
 
-/// The wait for the confirm is unbounded: the pool decides when a channel is needed. `limit`: for opening a
-/// channel.
+/// A channel that is opened from the first poll on, within `limit`.
+fn open_channel(session: Arc<Session>, limit: Duration) -> AloneChannel {
+    async move { Ok(Arc::new(confirm_channel(&session, limit).await?)) }.boxed().shared()
+}
+
+/// The wait for the confirm is unbounded: the pool decides when a channel is needed.
 async fn publish_alone(
     session: Arc<Session>,
-    idle: Option<Arc<Channel>>,
+    channel: AloneChannel,
     opened: Arc<OnceLock<Arc<Channel>>>,
     message: PublishMessage,
-    limit: Duration,
 ) -> AloneAnswer {
     let id = message.id;
     let ended = AloneAnswer::of;
-    let channel = match idle.filter(|channel| channel.status().connected()) {
-        Some(channel) => channel,
-        None => match confirm_channel(&session, limit).await {
-            Ok(channel) => Arc::new(channel),
-            Err(fault) => return ended(Outcome::Unsent, Some(fault)),
-        },
+    let channel = match channel.await {
+        Ok(channel) => channel,
+        Err(fault) => return ended(Outcome::Unsent, Some(fault)),
     };
     // Set here only, once.
     let _ = opened.set(Arc::clone(&channel));
