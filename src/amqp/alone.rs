@@ -141,10 +141,18 @@ impl AlonePool {
         std::future::poll_fn(|cx| if self.poll(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
-    /// Polls every flight: there are few, unless many queues do not confirm.
+    /// Polls every flight: there are few, unless many queues do not confirm. Channels that are being opened
+    /// for nobody go on as well.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         for slot in &mut self.slots {
-            let Some(flight) = &mut slot.flight else { continue };
+            let Some(flight) = &mut slot.flight else {
+                if let Some(Poll::Ready(opened)) = slot.opening.as_mut().map(|opening| opening.poll_unpin(cx))
+                {
+                    // The next batch finds out why there is none.
+                    (slot.channel, slot.opening) = (opened.ok(), None);
+                }
+                continue;
+            };
             if let Poll::Ready(mut answer) = Pin::new(&mut flight.publish).poll(cx) {
                 (slot.channel, slot.opening) = (answer.channel.take(), None);
                 let Some(AloneFlight { number, id, application, dead, .. }) = slot.flight.take() else {
