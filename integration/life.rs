@@ -1,9 +1,11 @@
-//! Process start: without a broker, with an invalid configuration. Locks, signals and reloads are rows of the
-//! table of faults (`faults/life.rs`), which run in each `make test`.
+//! Process start and stop: without a broker, with an invalid configuration, with acks that the broker has not
+//! processed. Locks, signals and reloads are rows of the table of faults (`faults/life.rs`), which run in each
+//! `make test`.
 
+use lapin::types::FieldTable;
 use std::fs;
 use std::time::{Duration, Instant};
-use tidegate_harness::{wait_until, Daemon, Node, Site};
+use tidegate_harness::{text, wait_until, Daemon, Node, Site};
 
 #[test]
 fn the_start_does_not_wait_for_the_broker() {
@@ -68,4 +70,42 @@ fn a_reload_that_does_not_come_to_an_end_holds_up_nothing() {
     fs::write(&file, &text).expect("a file again");
     daemon.hup();
     wait_until("it is reloaded", Duration::from_secs(10), || says("configuration reloaded"));
+}
+
+/// RabbitMQ holds acks back that a quorum queue is not ready for, and forgets them when the channel closes.
+#[test]
+fn what_was_sent_before_a_stop_is_gone_from_the_ingest_queue() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    const SENT: u64 = 120;
+    let Some(node) = Node::lent("what_was_sent_before_a_stop") else { return };
+    let site = Site::on(&node, "stop-acks");
+    let mut quorum = FieldTable::default();
+    quorum.insert("x-queue-type".into(), text("quorum"));
+    site.application_with("shop", quorum);
+    // Each has one batch in flight until the first one is confirmed.
+    let names: Vec<String> = (0..SENT).map(|n| format!("shop{n}")).collect();
+    names.iter().for_each(|name| site.client.bind(&site.queue("shop"), &site.out(), name));
+    let (app, ingest) = ([site.queue("shop")], [site.ingest_queue()]);
+    let mut daemon = site.start(&site.config().text("store.kind", "memory").text("defaults.window", "1ms"));
+    node.silence(&app);
+    // Between any two of them lies one that stays: each needs an ack of its own.
+    site.client.publish_all(names.iter().flat_map(|name| {
+        let push = |id: &str| site.push(name, "{}").id(id);
+        [push("goes"), push("stays").delay(600_000)]
+    }));
+    wait_until("they are published", LIMIT, || daemon.items("in_flight") == SENT);
+    daemon.term();
+    // What comes then lies in the queue.
+    let mut more = 0;
+    wait_until("nothing is consumed any more", LIMIT, || {
+        site.client.publish(&site.push("shop", "{}").id(&format!("more{more}")).delay(600_000));
+        more += 1;
+        site.client.depth(&ingest[0]) > Some(0)
+    });
+    node.silence(&ingest);
+    node.wake(&app);
+    wait_until("they are confirmed", LIMIT, || node.messages(&app[0]) == Some(SENT));
+    node.wake(&ingest);
+    assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
+    wait_until("only what was not sent", LIMIT, || node.messages(&ingest[0]) == Some(SENT + more));
 }

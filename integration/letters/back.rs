@@ -82,3 +82,16 @@ fn an_envelope_takes_no_new_time() {
     });
     lie_there(&site, 1);
 }
+
+/// More acks at once than RabbitMQ passes on to a quorum queue.
+#[test]
+fn many_are_sent_back_once_and_gone() {
+    const MANY: u32 = 512;
+    let site = Site::new("letters-back-many");
+    let daemon = site.start(&site.config());
+    died(&site, (0..MANY).map(|n| invalid(&site, "shop", &n.to_string())), MANY);
+    let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true&delay=600000");
+    assert_eq!((&answer["count"], &answer["left"]), (&json!(MANY), &json!(0)), "{answer}");
+    lie_there(&site, 0);
+    wait_until("they wait", Duration::from_secs(20), || daemon.items("waiting") == u64::from(MANY));
+}

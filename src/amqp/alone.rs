@@ -16,7 +16,7 @@ use super::fault::{Fault, FaultKind};
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use super::suspects::Suspects;
 use super::Options;
-use futures_util::future::{ready, BoxFuture, Shared};
+use futures_util::future::{BoxFuture, Shared};
 use futures_util::FutureExt;
 use lapin::{Channel, Confirmation};
 use std::collections::VecDeque;
@@ -60,8 +60,8 @@ pub(crate) struct AloneAnswer {
     pub(crate) apart: Option<Arc<Session>>,
     /// Why no separate connection could be opened.
     pub(crate) no_connection: Option<String>,
-    /// Its channel, for reuse.
-    channel: Option<Arc<Channel>>,
+    /// Its channel is as good as before, for the next batch.
+    reusable: bool,
 }
 
 struct AloneFlight {
@@ -92,18 +92,64 @@ impl AloneFlight {
     }
 }
 
-/// A channel that is open or being opened, whoever waits for it.
-type AloneChannel = Shared<BoxFuture<'static, Result<Arc<Channel>, Fault>>>;
+/// A channel on which one batch at a time is published.
+#[derive(Clone)]
+enum AloneChannel {
+    Open(Arc<Channel>),
+    /// It goes on being opened, whoever waits for it.
+    Opening(Shared<BoxFuture<'static, Result<Arc<Channel>, Fault>>>),
+}
+
+impl AloneChannel {
+    /// It is opened from the first poll on, within `limit`.
+    fn begin(session: Arc<Session>, limit: Duration) -> AloneChannel {
+        let opening = async move { Ok(Arc::new(confirm_channel(&session, limit).await?)) };
+        AloneChannel::Opening(opening.boxed().shared())
+    }
+
+    async fn get(self) -> Result<Arc<Channel>, Fault> {
+        match self {
+            AloneChannel::Open(channel) => Ok(channel),
+            AloneChannel::Opening(opening) => opening.await,
+        }
+    }
+
+    fn is_open(&self) -> bool {
+        matches!(self, AloneChannel::Open(_))
+    }
+
+    /// It can be used, or may be one day.
+    fn is_alive(&self) -> bool {
+        !matches!(self, AloneChannel::Open(channel) if !channel.status().connected())
+    }
+}
 
 #[derive(Default)]
 struct AloneSlot {
-    /// Open and idle.
-    channel: Option<Arc<Channel>>,
-    /// That of the flight, or what a batch that was given up before it had one has left.
-    opening: Option<AloneChannel>,
+    /// That of the flight, unless the flight is apart: then, as without one, it waits for the next batch.
+    channel: Option<AloneChannel>,
     flight: Option<AloneFlight>,
     /// Moment of the last publish on it.
     used: Option<Instant>,
+}
+
+impl AloneSlot {
+    /// Goes on opening the channel. Who waits for it hears why there is none; else the next batch finds out.
+    fn open(&mut self, cx: &mut Context<'_>) {
+        if let Some(AloneChannel::Opening(opening)) = &mut self.channel {
+            if let Poll::Ready(opened) = opening.poll_unpin(cx) {
+                self.channel = opened.ok().map(AloneChannel::Open);
+            }
+        }
+    }
+
+    /// Takes its channel if that is open.
+    fn take_open(&mut self) -> Option<Arc<Channel>> {
+        match self.channel.take_if(|channel| channel.is_open())? {
+            AloneChannel::Open(channel) => Some(channel),
+            AloneChannel::Opening(_) => None,
+        }
+    }
 }
 
 /// A bounded number of channels, and the batches that wait for one.
@@ -145,21 +191,17 @@ impl AlonePool {
     /// for nobody go on as well.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         for slot in &mut self.slots {
-            let Some(flight) = &mut slot.flight else {
-                if let Some(Poll::Ready(opened)) = slot.opening.as_mut().map(|opening| opening.poll_unpin(cx))
-                {
-                    // The next batch finds out why there is none.
-                    (slot.channel, slot.opening) = (opened.ok(), None);
-                }
+            slot.open(cx);
+            let Some(mut flight) = slot.flight.take() else { continue };
+            let Poll::Ready(answer) = Pin::new(&mut flight.publish).poll(cx) else {
+                slot.flight = Some(flight);
                 continue;
             };
-            if let Poll::Ready(mut answer) = Pin::new(&mut flight.publish).poll(cx) {
-                (slot.channel, slot.opening) = (answer.channel.take(), None);
-                let Some(AloneFlight { number, id, application, dead, .. }) = slot.flight.take() else {
-                    continue;
-                };
-                self.ended.push(AloneEnd { number, id, application, dead, answer });
+            let AloneFlight { number, id, application, dead, apart, .. } = flight;
+            if !apart && !answer.reusable {
+                slot.channel = None;
             }
+            self.ended.push(AloneEnd { number, id, application, dead, answer });
         }
         !self.ended.is_empty()
     }
@@ -239,9 +281,9 @@ impl AlonePool {
         // An open channel saves a round trip.
         let idle =
             |is: fn(&AloneSlot) -> bool| self.slots.iter().position(|slot| slot.flight.is_none() && is(slot));
-        let open = idle(|slot| slot.channel.is_some());
-        let begun = idle(|slot| slot.opening.is_some());
-        let free = idle(|slot| slot.channel.is_none() && slot.opening.is_none());
+        let open = idle(|slot| slot.channel.as_ref().is_some_and(AloneChannel::is_open));
+        let begun = idle(|slot| slot.channel.is_some());
+        let free = idle(|slot| slot.channel.is_none());
         let place = open.or(begun).filter(|_| !apart).or(free).or_else(|| {
             if self.slots.len() >= self.most {
                 return open.or(begun);
@@ -258,11 +300,10 @@ impl AlonePool {
         let publish = if apart {
             publish_apart(session, options, channel, message).boxed()
         } else {
-            let limit = options.timeouts.connect;
-            let begun = slot.opening.take().unwrap_or_else(|| open_channel(Arc::clone(&session), limit));
-            let idle = slot.channel.take().filter(|channel| channel.status().connected());
-            let own = idle.map_or(begun, |channel| ready(Ok(channel)).boxed().shared());
-            slot.opening = Some(own.clone());
+            let own = slot.channel.take().filter(AloneChannel::is_alive);
+            let own =
+                own.unwrap_or_else(|| AloneChannel::begin(Arc::clone(&session), options.timeouts.connect));
+            slot.channel = Some(own.clone());
             publish_alone(session, own, channel, message).boxed()
         };
         slot.flight = Some(AloneFlight {
@@ -291,8 +332,8 @@ impl AlonePool {
         let flight = slot.flight.take()?;
         output.settle(number, flight.unanswered(&Outcome::Overdue));
         let channel = flight.channel.get().cloned();
-        if channel.is_some() {
-            slot.opening = None;
+        if channel.is_some() && !flight.apart {
+            slot.channel = None;
         }
         channel
     }
@@ -317,14 +358,16 @@ impl AlonePool {
 
     /// A channel that has been idle for long, beyond the few that are kept.
     pub(crate) fn take_surplus(&mut self) -> Option<Arc<Channel>> {
-        let is_idle = |slot: &&mut AloneSlot| slot.flight.is_none() && slot.channel.is_some();
+        let is_idle = |slot: &&mut AloneSlot| {
+            slot.flight.is_none() && slot.channel.as_ref().is_some_and(AloneChannel::is_open)
+        };
         if self.slots.len() <= IDLE_CHANNELS {
             return None;
         }
         let idle: Vec<&mut AloneSlot> = self.slots.iter_mut().filter(is_idle).collect();
         let count = idle.len();
         let is_old = |slot: &&mut AloneSlot| slot.used.is_some_and(|at| at.elapsed() >= IDLE_FOR);
-        idle.into_iter().filter(|_| count > IDLE_CHANNELS).find(is_old)?.channel.take()
+        idle.into_iter().filter(|_| count > IDLE_CHANNELS).find(is_old)?.take_open()
     }
 
     /// The connection has ended: settles unconfirmed batches with `outcome`, and waiting ones as unsent.
@@ -338,9 +381,9 @@ impl AlonePool {
         output.unsent(self.waiting.drain(..).chain(self.suspects.drain(..)));
     }
 
-    /// Idle channels, to be closed.
+    /// Open channels, to be closed.
     pub(crate) fn take_channels(&mut self) -> Vec<Arc<Channel>> {
-        self.slots.iter_mut().filter_map(|slot| slot.channel.take()).collect()
+        self.slots.iter_mut().filter_map(AloneSlot::take_open).collect()
     }
 }
 
@@ -355,9 +398,9 @@ async fn publish_apart(
     let mut answer = match session.another(&options.amqp, limit, APART).await {
         Ok(own) => {
             let own = Arc::new(own);
-            let channel = open_channel(Arc::clone(&own), limit);
+            let channel = AloneChannel::begin(Arc::clone(&own), limit);
             let answer = publish_alone(Arc::clone(&own), channel, opened, message).await;
-            AloneAnswer { apart: Some(own), channel: None, ..answer }
+            AloneAnswer { apart: Some(own), ..answer }
         }
         // The broker may allow no more connections, or be gone.
         Err(fault) => {
@@ -378,11 +421,6 @@ async fn publish_apart(
     answer
 }
 
-/// A channel that is opened from the first poll on, within `limit`.
-fn open_channel(session: Arc<Session>, limit: Duration) -> AloneChannel {
-    async move { Ok(Arc::new(confirm_channel(&session, limit).await?)) }.boxed().shared()
-}
-
 /// The wait for the confirm is unbounded: the pool decides when a channel is needed.
 async fn publish_alone(
     session: Arc<Session>,
@@ -392,7 +430,7 @@ async fn publish_alone(
 ) -> AloneAnswer {
     let id = message.id;
     let ended = AloneAnswer::of;
-    let channel = match channel.await {
+    let channel = match channel.get().await {
         Ok(channel) => channel,
         Err(fault) => return ended(Outcome::Unsent, Some(fault)),
     };
@@ -421,12 +459,12 @@ async fn publish_alone(
             };
         }
     };
-    AloneAnswer { channel: Some(channel), ..ended(outcome, None) }
+    AloneAnswer { reusable: true, ..ended(outcome, None) }
 }
 
 impl AloneAnswer {
     fn of(outcome: Outcome, fault: Option<Fault>) -> AloneAnswer {
-        AloneAnswer { outcome, fault, apart: None, no_connection: None, channel: None }
+        AloneAnswer { outcome, fault, apart: None, no_connection: None, reusable: false }
     }
 
     /// The broker has reported the outcome.

@@ -12,7 +12,7 @@
 //! [`super::prefetch`] decides.
 
 use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
-use super::unacked::{Unacked, UnackedLoad};
+use super::unacked::{Unacked, UnackedLoad, MOST_UNAPPLIED};
 use futures_util::stream::{ReadyChunks, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
@@ -25,6 +25,8 @@ use tokio::time::timeout;
 
 /// Upper bound on deliveries taken from lapin at once.
 const CHUNK: usize = 512;
+/// Time limit for the queue to apply the last acks.
+const APPLIED_WITHIN: Duration = Duration::from_secs(3);
 
 /// State of a [`ConsumerChannel`] at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub(crate) struct ConsumerChannel {
     consumers: u32,
     prefetch: u16,
     unacked: Unacked,
+    /// Acks written since the queue last answered a command.
+    unapplied: u32,
 }
 
 impl ConsumerChannel {
@@ -72,6 +76,7 @@ impl ConsumerChannel {
             consumers: 0,
             prefetch,
             unacked: Unacked::default(),
+            unapplied: 0,
         };
         consumer.consume(prefetch).await?;
         Ok(consumer)
@@ -179,15 +184,32 @@ impl ConsumerChannel {
         Ok(())
     }
 
-    /// Closes the channel, if it is still open: all that is unacked goes back to the queue at once.
-    pub(crate) async fn close(self, limit: Duration) -> Result<(), Fault> {
+    /// Closes the channel, if it is still open: all that is unacked goes back to the queue at once. What was
+    /// acked does not, unless the queue does not apply the acks within [`APPLIED_WITHIN`].
+    pub(crate) async fn close(mut self, limit: Duration) -> Result<(), Fault> {
         if !self.is_connected() {
             return Ok(());
+        }
+        if self.unapplied > MOST_UNAPPLIED {
+            let applied = timeout(APPLIED_WITHIN, self.have_acks_applied()).await;
+            if !matches!(applied, Ok(Ok(()))) {
+                let queue = &self.queue;
+                tracing::info!("queue '{queue}' has not applied the last acks: some messages may come again");
+            }
         }
         match timeout(limit, self.channel.close(200, "OK".into())).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("closing the consumer's channel", limit)),
         }
+    }
+
+    /// Waits until the queue has applied all acks. It answers a new consumer, and the cancel of it, once it
+    /// has applied what came before; so with the second answer, the channel has passed on what it held back.
+    async fn have_acks_applied(&mut self) -> Result<(), Fault> {
+        self.cancel().await?;
+        // Takes one message at most, which returns like those on the way.
+        self.consume(1).await?;
+        self.cancel().await
     }
 
     /// Sends acks of this generation. Returns, once they are written, how many deliveries they cover.
@@ -197,6 +219,7 @@ impl ConsumerChannel {
         for ack in acks.iter().filter(|ack| ack.delivery.generation == self.generation) {
             let Some((tag, count)) = self.unacked.ack(ack.delivery.tag, ack.multiple) else { continue };
             covered = covered.saturating_add(count);
+            self.unapplied = self.unapplied.saturating_add(1);
             let options = BasicAckOptions { multiple: ack.multiple };
             let mut write = Box::pin(self.channel.basic_ack(tag, options));
             // The first poll hands the frame over, in order; awaiting each write in turn would cost a round
@@ -252,17 +275,22 @@ impl ConsumerChannel {
             Ok(done) => done.map_err(|e| Fault::from(e).while_doing(&what))?,
             Err(_) => return Err(Fault::timeout(&what, self.limit)),
         };
+        self.unapplied = 0;
         self.unacked.begin_consumer();
         self.stream = Some(consumer.ready_chunks(CHUNK));
         self.mode = Mode::Running;
         Ok(())
     }
 
-    async fn send_cancel(&self) -> Result<(), Fault> {
+    async fn send_cancel(&mut self) -> Result<(), Fault> {
         let tag = format!("tidegate-{}-{}", self.generation, self.consumers);
         match timeout(self.limit, self.channel.basic_cancel(tag.into(), BasicCancelOptions::default())).await
         {
-            Ok(done) => Ok(done?),
+            Ok(done) => {
+                done?;
+                self.unapplied = 0;
+                Ok(())
+            }
             Err(_) => Err(Fault::timeout("cancelling the consumer", self.limit)),
         }
     }

@@ -27,6 +27,7 @@ mod consumer_channel;
 mod control;
 mod cost;
 mod dead_queue;
+mod declaring;
 mod fault;
 mod figures;
 mod forwarder;

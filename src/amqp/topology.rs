@@ -6,6 +6,7 @@
 
 use super::blueprint::{self, Argument, Declared, Names, RequestMap, Routing};
 use super::connection::Session;
+use super::declaring::in_turn;
 use super::fault::{Fault, FaultKind};
 use lapin::options::{
     ExchangeBindOptions, ExchangeDeclareOptions, ExchangeDeleteOptions, ExchangeUnbindOptions,
@@ -640,8 +641,8 @@ impl<'a> Setup<'a> {
     ) -> Result<(), Fault> {
         let channel = self.channel().await?;
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
-        let result =
-            timeout(self.limit, channel.queue_declare(short(name)?, options, field_table(arguments))).await;
+        let call = channel.queue_declare(short(name)?, options, field_table(arguments));
+        let result = in_turn(self.limit, timeout(self.limit, call)).await;
         let Err(fault) = self.done(&format!("declaring queue '{name}'"), result) else { return Ok(()) };
         match fault.code {
             Some(406) => {

@@ -2,6 +2,13 @@
 
 use std::collections::BTreeMap;
 
+/// Most acks with which a channel may be closed at once.
+///
+/// RabbitMQ's channel passes 32 commands on to a quorum queue that the queue has not applied so far. It holds
+/// further acks back, and forgets them when it is closed: the messages return to the queue (seen on 3.10: 133
+/// to 1,525 of 2,000). A frame may be several commands, one for each former consumer, so this is fewer.
+pub(crate) const MOST_UNAPPLIED: u32 = 8;
+
 /// What is unacked on a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnackedLoad {

@@ -105,6 +105,15 @@ end,
 Load(lists:flatmap(Read, Listed)).
 "#;
 
+/// Makes the workers of at-least-once dead-lettering temporary. If the election of a new quorum queue takes
+/// longer than five seconds, RabbitMQ gives the queue up, its worker fails over and over, and the supervisor of
+/// all of them ends for good: then no test that shares the node can declare or consume from such a queue. A
+/// worker that is not started again leaves the others alone.
+const KEEP_DEAD_LETTERING: &str = "sys:replace_state(rabbit_fifo_dlx_sup, fun(State) -> \
+     {Ids, Children} = element(4, State), \
+     Temporary = fun(_, Child) -> permanent = element(5, Child), setelement(5, Child, temporary) end, \
+     setelement(4, State, {Ids, maps:map(Temporary, Children)}) end), ok.";
+
 /// Users of every private node; the password is the name.
 const USERS: [&str; 2] = ["guest", "other"];
 /// Virtual hosts of every private node.
@@ -202,9 +211,9 @@ impl Node {
             dir,
         };
         private.prepare(conf, plugins);
-        private.launch();
         let uri = format!("amqp://guest:guest@127.0.0.1:{}/%2f", private.port);
         let node = Node { uri, private: Some(private) };
+        node.launch();
         PRELOAD.get_or_init(|| node.write_preload());
         node
     }
@@ -447,7 +456,12 @@ impl Node {
 
     /// Starts the node again after [`Node::stop`] or [`Node::kill9`], with the same data.
     pub fn start_again(&self) {
+        self.launch();
+    }
+
+    fn launch(&self) {
         self.private().launch();
+        assert_eq!(self.eval(KEEP_DEAD_LETTERING), "ok");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{raw, republisher::Republisher, CLOSE_WITHIN, STEP_WITHIN};
 use crate::fault::{Fault, FaultKind};
+use crate::unacked::MOST_UNAPPLIED;
 use lapin::message::{BasicGetMessage, Delivery};
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicNackOptions, QueueDeclareOptions};
 use lapin::types::{FieldTable, ShortString};
@@ -33,6 +34,8 @@ pub(super) struct Walk {
     most_returns: Option<u64>,
     depth: usize,
     looked_at: usize,
+    /// Acks written since the queue last answered.
+    unapplied: u32,
     /// Bounds of the present call: the last dead letter by number, the start, and the deadline.
     call_ends: (usize, Instant, Instant),
     /// Another call may continue the walk.
@@ -52,6 +55,7 @@ impl Walk {
             most_returns,
             depth: 0,
             looked_at: 0,
+            unapplied: 0,
             call_ends: (0, Instant::now(), Instant::now()),
             goes_on: false,
             gone: Arc::default(),
@@ -112,6 +116,7 @@ impl Walk {
             self.at_end = true;
             return Ok(None);
         };
+        self.unapplied = 0;
         if first {
             self.depth = message_count as usize + 1;
         }
@@ -242,15 +247,19 @@ impl Walk {
 
     /// Waits until the broker has processed the acks sent so far: it answers in order.
     pub(super) async fn heard(&self) -> Result<(), Fault> {
-        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
-        let asking = self.channel.queue_declare(self.queue.clone(), options, FieldTable::default());
-        match timeout(STEP_WITHIN, asking).await {
-            Ok(done) => Ok(done.map(drop)?),
+        match timeout(STEP_WITHIN, self.passive_declare()).await {
+            Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("removing dead letters (they may still be queued)", STEP_WITHIN)),
         }
     }
 
-    async fn take_away(&self, tag: u64) -> Result<(), Fault> {
+    async fn passive_declare(&self) -> lapin::Result<()> {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        self.channel.queue_declare(self.queue.clone(), options, FieldTable::default()).await.map(drop)
+    }
+
+    async fn take_away(&mut self, tag: u64) -> Result<(), Fault> {
+        self.unapplied += 1;
         match timeout(STEP_WITHIN, self.channel.basic_ack(tag, BasicAckOptions::default())).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("removing a dead letter", STEP_WITHIN)),
@@ -263,6 +272,12 @@ impl Walk {
             return Ok(());
         }
         let ending = async {
+            if self.unapplied > MOST_UNAPPLIED {
+                // The queue hands a message out once it has applied the acks before; when the channel answers
+                // again, it has passed on those that it held back.
+                self.channel.basic_get(self.queue.clone(), BasicGetOptions::default()).await?;
+                self.passive_declare().await?;
+            }
             let options = BasicNackOptions { multiple: true, requeue: true };
             if self.looked_at > 0 {
                 self.channel.basic_nack(0, options).await?;
