@@ -271,8 +271,9 @@ impl Walk {
         if !self.channel.status().connected() {
             return Ok(());
         }
+        let unapplied = self.unapplied > MOST_UNAPPLIED;
         let ending = async {
-            if self.unapplied > MOST_UNAPPLIED {
+            if unapplied {
                 // The queue hands a message out once it has applied the acks before; when the channel answers
                 // again, it has passed on those that it held back.
                 self.channel.basic_get(self.queue.clone(), BasicGetOptions::default()).await?;
@@ -285,7 +286,8 @@ impl Walk {
             self.channel.close(200, "OK".into()).await
         };
         let all = GIVE_BACK_WITHIN * u32::try_from(self.looked_at).unwrap_or(u32::MAX);
-        let within = CLOSE_WITHIN + all.min(GIVE_ALL_BACK_WITHIN);
+        let applying = if unapplied { STEP_WITHIN } else { Duration::ZERO };
+        let within = applying + CLOSE_WITHIN + all.min(GIVE_ALL_BACK_WITHIN);
         match timeout(within, ending).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("removing dead letters (they may still be queued)", within)),
