@@ -642,7 +642,11 @@ impl<'a> Setup<'a> {
         let channel = self.channel().await?;
         let options = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let call = channel.queue_declare(short(name)?, options, field_table(arguments));
-        let result = in_turn(self.limit, timeout(self.limit, call)).await;
+        let declaring = timeout(self.limit, call);
+        let result = match arguments.iter().any(|(name, _)| *name == "x-dead-letter-strategy") {
+            true => in_turn(declaring).await,
+            false => declaring.await,
+        };
         let Err(fault) = self.done(&format!("declaring queue '{name}'"), result) else { return Ok(()) };
         match fault.code {
             Some(406) => {
