@@ -244,7 +244,8 @@ must() {
 fetch() { run fetch "${MAKE:-make}" -s fetch; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() {
-	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --example demo-cluster --bin bench --no-run --locked --offline
+	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --example demo-cluster --bin bench --no-run --locked --offline &&
+		rm "$out/examples.code"
 }
 build() {
 	run build "$cargo" test -p tidegate --features tidegate/top --test integration --test faults --test fuzz --test tidy --no-run \
@@ -277,7 +278,7 @@ run_lib() {
 	export SEEDS TMPDIR
 	for each in $crates; do run "lib-$each" $nice "$(program units lib "tidegate_$each")"; done
 	run lib-daemon $nice "$(program units lib tidegate)"
-	! has lint || { examples "$nice" && rm "$out/examples.code"; }
+	! has lint || examples "$nice"
 }
 
 must fetch

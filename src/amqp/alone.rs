@@ -145,10 +145,10 @@ impl AloneSlot {
 
     /// Takes its channel if that is open.
     fn take_open(&mut self) -> Option<Arc<Channel>> {
-        match self.channel.take_if(|channel| channel.is_open())? {
-            AloneChannel::Open(channel) => Some(channel),
-            AloneChannel::Opening(_) => None,
-        }
+        let Some(AloneChannel::Open(channel)) = self.channel.take_if(|channel| channel.is_open()) else {
+            return None;
+        };
+        Some(channel)
     }
 }
 

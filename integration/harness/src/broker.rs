@@ -108,10 +108,12 @@ Load(lists:flatmap(Read, Listed)).
 /// Makes the workers of at-least-once dead-lettering temporary. If the election of a new quorum queue takes
 /// longer than five seconds, RabbitMQ gives the queue up, its worker fails over and over, and the supervisor of
 /// all of them ends for good: then no test that shares the node can declare or consume from such a queue. A
-/// worker that is not started again leaves the others alone.
+/// worker that is not started again leaves the others alone. (RabbitMQ 3.10 starts them again in any case, 4.3
+/// after a failure.)
 const KEEP_DEAD_LETTERING: &str = "sys:replace_state(rabbit_fifo_dlx_sup, fun(State) -> \
      {Ids, Children} = element(4, State), \
-     Temporary = fun(_, Child) -> permanent = element(5, Child), setelement(5, Child, temporary) end, \
+     Temporary = fun(_, Child) -> \
+     true = lists:member(element(5, Child), [permanent, transient]), setelement(5, Child, temporary) end, \
      setelement(4, State, {Ids, maps:map(Temporary, Children)}) end), ok.";
 
 /// Users of every private node; the password is the name.
