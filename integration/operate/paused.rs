@@ -29,6 +29,10 @@ fn held_back_over_kills_and_then_all_of_it_once() {
     site.client.publish_all(some(&site, "shop", "a"));
     site.client.publish_all(some(&site, "mail", "a"));
     mail.items(600, Duration::from_secs(10));
+    wait_until("only what is held is stored", Duration::from_secs(10), || {
+        let state = daemon.state();
+        state["items"]["waiting"] == 600 && state["uncommitted"] == 0
+    });
     for round in 0..2 {
         shop.quiet(Duration::from_millis(300));
         let told = application(&daemon, "shop");
@@ -56,6 +60,10 @@ fn held_back_over_kills_and_then_all_of_it_once() {
     ids.dedup();
     assert_eq!(ids.len(), 601);
     shop.quiet(Duration::from_millis(300));
+    wait_until("all ends are stored", Duration::from_secs(10), || {
+        let state = daemon.state();
+        state["items"]["waiting"] == 0 && state["uncommitted"] == 0
+    });
     daemon.kill9();
     daemon.start_again();
     daemon.wait_ready();
