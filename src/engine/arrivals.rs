@@ -30,6 +30,9 @@ use tidegate_types::{Asker, Command, Ended, Identity, Now};
 /// which the broker would close the channel and take back all that is unacked.
 pub(crate) const REQUEST_MS: u64 = 300_000;
 
+/// Number of waiting identities that cost a cancel as much time as it takes to judge another arrival.
+const AS_ONE: usize = 64;
+
 /// What the store has reported about an arrival's identities.
 #[derive(Debug)]
 enum Knowledge {
@@ -347,6 +350,14 @@ impl Arrivals {
         }
     }
 
+    /// Its part of the arrivals that one turn judges: a cancel goes over all that wait for outcomes.
+    pub(crate) fn cost(&self, arrival: &Arrival) -> usize {
+        match arrival {
+            Arrival::Command { command, .. } if line::cancels(command) => 1 + self.waiting.len() / AS_ONE,
+            Arrival::Command { .. } | Arrival::Item(..) | Arrival::Rejected(..) => 1,
+        }
+    }
+
     /// Releases requests that wait for an outcome and that this later command cancels, as far as
     /// `may_be_decided` allows. Whether there are any.
     pub(crate) fn release_for(
@@ -354,6 +365,9 @@ impl Arrivals {
         command: &Command,
         may_be_decided: impl Fn(Identity) -> bool,
     ) -> bool {
+        if !line::cancels(command) {
+            return false;
+        }
         let is_meant =
             |waiting: &Waiting| waiting.line.iter().any(|placed| placed.arrival.is_meant_by(command));
         let meant =
@@ -401,7 +415,12 @@ impl Arrivals {
     /// Takes all arrivals that wait for the outcome of this identity.
     fn take_waiting(&mut self, identity: Identity) -> VecDeque<Placed> {
         let line = self.waiting.remove(&identity).unwrap_or_default().line;
-        line.iter().for_each(|placed| self.waits.end(placed.arrival.waiter()));
+        for placed in &line {
+            self.waits.end(placed.arrival.waiter());
+            placed.until.into_iter().for_each(|until| {
+                self.until.remove(&(until, identity));
+            });
+        }
         line
     }
 
@@ -528,7 +547,14 @@ impl Arrivals {
             }
             if is_released {
                 self.released.insert(identity);
-                left.into_iter().for_each(|placed| self.add_waiting(identity, placed));
+                for placed in left {
+                    // Of those that are over, only the release is left.
+                    if placed.until.is_none_or(|until| until <= now.mono) {
+                        self.add_waiting(identity, placed);
+                    } else {
+                        self.await_outcome(identity, placed);
+                    }
+                }
             } else {
                 self.requeue(left.into_iter().map(LineEntry::new).collect());
             }
@@ -559,15 +585,13 @@ impl Arrivals {
             waiting.retain(|placed| placed.arrival.is_local() || mutated(Mutant::BehindScanKept));
         }
         self.ids_behind_scans = Lookup::new();
-        let kept: BTreeSet<(u64, Identity)> = core::mem::take(&mut self.until);
-        let mut waiting = core::mem::take(&mut self.waiting);
+        let waiting = core::mem::take(&mut self.waiting);
+        self.until.clear();
         self.waits.forget();
         self.released.clear();
-        for (_, identity) in kept {
-            for placed in waiting.remove(&identity).unwrap_or_default().line {
-                if placed.arrival.is_local() {
-                    self.await_outcome(identity, placed);
-                }
+        for (identity, Waiting { line, .. }) in waiting {
+            for placed in line.into_iter().filter(|placed| placed.arrival.is_local()) {
+                self.await_outcome(identity, placed);
             }
         }
     }
@@ -594,6 +618,12 @@ impl Arrivals {
         let remote = all.map(|placed| &placed.arrival).filter(|arrival| !arrival.is_local());
         let remote = remote.filter_map(Arrival::subject);
         remote.map(|(application, _)| application.to_owned()).collect()
+    }
+
+    /// Number of ends of waits that are kept, and number of arrivals that wait.
+    #[cfg(test)]
+    pub(crate) fn ends_of_waits(&self) -> (usize, usize) {
+        (self.until.len(), self.waiting.values().map(|waiting| waiting.line.len()).sum())
     }
 
     /// Number of arrivals that wait for the outcome of this identity, for messages of tests.

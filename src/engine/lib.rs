@@ -562,7 +562,7 @@ impl Engine {
             let next = whole.then(|| self.arrivals.next(name, &mut self.core, questions)).flatten();
             let Some(next) = next else { return false };
             last = delivery;
-            *left = left.saturating_sub(1);
+            *left = left.saturating_sub(self.arrivals.cost(&next.placed.arrival));
             if !self.judge(name, next, now) {
                 return false;
             }

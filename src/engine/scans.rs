@@ -13,6 +13,7 @@
 //! one in memory or in the store only, how its ranges end, and its answer. All share the [`course`].
 
 mod cancel;
+mod claims;
 mod count;
 mod course;
 mod flushing;
@@ -30,6 +31,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use cancel::CancelScan;
+use claims::Claims;
 use course::Course;
 use flushing::Flushing;
 use running::{Kind, Running};
@@ -43,6 +45,8 @@ pub(crate) use cancel::{end_of_cancel, OUTCOME_MS};
 #[derive(Debug, Default)]
 pub(crate) struct Scans {
     running: BTreeMap<u64, Running>,
+    /// Those of them that claim items.
+    claims: Claims,
     next_number: u64,
     /// Rows examined in this call by scans that began in it.
     gathered: usize,
@@ -70,7 +74,8 @@ impl Scans {
         Scans::default()
     }
 
-    /// Begins a scan, or returns the answer that refuses it.
+    /// Begins a scan, or returns the answer that refuses it: only so many local ones may be under way. One
+    /// that came by message is never refused, since its sender may take no answer; the prefetch is its limit.
     pub(crate) fn begin(
         &mut self,
         core: &mut Core,
@@ -78,9 +83,8 @@ impl Scans {
         asker: Asker,
         now: Now,
     ) -> Option<Done> {
-        let waits = |scan: &Running| scan.cancel().is_some_and(|cancel| cancel.waits);
-        let under_way = self.running.values().filter(|scan| !waits(scan)).count() + self.flushing.len();
-        if under_way >= core.live.thresholds().scans {
+        let (scans, most) = (core.live.thresholds().scans, core.live.thresholds().gathered);
+        if matches!(asker, Asker::Local(_)) && self.local_under_way() >= scans {
             return Some((asker, command, Answer::Unavailable("too many commands of this kind at one time")));
         }
         if let Command::FlushAll(application) = &command {
@@ -92,24 +96,28 @@ impl Scans {
             return Some((asker, command, Answer::Unknown));
         };
         let mut running = Running::new(core, kind, command, asker);
-        let most = core.live.thresholds().gathered;
         let mut left = most.saturating_sub(self.gathered);
         running.gather(core, &mut left);
         self.gathered = most - left;
         self.next_number += 1;
+        if let Some(cancel) = running.cancel() {
+            self.claims.begin(self.next_number, &cancel.scope);
+        }
         self.running.insert(self.next_number, running);
         None
     }
 
+    /// Number of local commands that have not covered all items.
+    fn local_under_way(&self) -> usize {
+        let waits = |scan: &Running| scan.cancel().is_some_and(|cancel| cancel.waits);
+        let local = self.running.values().filter(|scan| scan.is_local());
+        local.filter(|scan| !waits(scan)).count() + self.flushing.len()
+    }
+
     /// Number of a cancel of this customer that has not covered all items yet.
     pub(crate) fn cancel_under_way(&self, application: &str, customer: &str) -> Option<u64> {
-        let is_its = |scope: &Scope| {
-            matches!(scope, Scope::Customer(of)
-                if *of.application == *application && *of.customer == *customer)
-        };
-        let mut going = self.running.iter().filter(|(_, scan)| !scan.course.is_through());
-        let found = going.find(|(_, scan)| scan.cancel().is_some_and(|cancel| is_its(&cancel.scope)));
-        found.map(|(number, _)| *number)
+        let mut its = self.claims.of_customer(application, customer).iter().copied();
+        its.find(|number| !self.is_through(*number))
     }
 
     /// Whether the scan has covered all items.
@@ -119,15 +127,15 @@ impl Scans {
 
     /// Whether a cancel of a customer has been judged and has not begun.
     pub(crate) fn has_cancels_to_begin(&self) -> bool {
-        let Some((_, scan)) = self.running.last_key_value() else { return false };
-        scan.course.ranges.is_none()
-            && scan.cancel().is_some_and(|cancel| matches!(cancel.scope, Scope::Customer(_)))
+        let is_of_customer = |cancel: &CancelScan| matches!(cancel.scope, Scope::Customer(_));
+        let mut to_begin = self.running.values().filter(|scan| scan.course.ranges.is_none());
+        to_begin.any(|scan| scan.cancel().is_some_and(is_of_customer))
     }
 
     /// Sets the prefetch: a share of it may wait here.
     pub(crate) fn set_prefetch(&mut self, prefetch: u16) {
         if self.waits.set_prefetch(prefetch) {
-            for scan in self.running.values_mut().filter(|scan| matches!(scan.asker, Asker::Remote { .. })) {
+            for scan in self.running.values_mut().filter(|scan| !scan.is_local()) {
                 if let Kind::Cancel(cancel) = &mut scan.kind {
                     cancel.impatient |= cancel.waits;
                 }
@@ -145,13 +153,12 @@ impl Scans {
         let most = core.live.thresholds();
         let mut gather = most.gathered.saturating_sub(core::mem::take(&mut self.gathered));
         let (step, mut look) = (most.looked_at, most.looked_at_by_all);
-        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.course.ranges.is_none()) {
-            if !scan.gather(core, &mut gather) {
-                continue;
+        for scan in self.running.values_mut().filter(|scan| scan.course.ranges.is_none()) {
+            if scan.gather(core, &mut gather) {
+                scan.cover_memory(core, (step, &mut look), &mut gather, now);
             }
-            scan.cover_memory(core, (step, &mut look), &mut gather, now);
-            loads.extend(scan.step(*number, core));
         }
+        self.begin_with_store(core, loads);
         let (mut windows, mut items) =
             (core.live.thresholds().flushed_windows, core.live.thresholds().flushed);
         for flushing in &mut self.flushing {
@@ -163,6 +170,22 @@ impl Scans {
         let mut advanced = Advanced { more, ..self.take_done(core, now) };
         advanced.done.extend(flushed.into_iter().map(Flushing::done));
         advanced
+    }
+
+    /// Begins with the store where memory has been covered. Of the commands that came by message, only so many
+    /// have a step under way; the others follow in order.
+    fn begin_with_store(&mut self, core: &mut Core, loads: &mut Vec<Load>) {
+        let stepping = self.running.values().filter(|scan| !scan.is_local() && scan.course.steps_now).count();
+        let mut room = core.live.thresholds().scans.saturating_sub(stepping);
+        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.is_to_step()) {
+            if !scan.is_local() {
+                if room == 0 {
+                    continue;
+                }
+                room -= 1;
+            }
+            loads.extend(scan.step(*number, core));
+        }
     }
 
     /// Takes the rows of a step over the store.
@@ -188,14 +211,20 @@ impl Scans {
 
     /// Takes the outcomes of attempts for the scans that wait for them.
     pub(crate) fn outcomes(&mut self, core: &mut Core, outcomes: &[(Identity, Option<Ended>)], now: Now) {
+        let mut known: BTreeMap<Identity, bool> = BTreeMap::new();
+        for (identity, ended) in outcomes {
+            known.entry(*identity).or_insert(ended.is_some());
+        }
         for scan in self.running.values_mut() {
-            for (identity, ended) in outcomes {
-                let Kind::Cancel(cancel) = &mut scan.kind else { break };
-                let awaited = !cancel.is_given_up(&scan.course) && cancel.in_flight.remove(identity);
-                if !awaited || ended.is_some() || mutated(Mutant::FailedIsNotTakenBack) {
+            let Kind::Cancel(cancel) = &mut scan.kind else { continue };
+            if cancel.is_given_up(&scan.course) {
+                continue;
+            }
+            for (identity, has_ended) in cancel.take_known(&known) {
+                if has_ended || mutated(Mutant::FailedIsNotTakenBack) {
                     continue;
                 }
-                if let Some(id) = core.live.items().by_identity(*identity) {
+                if let Some(id) = core.live.items().by_identity(identity) {
                     scan.visit(core, id, now);
                 }
             }
@@ -214,8 +243,10 @@ impl Scans {
         let over = self.running.iter().filter(|(_, scan)| scan.is_done(now));
         let over: Vec<u64> = over.map(|(number, _)| *number).collect();
         let mut advanced = Advanced::default();
-        for scan in over.into_iter().filter_map(|number| self.running.remove(&number)) {
+        for number in over {
+            let Some(scan) = self.running.remove(&number) else { continue };
             if let Some(cancel) = scan.cancel() {
+                self.claims.end(number, &cancel.scope);
                 if cancel.waits {
                     self.waits.end(Waiter::of(&scan.command, &scan.asker));
                 }
@@ -248,7 +279,7 @@ impl Scans {
             }
             LiveItem::Far(stored) => Traits::far(stored),
         };
-        let Some((cancel, _)) = self.owner_of(&traits) else { return found };
+        let Some((cancel, _)) = self.owner_mut(&traits) else { return found };
         let end = cancel.end.clone();
         cancel.cancelled += u64::from(!mutated(Mutant::ClaimedUncounted));
         let (attempts, fingerprint) = match live {
@@ -278,7 +309,7 @@ impl Scans {
             return false;
         }
         let traits = Traits::near(core, *id);
-        while let Some((cancel, course)) = self.owner_of(&traits) {
+        while let Some((cancel, course)) = self.owner_mut(&traits) {
             if !at_once || !course.is_through() {
                 return true;
             }
@@ -295,8 +326,7 @@ impl Scans {
         }
         let Some(id) = core.live.items().by_identity(identity) else { return false };
         let item = Traits::near(core, id);
-        let owns = |scan: &Running| scan.cancel().is_some_and(|cancel| cancel.owns(&scan.course, &item));
-        self.running.values().any(|scan| !scan.course.is_through() && owns(scan))
+        self.owner_of(&item, |scan| !scan.course.is_through()).is_some()
     }
 
     /// Items have been loaded: those that belong to a cancel under way are cancelled, and a count that has
@@ -318,12 +348,20 @@ impl Scans {
         }
     }
 
+    /// Number of the first cancel to which an item with these traits belongs, of those that `counts` takes.
+    fn owner_of(&self, item: &Traits, counts: impl Fn(&Running) -> bool) -> Option<u64> {
+        let owns = |number: &u64| {
+            let scan = self.running.get(number).filter(|scan| counts(scan));
+            scan.is_some_and(|scan| scan.cancel().is_some_and(|cancel| cancel.owns(&scan.course, item)))
+        };
+        self.claims.of(item).filter_map(|numbers| numbers.iter().copied().find(owns)).min()
+    }
+
     /// The first cancel to which an item with these traits belongs.
-    fn owner_of(&mut self, item: &Traits) -> Option<(&mut CancelScan, &Course)> {
-        self.running.values_mut().find_map(|scan| {
-            let Kind::Cancel(cancel) = &mut scan.kind else { return None };
-            cancel.owns(&scan.course, item).then_some((cancel, &scan.course))
-        })
+    fn owner_mut(&mut self, item: &Traits) -> Option<(&mut CancelScan, &Course)> {
+        let scan = self.running.get_mut(&self.owner_of(item, |_| true)?)?;
+        let Kind::Cancel(cancel) = &mut scan.kind else { return None };
+        Some((cancel, &scan.course))
     }
 
     /// The callers of these commands have left. Commands that change something continue to their ends.
@@ -337,11 +375,14 @@ impl Scans {
 
     /// Drops remote commands, which the broker redelivers.
     pub(crate) fn forget_deliveries(&mut self) {
-        let waits = &mut self.waits;
-        self.running.retain(|_, scan| {
-            let stays = matches!(scan.asker, Asker::Local(_));
-            if !stays && scan.cancel().is_some_and(|cancel| cancel.waits) {
-                waits.end(Waiter::of(&scan.command, &scan.asker));
+        let (waits, claims) = (&mut self.waits, &mut self.claims);
+        self.running.retain(|number, scan| {
+            let stays = scan.is_local();
+            if let Some(cancel) = scan.cancel().filter(|_| !stays) {
+                claims.end(*number, &cancel.scope);
+                if cancel.waits {
+                    waits.end(Waiter::of(&scan.command, &scan.asker));
+                }
             }
             stays
         });

@@ -95,6 +95,11 @@ impl Arrival {
     }
 }
 
+/// Whether requests that came before this command may be meant by it.
+pub(super) fn cancels(command: &Command) -> bool {
+    matches!(command, Command::Cancel(_) | Command::CancelAll(_) | Command::CancelSelected(_))
+}
+
 impl LineEntry {
     pub(super) fn new(placed: Placed) -> Self {
         LineEntry { placed, knowledge: Knowledge::Unasked, at_once: false }

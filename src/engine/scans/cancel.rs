@@ -5,7 +5,8 @@ use super::scope::{Scope, Traits};
 use crate::core::Core;
 use crate::ids::ItemId;
 use crate::mutant::{mutated, Mutant};
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
 use tidegate_types::event::Stored;
 use tidegate_types::{Answer, Asker, End, Identity, Key, Now};
 
@@ -101,6 +102,22 @@ impl CancelScan {
     fn await_outcome(&mut self, core: &mut Core, identity: Identity) {
         core.want_outcomes(true);
         self.in_flight.insert(identity);
+    }
+
+    /// Takes the items whose outcomes are known out of those that it waits for.
+    pub(super) fn take_known(&mut self, known: &BTreeMap<Identity, bool>) -> Vec<(Identity, bool)> {
+        let mut met = Vec::new();
+        if self.in_flight.len() < known.len() {
+            let found = self.in_flight.iter().filter_map(|id| Some((*id, *known.get(id)?)));
+            met.extend(found);
+        } else {
+            let found = known.iter().filter(|(id, _)| self.in_flight.contains(id));
+            met.extend(found.map(|(id, has_ended)| (*id, *has_ended)));
+        }
+        met.iter().for_each(|(id, _)| {
+            self.in_flight.remove(id);
+        });
+        met
     }
 
     /// Items of this application that are in the store only were moved to this place and after it.

@@ -226,6 +226,16 @@ impl Running {
         }))
     }
 
+    /// Whether its caller is local. Else it came by message.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.asker, Asker::Local(_))
+    }
+
+    /// Whether it has covered memory and has not begun with the store.
+    pub(super) fn is_to_step(&self) -> bool {
+        !self.left && !self.course.steps_now && self.course.range().is_some()
+    }
+
     /// Whether it is to be answered.
     pub(super) fn is_done(&self, now: Now) -> bool {
         // It keeps its place until its step has returned: else callers that come and go would have no bound.

@@ -534,3 +534,27 @@ fn a_cancel_goes_back_to_what_is_due_sooner_than_where_it_has_come_to() {
     assert_eq!(ends(&w).0, ["bob's"; 4]);
     w.store.check_empty();
 }
+
+/// More cancels of customers come by message in one turn than may have a step over the store under way.
+/// Excluded: a cancel that is refused, and acked without a word because its sender takes no answer; an item that is
+/// due in that turn and leaves before its cancel.
+/// Judges promise 3.
+#[test]
+fn no_cancel_by_message_is_refused() {
+    for (count, due) in [(65, T0 + 3_600_000), (65, T0 + 10), (1_000, T0 + 3_600_000), (1_000, T0 + 10)] {
+        let mut w = World::new(settings());
+        let names: Vec<String> = (0..count).map(|number| format!("c{number}")).collect();
+        w.send(names.iter().map(|name| at(due, item("a", name, name))).collect());
+        w.send(vec![at(due, item("a", "other", "other"))]);
+        w.drain_jobs();
+        for name in &names {
+            w.enqueue(RequestBody::Command(Command::CancelAll(of(name)), None));
+        }
+        w.pass(10);
+        w.deliver(usize::MAX);
+        w.run(3_600_000);
+        assert_eq!(w.engine.counters().cancelled, count, "due {due}");
+        assert_eq!(ends(&w).0, ["other"], "{count} due {due}");
+        assert!(w.queue.is_empty(), "all are acked");
+    }
+}

@@ -64,6 +64,11 @@ impl Engine {
         self.arrivals.awaiting_by_message()
     }
 
+    /// Number of ends of waits that are kept, and number of arrivals that wait for an outcome.
+    pub(crate) fn ends_of_waits(&self) -> (usize, usize) {
+        self.arrivals.ends_of_waits()
+    }
+
     /// State of an identity in memory, for messages of tests.
     pub(crate) fn describe_identity(&self, identity: tidegate_types::Identity) -> String {
         let item = self

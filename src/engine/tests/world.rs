@@ -317,6 +317,8 @@ impl World {
         let before = self.engine.work();
         let fx = self.engine.handle(input, self.now);
         self.meter.note(&fx, self.engine.work() - before);
+        let (ends, waiting) = self.engine.ends_of_waits();
+        assert!(ends <= waiting, "{ends} ends of waits are kept for {waiting} that wait");
         if let (Some(heard), Some(log)) = (heard, &mut self.log) {
             log.push(Call::of(self.now, heard, &fx, self.engine.is_behind()));
         }

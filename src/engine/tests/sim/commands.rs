@@ -263,7 +263,8 @@ impl Model {
     }
 
     fn judge_answer(&mut self, asked: &Asked, answer: &Answer) {
-        let full = self.commands.len() >= self.settings.thresholds.scans;
+        // A command that came by message is not refused: its sender may take no answer.
+        let full = asked.local && self.commands.len() >= self.settings.thresholds.scans;
         match &asked.command {
             Command::CancelAll(_)
             | Command::CancelSelected(_)
