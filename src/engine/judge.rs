@@ -283,6 +283,11 @@ impl<'a> Decider<'a> {
         if !orphaned && (comes_back || earliest) {
             return drop_duplicate(core, rule, origin);
         }
+        if let Some(dead) = item.over.as_deref().cloned() {
+            // The consumer has had the last try, which is in flight only until its confirm comes.
+            reject(core, new.item.rejected(dead), origin, now);
+            return Decision::Done;
+        }
         self.replace(core, new, LiveItem::Resident(id), false, now)
     }
 
@@ -310,6 +315,7 @@ impl<'a> Decider<'a> {
                 return Decision::Done;
             }
         }
+        core.live.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0 && !comes_back);
         let inherited = inherited_window(core, &item, &live, now);
         match &live {
             // It is counted as replaced or sent when its attempt has ended.

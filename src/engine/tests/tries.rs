@@ -234,3 +234,29 @@ fn who_has_had_the_last_try_is_dead_and_that_is_remembered() {
         }
     }
 }
+
+/// The consumer sends the last try back before its confirm has come, and so many wait for the application that the
+/// request is decided at once.
+/// Excluded: one more try than there may be.
+#[test]
+fn who_sends_the_last_try_back_before_its_confirm_has_no_other() {
+    for rule in RULES {
+        let mut w = World::new(settings());
+        w.tell_prefetch(Some(16));
+        w.send(vec![first(rule)]);
+        w.drain_jobs();
+        assert_eq!(w.out.len(), 1, "it is in flight");
+        // It takes the only place of those that may wait.
+        w.enqueue(RequestBody::Command(Command::Cancel(target("a", "x")), None));
+        let over = Some(Box::new(Dead { reason: Reason::Attempts, error: "no more".into() }));
+        w.send(vec![NewItem { over, ..again(rule, SENT_IN, "last") }]);
+        w.drain_jobs();
+        // It is decided in the next turn, before the confirm.
+        w.advance(0);
+        w.run(400_000);
+        let (sent, dead) = ends(&w);
+        assert_eq!(sent, names(&["first"]), "{rule:?}");
+        assert_eq!(dead, [("last".to_owned(), Reason::Attempts)], "{rule:?}");
+        assert!(w.queue.is_empty(), "{rule:?}");
+    }
+}
