@@ -177,9 +177,11 @@ fn has_form(name: &str, text: &str) -> bool {
     }
 }
 
-/// Whether a text is a moment in the form of an event.
+/// Whether a text is a moment in the form of an event. Strict readers take neither lower-case letters nor a
+/// space, and no leap second.
 fn is_time(text: &str) -> bool {
-    rfc3339_ms(text, Rounding::Up).is_some()
+    let is_strict = text.get(10..11) == Some("T") && text.get(17..19) != Some("60") && !text.ends_with('z');
+    is_strict && rfc3339_ms(text, Rounding::Up).is_some()
 }
 
 /// Whether this is a valid name of an attribute.
