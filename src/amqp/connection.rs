@@ -20,6 +20,7 @@ use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidegate_config::advice::explained;
@@ -27,10 +28,14 @@ use tidegate_config::terms::is_loopback_host;
 use tidegate_config::{Endpoint, Login, Tls};
 use tokio::time::timeout;
 
-/// RabbitMQ's default. Few channels are open at a time, but the publishing connection replaces those that
-/// have ended, and lapin (seen with 4.12) may refuse a number that it uses for the second time: then the
-/// connection is replaced.
+/// RabbitMQ's default. Few channels are open at a time, but those that have ended are replaced, and lapin
+/// (seen with 4.12) opens none under the number of one that the broker has closed
+/// (see [`Session::open_channel`]).
 const CHANNEL_MAX: u16 = 2_047;
+/// Attempts to open a channel. lapin takes the next number for each, and never again one that failed: so a
+/// connection on which a few channels were refused lasts.
+const OPEN_TRIES: u32 = 16;
+const WORN_OUT: &str = "no more channels can be opened on this connection: it is replaced";
 
 /// Why a connection could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +110,8 @@ pub(crate) struct Session {
     socket: Socket,
     endpoint: Endpoint,
     address: String,
+    /// No channel can be opened on it any more.
+    is_worn_out: AtomicBool,
 }
 
 impl Session {
@@ -115,7 +122,13 @@ impl Session {
         name: &str,
     ) -> Result<Session, ConnectError> {
         let (connection, socket) = dial(endpoint, amqp, limit, name).await?;
-        Ok(Session { connection, socket, endpoint: endpoint.clone(), address: address(endpoint) })
+        Ok(Session {
+            connection,
+            socket,
+            endpoint: endpoint.clone(),
+            address: address(endpoint),
+            is_worn_out: AtomicBool::new(false),
+        })
     }
 
     /// Opens another connection to the same address, with the same login.
@@ -137,8 +150,18 @@ impl Session {
         &self.address
     }
 
+    /// It can be used: its connection lasts, and channels can be opened on it.
     pub(crate) fn is_connected(&self) -> bool {
-        self.connection.status().connected()
+        self.connection.status().connected() && self.ensure_channels().is_ok()
+    }
+
+    /// # Errors
+    /// No channel can be opened on it any more: another connection is needed.
+    pub(crate) fn ensure_channels(&self) -> Result<(), Fault> {
+        if self.is_worn_out.load(Ordering::Relaxed) {
+            return Err(Fault::lost(WORN_OUT));
+        }
+        Ok(())
     }
 
     /// Bytes of the largest frame that both ends have agreed upon.
@@ -160,10 +183,31 @@ impl Session {
     }
 
     pub(crate) async fn channel(&self, limit: Duration) -> Result<Channel, Fault> {
-        match timeout(limit, self.connection.create_channel()).await {
-            Ok(done) => Ok(done?),
+        match timeout(limit, self.open_channel()).await {
+            Ok(done) => done,
             Err(_) => Err(Fault::timeout("opening a channel", limit)),
         }
+    }
+
+    /// Opens a channel, without a time limit.
+    ///
+    /// For the number of a channel that the broker has closed, lapin answers with the reason of that close,
+    /// and asks the broker nothing. So such an error tells nothing of an exchange, a queue or a right, which
+    /// may be as they should by now.
+    ///
+    /// # Errors
+    /// The connection is lost, or no channel can be opened on it any more, which it then shows.
+    pub(crate) async fn open_channel(&self) -> Result<Channel, Fault> {
+        for _ in 0..OPEN_TRIES {
+            match self.connection.create_channel().await {
+                Err(error) if self.connection.status().connected() => {
+                    tracing::debug!(address = %self.address, %error, "lapin opens no channel");
+                }
+                done => return Ok(done?),
+            }
+        }
+        self.is_worn_out.store(true, Ordering::Relaxed);
+        Err(Fault::lost(WORN_OUT))
     }
 
     /// Shuts the socket down at once, without closing the connection first.

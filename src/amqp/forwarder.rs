@@ -321,6 +321,7 @@ impl Forwarder {
             let collected = channel.collect(&mut output);
             self.settle(output);
             collected?;
+            session.ensure_channels()?;
             let blocked = session.is_blocked();
             if blocked != std::mem::replace(&mut was_blocked, blocked) {
                 unblocked_at = Instant::now();

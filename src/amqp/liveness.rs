@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(crate) struct LivenessProbe {
     /// Carries nothing but the probes.
     channel: Option<Channel>,
-    asking: Option<BoxFuture<'static, lapin::Result<Channel>>>,
+    asking: Option<BoxFuture<'static, Result<Channel, Fault>>>,
     /// Time without an answer that counts, and the moment of the last look.
     waited: Duration,
     looked: Option<Instant>,
@@ -45,10 +45,12 @@ impl LivenessProbe {
     pub(crate) async fn woken(&mut self) {
         match &mut self.asking {
             Some(asking) => {
-                // Without the channel the next probe opens another.
+                // Without the channel the next probe opens another. A failure is no answer.
                 self.channel = asking.await.ok();
                 self.asking = None;
-                self.answered = Some(Instant::now());
+                if self.channel.is_some() {
+                    self.answered = Some(Instant::now());
+                }
             }
             None => std::future::pending().await,
         }
@@ -78,10 +80,10 @@ impl LivenessProbe {
 }
 
 /// Probes the connection. [`LivenessProbe::look`] enforces the time limit.
-async fn ask(session: Arc<Session>, channel: Option<Channel>) -> lapin::Result<Channel> {
+async fn ask(session: Arc<Session>, channel: Option<Channel>) -> Result<Channel, Fault> {
     let channel = match channel.filter(|channel| channel.status().connected()) {
         Some(channel) => channel,
-        None => session.connection().create_channel().await?,
+        None => session.open_channel().await?,
     };
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
     Ok(channel)

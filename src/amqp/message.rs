@@ -2,7 +2,7 @@
 //! channels.
 
 use super::connection::Session;
-use super::fault::{Fault, FaultKind};
+use super::fault::Fault;
 use super::shared::Shared;
 use crate::spans::{OnSpan, PublishSpan};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
@@ -207,33 +207,16 @@ impl PublishMessage {
     }
 }
 
-/// Attempts to open a channel: lapin may take the number of an ended channel for one that is still closed.
-const OPEN_TRIES: u32 = 3;
-
 /// Opens a channel with confirms. The time limit does not apply while the connection is blocked.
 pub(crate) async fn confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
-    let mut tries = 1;
-    loop {
-        match try_confirm_channel(session, limit).await {
-            Err(fault)
-                if fault.kind == FaultKind::AfterEnd && session.is_connected() && tries < OPEN_TRIES =>
-            {
-                tries += 1;
-            }
-            other => return other,
-        }
-    }
-}
-
-async fn try_confirm_channel(session: &Session, limit: Duration) -> Result<Channel, Fault> {
     let mut opening = std::pin::pin!(async {
-        let channel = session.connection().create_channel().await?;
+        let channel = session.open_channel().await?;
         channel.confirm_select(ConfirmSelectOptions::default()).await?;
-        lapin::Result::Ok(channel)
+        Ok(channel)
     });
     loop {
         match timeout(limit, &mut opening).await {
-            Ok(done) => return Ok(done?),
+            Ok(done) => return done,
             Err(_) if session.is_blocked() => {}
             Err(_) => return Err(Fault::timeout("opening a publishing channel", limit)),
         }

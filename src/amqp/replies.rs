@@ -315,7 +315,7 @@ impl Replies {
 
     /// Opens a channel on the present connection, else on a new one to the next address.
     fn opening(&mut self) -> BoxFuture<'static, Result<OpenedChannel, Fault>> {
-        let session = self.session.take().filter(|session| session.connection().status().connected());
+        let session = self.session.take().filter(|session| session.is_connected());
         let limit = self.options.timeouts.connect;
         let dialed = match session {
             Some(_) => None,
