@@ -15,7 +15,7 @@ use super::exports::Exports;
 use super::guard::GRACE;
 use super::housekeeping::Housekeeping;
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent, Mailbox, Patience, ShardOrder};
+use super::mailbox::{answer, ControlEvent, LoopEvent, Mailbox, Patience, ShardOrder};
 use super::reports::{Ending, FoundItems, ShardReport};
 use super::shard::Shard;
 use super::standby::StandbyWaits;
@@ -326,8 +326,7 @@ impl Life<'_> {
             }
             ControlEvent::Order(ShardOrder::Release) => self.begin_release(),
             ControlEvent::State(reply) => {
-                // The client may have disconnected.
-                let _ = reply.send(status::state(&self.shard, self.lasting, self.is_stopping()));
+                answer(reply, || status::state(&self.shard, self.lasting, self.is_stopping()));
             }
             ControlEvent::Export(reply) => self.exports.begin(reply),
         }

@@ -3,8 +3,9 @@
 //! A closed set of events in two queues. Control events (settled publishes, store answers, links, orders,
 //! queries) come first in a turn: they free slots and memory. Events of the ingest connection keep their own
 //! order and are taken in bounded chunks. Neither queue needs a limit: the prefetch bounds deliveries, the
-//! slots bound settled publishes, the requests to the store bound its answers, and the admin listener bounds
-//! queries.
+//! slots bound settled publishes, the requests to the store bound its answers, and the admin port bounds the
+//! queries of clients that wait. Those of clients that have gone cost little, since [`answer`] makes no answer
+//! to them.
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 //!
@@ -99,6 +100,15 @@ pub(super) enum ControlEvent {
     Export(Sender<Begun>),
     /// An attempt to open the store has ended.
     Opened,
+}
+
+/// Answers a query with what `make` gives, unless its client has disconnected. The admin port gives the place
+/// of such a client to the next one, so nothing bounds how many of these queries wait here.
+pub(super) fn answer<A>(reply: Sender<A>, make: impl FnOnce() -> A) {
+    if !reply.is_closed() {
+        // The client may disconnect at this moment.
+        let _ = reply.send(make());
+    }
 }
 
 impl LoopEvent {
@@ -345,6 +355,7 @@ impl Inlet {
 mod tests {
     use super::*;
     use tidegate_types::RequestBody;
+    use tokio::sync::oneshot::channel;
 
     #[test]
     fn control_comes_first_and_ingest_keeps_its_order() {
@@ -365,6 +376,17 @@ mod tests {
             ),
             "{out:?}"
         );
+    }
+
+    /// Excluded: answers made for clients that have disconnected, as many as somebody likes to ask for.
+    #[test]
+    fn no_answer_is_made_for_a_client_that_has_gone() {
+        let (reply, client) = channel();
+        answer(reply, || 1);
+        assert_eq!(client.blocking_recv(), Ok(1));
+        let (reply, client) = channel();
+        drop(client);
+        answer(reply, || -> u8 { panic!("nobody waits for it") });
     }
 
     fn confirmed() -> LoopEvent {

@@ -24,7 +24,6 @@ use std::time::Duration;
 use tidegate_amqp::{AskFailure, Serve};
 use tidegate_common::clock;
 use tidegate_types::snapshot::Snapshot;
-use tidegate_types::Command;
 use tidegate_wire::{ForwardKey, PROOF_BYTES};
 use tokio::sync::oneshot::channel;
 use tokio::sync::Semaphore;
@@ -146,14 +145,7 @@ impl QuestionAbout {
     fn is_change(&self) -> bool {
         match self {
             QuestionAbout::State => false,
-            QuestionAbout::Command(command) => !matches!(
-                **command,
-                Command::Lookup(_)
-                    | Command::Count(_)
-                    | Command::CountSelected(_)
-                    | Command::List(_)
-                    | Command::TimelineQuery(_)
-            ),
+            QuestionAbout::Command(command) => command.is_change(),
         }
     }
 }

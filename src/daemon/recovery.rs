@@ -6,7 +6,7 @@
 //! limit. Later openings are not judged so exactly, and no start depends on them.
 
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, Inlet, LoopEvent};
+use super::mailbox::{answer, ControlEvent, Inlet, LoopEvent};
 use super::reports::ShardReport;
 use super::standby::{self, StandbyWaits};
 use rustix::time::{clock_gettime, ClockId};
@@ -49,9 +49,8 @@ pub(super) fn opening<T: Send>(
             for event in events.drain(..) {
                 match event {
                     LoopEvent::Control(ControlEvent::Opened) => is_open = true,
-                    // The client may have disconnected.
                     LoopEvent::Control(ControlEvent::State(reply)) => {
-                        drop(reply.send(standby::state(lasting, waits)));
+                        answer(reply, || standby::state(lasting, waits));
                     }
                     event @ (LoopEvent::Control(_)
                     | LoopEvent::Command(..)

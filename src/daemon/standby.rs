@@ -4,7 +4,7 @@
 
 use super::answers::ShardAnswer;
 use super::lasting::Lasting;
-use super::mailbox::{ControlEvent, LoopEvent, ShardOrder, ShardTurn};
+use super::mailbox::{answer, ControlEvent, LoopEvent, ShardOrder, ShardTurn};
 use super::reports::ShardReport;
 use crate::admin::{ExportRefusal, LinkState, ShardLine, ShardState};
 use std::collections::VecDeque;
@@ -181,10 +181,9 @@ fn handle(lasting: &mut Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> 
             lasting.health.readiness.reset(!matches!(turn, ShardTurn::Unknown(_)));
             waits.hear(turn);
         }
-        // Clients may have disconnected.
-        LoopEvent::Control(ControlEvent::State(reply)) => drop(reply.send(state(lasting, waits))),
+        LoopEvent::Control(ControlEvent::State(reply)) => answer(reply, || state(lasting, waits)),
         LoopEvent::Control(ControlEvent::Export(reply)) => {
-            drop(reply.send(Err(ExportRefusal::NotOnDisk("there is no store open at present"))));
+            answer(reply, || Err(ExportRefusal::NotOnDisk("there is no store open at present")));
         }
         LoopEvent::Command(_, reply) => refuse(waits, reply),
         // Events of the life that has ended.

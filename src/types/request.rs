@@ -291,6 +291,18 @@ impl<I> Command<I> {
         }
     }
 
+    /// Whether it changes anything; else only its answer is of use.
+    pub fn is_change(&self) -> bool {
+        !matches!(
+            self,
+            Command::Lookup(_)
+                | Command::Count(_)
+                | Command::CountSelected(_)
+                | Command::List(_)
+                | Command::TimelineQuery(_)
+        )
+    }
+
     /// The same command with another type of item name.
     pub fn naming<J>(self, name: impl FnOnce(I) -> J) -> Command<J> {
         match self {
