@@ -320,6 +320,38 @@ fn t9_a_message_that_cannot_be_parsed_is_met_with_prefetch_one() {
     assert_eq!(next(), (4, 4), "on the same connection, and growing");
 }
 
+/// T9, with requests that are acked before the culprit comes: of those that come again with it, as with a
+/// store in memory, no ack hides it; an ack of a new one shows that it has passed.
+/// Excluded: a culprit that returns all that waits, again and again, because some of it is acked each time.
+#[test]
+fn t9_acks_of_what_comes_again_do_not_hide_the_culprit() {
+    for (again, third) in [(true, 1), (false, 16)] {
+        let (consumed, consumes) = channel();
+        let script: Script = Box::new(move |mut peer, n| {
+            let Some((channel, consumer, prefetch)) = peer.next_consume() else { return };
+            consumed.send((n, prefetch)).unwrap();
+            peer.redeliver(again && n > 0);
+            peer.deliver(channel, &consumer, 1, BasicProperties::default(), b"due");
+            loop {
+                match peer.next() {
+                    Seen::Ack { .. } => peer.deliver_raw(channel, &consumer, 2, &[0x00, 0x80, 1, 0xE9]),
+                    Seen::Gone => return,
+                    _ => {}
+                }
+            }
+        });
+        let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", script, idle()).port));
+        for connection in 0..2 {
+            assert_eq!(consumes.recv_timeout(PATIENCE).unwrap(), (connection, 16));
+            let due = daemon.request();
+            assert_eq!(due.redelivered, again && connection > 0);
+            daemon.amqp.ack(vec![Ack { delivery: due.delivery, multiple: true }]);
+        }
+        assert_eq!(consumes.recv_timeout(PATIENCE).unwrap(), (2, third), "redelivered: {again}");
+        assert_eq!(daemon.amqp.stats().parse_errors, 2);
+    }
+}
+
 /// A missing exchange: no unconfirmed batch is a suspect.
 #[test]
 fn a_missing_exchange_leaves_all_unknown_and_is_named() {

@@ -93,6 +93,8 @@ pub struct Peer {
     published: HashMap<u16, u64>,
     /// Number of `confirm.select` received.
     selects: u32,
+    /// Deliveries are marked as redelivered.
+    redelivers: bool,
     /// A publish whose header or body is incomplete, and the size of that body.
     partial: Option<(Published, Option<u64>)>,
 }
@@ -148,6 +150,7 @@ impl Peer {
             held: None,
             published: HashMap::new(),
             selects: 0,
+            redelivers: false,
             partial: None,
         };
         peer.read_frame()?;
@@ -281,6 +284,11 @@ impl Peer {
         self.payload(published.channel, published.properties.clone(), &published.body);
     }
 
+    /// Whether deliveries are marked as redelivered from now on.
+    pub fn redeliver(&mut self, redelivers: bool) {
+        self.redelivers = redelivers;
+    }
+
     pub fn deliver(
         &mut self,
         channel: u16,
@@ -357,7 +365,7 @@ impl Peer {
         let method = AMQPClass::Basic(basic::AMQPMethod::Deliver(basic::Deliver {
             consumer_tag: consumer.into(),
             delivery_tag: tag,
-            redelivered: false,
+            redelivered: self.redelivers,
             exchange: "tidegate.in".into(),
             routing_key: "app".into(),
         }));

@@ -246,8 +246,9 @@ impl Ingest {
                 Some(Arc::clone(session))
             }
         };
+        let width = self.quarantine.restart();
         let prefetch = match self.quarantine.is_on() {
-            true => self.prefetch.set(self.quarantine.restart()),
+            true => self.prefetch.set(width),
             false => {
                 // An unknown count is treated as a large one: the waiting messages may have any size.
                 let counts = shared.while_waiting(Side::Ingest, count_queue(session, &queue, limit)).await;
@@ -594,18 +595,16 @@ impl Ingest {
         received: u64,
         forwards: &mut Vec<(Handle, Vec<Forward>)>,
     ) -> Request {
-        if self.quarantine.is_on() {
-            self.quarantine.delivered(delivery.redelivered);
-            if self.quarantine.width() <= NAMED {
-                // If the process dies over it, the log names it.
-                let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
-                tracing::info!(
-                    tag = delivery.delivery_tag,
-                    message_id = id,
-                    bytes = delivery.data.len(),
-                    "a delivery is taken in quarantine"
-                );
-            }
+        self.quarantine.delivered(delivery.redelivered);
+        if self.quarantine.is_on() && self.quarantine.width() <= NAMED {
+            // If the process dies over it, the log names it.
+            let id = delivery.properties.message_id().as_ref().map(|id| id.as_str().to_owned());
+            tracing::info!(
+                tag = delivery.delivery_tag,
+                message_id = id,
+                bytes = delivery.data.len(),
+                "a delivery is taken in quarantine"
+            );
         }
         for meant in tidegate_wire::near_misses(delivery.properties.headers().as_ref()) {
             self.shared.figures().near_miss_header();
