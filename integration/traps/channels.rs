@@ -3,6 +3,7 @@
 
 use crate::fake_broker::harness::*;
 use crate::fake_broker::{idle, FakeBroker, Peer, Published, Script, Seen};
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::BasicProperties;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,15 +11,37 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tidegate_amqp::blueprint::Names;
-use tidegate_amqp::{BrokerEvent, Event, LinkStatus, Side};
-use tidegate_config::Config;
-use tidegate_types::{Batch, Dead, Outcome, Reason, ALONE_CHANNELS};
+use tidegate_amqp::{BrokerEvent, Event, LinkStatus, OnSpan, PublishSpan, Side};
+use tidegate_common::clock;
+use tidegate_config::{Config, Readings};
+use tidegate_types::{Batch, BatchItem, Dead, Outcome, Reason, RequestBody, ALONE_CHANNELS};
+use tidegate_wire::{request, Incoming};
 
 const GONE: &str = "NOT_FOUND - no exchange 'tidegate.dead'";
 const TOO_LARGE: &str = "PRECONDITION_FAILED - too large";
 
 fn alone(number: u64) -> Batch {
     Batch { alone: true, ..batch(number) }
+}
+
+/// [`alone`], due at `due`, UTC ms, of a request whose trace is recorded.
+fn traced(number: u64, due: u64) -> Batch {
+    let mut headers = FieldTable::default();
+    let context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    headers.insert("traceparent".into(), AMQPValue::LongString(context.into()));
+    let incoming = Incoming {
+        exchange: "tidegate.in",
+        routing_key: "app",
+        properties: BasicProperties::default().with_headers(headers),
+        body: b"{}".to_vec(),
+        received: due,
+    };
+    let RequestBody::Items(mut items) = request(incoming, &limits(), &Readings::default(), STORE) else {
+        panic!("a plain request is understood")
+    };
+    let mut batch = Batch { due, ..alone(number) };
+    (batch.items[0].due, batch.items[0].content) = (due, items.remove(0).content);
+    batch
 }
 
 fn letter(number: u64) -> Batch {
@@ -437,7 +460,7 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
 /// A broker that is slow to open channels: batches that need one are given up before they have it, each for the
 /// next. The channel that is being opened is for whichever of them is the last.
 /// Excluded: an opening for each batch, of which none is used, until the connection has no number left; one that
-/// stands still while no batch needs it, and is too late when one does.
+/// stands still while no batch needs it, and is too late when one does; a lateness of what was not published.
 /// Judges promise 6.
 #[test]
 fn a_channel_that_is_being_opened_is_used_by_the_next_batch() {
@@ -489,7 +512,61 @@ fn a_channel_that_is_being_opened_is_used_by_the_next_batch() {
     daemon.quiet_for(LIMIT + LIMIT / 4, |_| false);
     daemon.amqp.publish(vec![alone(20)]);
     assert_eq!(daemon.settled(1)[&20], confirmed(20));
-    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+    let stats = daemon.amqp.stats();
+    // Of the batches 1, 2, 20 and 110 to 119, each once; of the others, which were given up, none.
+    assert_eq!((stats.lateness.count, stats.batch_items.count, stats.egress_failures), (13, 13, 0));
+}
+
+/// A batch that goes alone waits for its channel, which is being opened: what is told of its publish is of the
+/// moment of the publish.
+/// Excluded: a lateness without the wait for a channel; a span that begins before its publish, or without one.
+#[test]
+fn the_lateness_of_a_batch_alone_includes_its_wait_for_a_channel() {
+    let script: Script = Box::new(|mut peer, _| loop {
+        match peer.next() {
+            Seen::Published(p) => {
+                match p.routing_key.as_str() {
+                    "app1" => peer.hold_opens(),
+                    "app9" => drop(peer.open_held()),
+                    _ => {}
+                }
+                peer.ack(p.channel, p.tag, false);
+            }
+            Seen::Gone => return,
+            _ => {}
+        }
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    let (sender, spans) = channel();
+    options.spans = Some(OnSpan(Arc::new(move |span| sender.send(span).unwrap())));
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    // The other channels are open.
+    daemon.amqp.publish(vec![letter(3)]);
+    assert_eq!(daemon.settled(1)[&3], confirmed(3));
+    let opened = Batch { due: u64::MAX, ..batch(9) };
+    let opened = Batch { items: vec![BatchItem { due: u64::MAX, ..opened.items[0].clone() }], ..opened };
+    daemon.amqp.publish(vec![batch(1)]);
+    assert_eq!(daemon.settled(1)[&1], confirmed(1));
+    // Once what goes on the main channel is confirmed, the other one is under way.
+    daemon.amqp.publish(vec![traced(5, 1_000), batch(101)]);
+    assert_eq!(daemon.settled(1)[&101], confirmed(101));
+    daemon.amqp.give_up(vec![5]);
+    assert_eq!(daemon.settled(1)[&5], Outcome::Unsent);
+    let due = clock::wall_ms();
+    daemon.amqp.publish(vec![traced(2, due), batch(102)]);
+    assert_eq!(daemon.settled(1)[&102], confirmed(102));
+    let (before, waited_until) = (daemon.amqp.stats().lateness, clock::wall_us());
+    daemon.amqp.publish(vec![opened]);
+    let settled = daemon.settled(2);
+    assert!([2, 9].iter().all(|number| matches!(settled[number], Outcome::Confirmed(_))), "{settled:?}");
+    let (after, least) = (daemon.amqp.stats().lateness, waited_until - due * 1_000);
+    assert_eq!((before.count, after.count), (3, 5));
+    assert!(after.sum - before.sum >= least, "{least}: {before:?} {after:?}");
+    let told: Vec<PublishSpan> = spans.try_iter().collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].begun >= waited_until && told[0].lateness >= least, "{told:?}");
+    assert_eq!((told[0].destination.1.as_str(), told[0].attempt, told[0].error.as_ref()), ("app2", 1, None));
 }
 
 /// Acks every publish until the client is gone.

@@ -13,6 +13,7 @@
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
+use super::figures::Figures;
 use super::message::{confirm_channel, Encoder, PublishMessage, TurnOutput};
 use super::suspects::Suspects;
 use super::Options;
@@ -25,6 +26,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tidegate_common::clock;
 use tidegate_types::{Batch, BatchId, Outcome, ALONE_CHANNELS};
 use tokio::time::Instant;
 
@@ -272,7 +274,7 @@ impl AlonePool {
         let may_go_apart = self.apart().count() < MAX_APART;
         let suspect = if may_go_apart { self.suspects.pop_front() } else { None };
         let Some(batch) = suspect.or_else(|| self.waiting.pop_front()) else { return };
-        let Some(message) = encoder.message(&batch, output) else { return };
+        let Some(message) = encoder.encoded(&batch, clock::wall_us(), output) else { return };
         let (now, id) = (Instant::now(), message.id);
         let apart = suspects.has(id, &batch.application, now);
         if apart && !may_go_apart {
@@ -297,25 +299,20 @@ impl AlonePool {
         slot.used = Some(now);
         let opened = Arc::new(OnceLock::new());
         let (session, options, channel) = (Arc::clone(session), Arc::clone(options), Arc::clone(&opened));
+        let (number, application, dead) =
+            (batch.number, Arc::clone(&batch.application), batch.dead.is_some());
+        let prepared = PreparedBatch { message, batch };
         let publish = if apart {
-            publish_apart(session, options, channel, message).boxed()
+            publish_apart(session, options, channel, prepared).boxed()
         } else {
             let own = slot.channel.take().filter(AloneChannel::is_alive);
             let own =
                 own.unwrap_or_else(|| AloneChannel::begin(Arc::clone(&session), options.timeouts.connect));
             slot.channel = Some(own.clone());
-            publish_alone(session, own, channel, message).boxed()
+            publish_alone(session, options, own, channel, prepared).boxed()
         };
-        slot.flight = Some(AloneFlight {
-            number: batch.number,
-            id,
-            application: batch.application,
-            dead: batch.dead.is_some(),
-            apart,
-            since: now,
-            channel: opened,
-            publish,
-        });
+        slot.flight =
+            Some(AloneFlight { number, id, application, dead, apart, since: now, channel: opened, publish });
     }
 
     /// Gives up a batch that is unanswered or waits; returns its channel.
@@ -387,19 +384,36 @@ impl AlonePool {
     }
 }
 
+/// A batch that waits for its channel, and its message.
+struct PreparedBatch {
+    message: PublishMessage,
+    batch: Batch,
+}
+
+impl PreparedBatch {
+    /// It is published now, and records that: before, it may have waited for long, or be given up.
+    fn begun(self, figures: &Figures) -> PublishMessage {
+        let PreparedBatch { mut message, batch } = self;
+        let mut output = TurnOutput::default();
+        message.begin(&batch, clock::wall_us(), &mut output);
+        output.record(figures);
+        message
+    }
+}
+
 /// Publishes on a separate connection, which is opened for it.
 async fn publish_apart(
     session: Arc<Session>,
     options: Arc<Options>,
     opened: Arc<OnceLock<Arc<Channel>>>,
-    message: PublishMessage,
+    prepared: PreparedBatch,
 ) -> AloneAnswer {
     let limit = options.timeouts.connect;
     let mut answer = match session.another(&options.amqp, limit, APART).await {
         Ok(own) => {
             let own = Arc::new(own);
             let channel = AloneChannel::begin(Arc::clone(&own), limit);
-            let answer = publish_alone(Arc::clone(&own), channel, opened, message).await;
+            let answer = publish_alone(Arc::clone(&own), options, channel, opened, prepared).await;
             AloneAnswer { apart: Some(own), ..answer }
         }
         // The broker may allow no more connections, or be gone.
@@ -424,11 +438,12 @@ async fn publish_apart(
 /// The wait for the confirm is unbounded: the pool decides when a channel is needed.
 async fn publish_alone(
     session: Arc<Session>,
+    options: Arc<Options>,
     channel: AloneChannel,
     opened: Arc<OnceLock<Arc<Channel>>>,
-    message: PublishMessage,
+    prepared: PreparedBatch,
 ) -> AloneAnswer {
-    let id = message.id;
+    let id = prepared.message.id;
     let ended = AloneAnswer::of;
     let channel = match channel.get().await {
         Ok(channel) => channel,
@@ -436,7 +451,7 @@ async fn publish_alone(
     };
     // Set here only, once.
     let _ = opened.set(Arc::clone(&channel));
-    let outcome = match message.publish(Arc::clone(&channel)).await {
+    let outcome = match prepared.begun(&options.figures).publish(Arc::clone(&channel)).await {
         Ok(Confirmation::Ack(None)) => Outcome::Confirmed(id),
         Ok(Confirmation::Ack(Some(back)) | Confirmation::Nack(Some(back))) => {
             Outcome::Returned(format!("{} {}", back.reply_code, back.reply_text).into())

@@ -3,7 +3,7 @@
 
 use super::connection::Session;
 use super::fault::Fault;
-use super::shared::Shared;
+use super::figures::Figures;
 use crate::spans::{OnSpan, PublishSpan};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
@@ -42,11 +42,11 @@ impl TurnOutput {
         self.settled.extend(unsent(batches));
     }
 
-    pub(crate) fn record(&self, shared: &Shared) {
+    pub(crate) fn record(&self, figures: &Figures) {
         if self.late_us.is_empty() && self.confirm_us.is_empty() {
             return;
         }
-        let mut figures = shared.figures().recorders();
+        let mut figures = figures.recorders();
         self.late_us.iter().for_each(|us| figures.lateness.record(*us));
         self.held_us.iter().for_each(|us| figures.held.record(*us));
         self.confirm_us.iter().for_each(|us| figures.confirm.record(*us));
@@ -84,36 +84,39 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    /// Encodes a batch, and records its size and the lateness of its items. `None`: the batch does not fit
-    /// into the connection's frames, and is settled as refused.
+    /// Encodes a batch that is published at once. `None`: as for [`Encoder::encoded`].
     pub(crate) fn message(&self, batch: &Batch, output: &mut TurnOutput) -> Option<PublishMessage> {
         let now_us = clock::wall_us();
+        let mut message = self.encoded(batch, now_us, output)?;
+        message.begin(batch, now_us, output);
+        Some(message)
+    }
+
+    /// Encodes a batch; [`PublishMessage::begin`] follows with its publish. `None`: the batch does not fit into
+    /// the connection's frames, and is settled as refused. `now_us`: UTC.
+    pub(crate) fn encoded(
+        &self,
+        batch: &Batch,
+        now_us: u64,
+        output: &mut TurnOutput,
+    ) -> Option<PublishMessage> {
         let mut outgoing = tidegate_wire::encode(batch, &self.names, self.store_identity, now_us / 1_000);
         if let Err(text) = tidegate_wire::fit(&mut outgoing, batch, self.frame_max) {
             output.settle(batch.number, Outcome::Refused(text.into()));
             return None;
         }
         let Outgoing { exchange, routing_key, properties, body, id, trace } = outgoing;
-        // Retries are late for other reasons.
-        if batch.dead.is_none() && batch.attempt == 1 {
-            output.late_us.extend(batch.items.iter().map(|item| late_us(batch, item.due, now_us)));
-            let held = batch.items.iter().map(|item| held_ms(batch, item.due));
-            output.held_us.extend(held.filter(|ms| *ms > 0).map(|ms| ms.saturating_mul(1_000)));
-            output.sizes.push((batch.items.len() as u64, body.len() as u64));
-        }
         let span = self.spans.as_ref().zip(trace).and_then(|(exporter, trace)| {
             let span = PublishSpan {
                 name: trace.sampled()?,
                 parent: trace.parent,
                 state: trace.state,
                 links: trace.links,
-                begun: now_us,
                 destination: (exchange.to_string(), routing_key.to_string()),
                 batch: id.to_string(),
                 items: batch.items.len() as u64,
                 bytes: body.len() as u64,
                 attempt: batch.attempt,
-                lateness: late_us(batch, batch.due, now_us),
                 ..PublishSpan::default()
             };
             let error = Some("no answer of the broker".to_owned());
@@ -136,6 +139,7 @@ pub(crate) struct PublishMessage {
 
 /// A span that has not ended yet.
 struct OpenSpan {
+    /// It has begun once it has the moment of the publish.
     span: PublishSpan,
     /// The error to report if it ended now.
     error: Option<String>,
@@ -159,7 +163,11 @@ impl OpenSpan {
 
 impl Drop for OpenSpan {
     /// Exports the span, also if its publish was abandoned: its confirm was overdue, or its connection ended.
+    /// Of a message that was not published there is none.
     fn drop(&mut self) {
+        if self.span.begun == 0 {
+            return;
+        }
         let mut span = std::mem::take(&mut self.span);
         span.ended = clock::wall_us();
         span.error = self.error.take();
@@ -184,6 +192,22 @@ impl PublishMessage {
     ) -> Self {
         let body = Body::Built(body);
         PublishMessage { number, id, exchange, routing_key: node, properties, body, span: None }
+    }
+
+    /// It is published now, `now_us` (UTC): begins its span. If it is the first publish of its batch, records
+    /// the size of that and the lateness of its items.
+    pub(crate) fn begin(&mut self, batch: &Batch, now_us: u64, output: &mut TurnOutput) {
+        // Retries are late for other reasons.
+        if batch.dead.is_none() && batch.attempt == 1 {
+            output.late_us.extend(batch.items.iter().map(|item| late_us(batch, item.due, now_us)));
+            let held = batch.items.iter().map(|item| held_ms(batch, item.due));
+            output.held_us.extend(held.filter(|ms| *ms > 0).map(|ms| ms.saturating_mul(1_000)));
+            output.sizes.push((batch.items.len() as u64, self.body.len() as u64));
+        }
+        if let Some(open) = &mut self.span {
+            open.span.begun = now_us;
+            open.span.lateness = late_us(batch, batch.due, now_us);
+        }
     }
 
     /// Publishes and waits for the confirm. The body is dropped once it is written: the wait takes longer.

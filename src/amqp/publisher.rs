@@ -240,7 +240,7 @@ impl EgressPublisher {
     }
 
     fn deliver(&self, output: TurnOutput) {
-        output.record(&self.shared);
+        output.record(self.shared.figures());
         self.settle(output.settled);
     }
 
