@@ -278,7 +278,7 @@ impl Ingest {
             counting: lock,
         };
         self.shared.set_prefetch(prefetch);
-        self.shared.set_generation(self.generation);
+        let present = self.shared.begin_generation(self.generation);
         self.shared.post(BrokerEvent::IngestReady { generation: self.generation });
         self.show(&generation);
         tracing::info!(address = generation.address, generation = self.generation, prefetch, "consuming");
@@ -286,7 +286,7 @@ impl Ingest {
             Ok(next) => Ok(next),
             Err(fault) => Err(generation.consumer.cause(fault).await),
         };
-        self.shared.set_generation(0);
+        drop(present);
         self.shared.post(BrokerEvent::IngestLost);
         let Generation { consumer, held, .. } = generation;
         let returned = consumer.unacked();

@@ -1,6 +1,7 @@
 //! Tests of what counts as forwarded, without a broker: parts are published and settled by hand.
 
 use super::*;
+use crate::shared::PresentGeneration;
 use crate::{MapStats, SharedMap};
 use tidegate_config::Config;
 use tidegate_types::{BatchId, RequestBody, Settled};
@@ -15,6 +16,7 @@ struct Site {
     forwarders: Vec<Forwarder>,
     map: Arc<SharedMap>,
     consumer: Arc<Shared>,
+    _present: PresentGeneration,
     events: UnboundedReceiver<crate::Event>,
 }
 
@@ -32,8 +34,8 @@ fn site() -> Site {
     let (told, events) = mpsc::unbounded_channel();
     let on_event = Arc::new(move |event| drop(told.send(event)));
     let consumer = Arc::new(Shared::new(on_event, Arc::default(), Arc::default()));
-    consumer.set_generation(OPEN.generation);
-    Site { sender, forwarders, map, consumer, events }
+    let _present = consumer.begin_generation(OPEN.generation);
+    Site { sender, forwarders, map, consumer, _present, events }
 }
 
 /// A request for this shard, as the sharder reads it.

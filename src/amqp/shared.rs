@@ -135,9 +135,10 @@ impl Shared {
         self.post(BrokerEvent::Prefetch(prefetch));
     }
 
-    /// Deliveries of this generation can be acked from now on; 0: of none.
-    pub(crate) fn set_generation(&self, generation: u32) {
+    /// Deliveries of this generation can be acked from now on, until the result is dropped.
+    pub(crate) fn begin_generation(self: &Arc<Self>, generation: u32) -> PresentGeneration {
         self.generation.store(generation, Relaxed);
+        PresentGeneration(Arc::clone(self))
     }
 
     pub(crate) fn generation(&self) -> u32 {
@@ -153,5 +154,46 @@ fn part(side: Side) -> DaemonPart {
     match side {
         Side::Ingest => DaemonPart::Ingest,
         Side::Egress => DaemonPart::Egress,
+    }
+}
+
+/// The generation of a consumer, while that lasts. It also ends with a task that is aborted: what was
+/// delivered to it is delivered again then, and must not be forwarded any more.
+pub(crate) struct PresentGeneration(Arc<Shared>);
+
+impl Drop for PresentGeneration {
+    fn drop(&mut self) {
+        self.0.generation.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Excluded: requests of a consumer whose task was aborted, as with a lost store, that are still forwarded.
+    #[test]
+    fn a_generation_ends_with_its_task_however_that_ends() {
+        let shared = Arc::new(Shared::new(Arc::new(drop), Arc::default(), Arc::default()));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let own = Arc::clone(&shared);
+        runtime.block_on(async move {
+            let consuming = tokio::spawn({
+                let shared = Arc::clone(&own);
+                async move {
+                    let _present = shared.begin_generation(7);
+                    std::future::pending::<()>().await;
+                }
+            });
+            while own.generation() == 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(own.generation(), 7);
+            consuming.abort();
+            assert!(consuming.await.is_err_and(|ended| ended.is_cancelled()));
+            assert_eq!(own.generation(), 0);
+        });
+        drop(shared.begin_generation(8));
+        assert_eq!(shared.generation(), 0);
     }
 }
