@@ -135,7 +135,8 @@ impl ConsumerChannel {
         self.stream = None;
         match self.mode {
             Mode::Running => Err(Fault::lost(format!(
-                "the broker cancelled the consumer of queue '{}': it was deleted, or its leader moved",
+                "the broker cancelled the consumer of queue '{}': it was deleted, its leader moved, or the \
+                 consumer timeout has passed",
                 self.queue
             ))),
             Mode::Turning => {

@@ -5,7 +5,7 @@
 //! daemon counts the consumers of the ingest queue instead: before and after each consume, and every few
 //! seconds.
 //!
-//! A daemon that finds another one stands by: it keeps its connection, and checks again twice a second. It
+//! A daemon that finds another one stands by: it keeps its connection, and checks again two to four times a second. It
 //! checks by counting the consumers, which costs the broker little and leaves no line in its log. Each
 //! refused attempt at the lock would close a channel, leave a line, and use up one of lapin's channel
 //! numbers.

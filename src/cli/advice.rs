@@ -46,7 +46,7 @@ impl<'d> Managed<'d> {
             if ms < LEAST_CONSUMER_TIMEOUT_MS {
                 let text = format!(
                     "{from} sets a consumer timeout of {ms} ms: while the intake is paused, tidegate holds \
-                     deliveries for up to 25 minutes, and the broker would close the channel. Raise it to \
+                     deliveries for up to 25 minutes, and the broker would take them back. Raise it to \
                      {LEAST_CONSUMER_TIMEOUT_MS} or remove it"
                 );
                 found.push(self.line(Severity::Warning, text));

@@ -27,7 +27,7 @@ use tidegate_types::event::{Found, Load, Wanted};
 use tidegate_types::{Asker, Command, Ended, Identity, Now};
 
 /// How long a request waits for an outcome, ms: far below the broker's consumer timeout (30 minutes), after
-/// which the broker would close the channel and take back all that is unacked.
+/// which the broker would take back all that is unacked.
 pub(crate) const REQUEST_MS: u64 = 300_000;
 
 /// Number of waiting identities that cost a cancel as much time as it takes to judge another arrival.
