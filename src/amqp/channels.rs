@@ -4,8 +4,8 @@
 //! A failure on one channel concerns only that channel: another is opened on the same connection. The ends on
 //! all channels are taken before the connection is judged: the channel that knows the reason may be the last
 //! one read, and an end that is left would wake its owner indefinitely. Four things end the connection: it
-//! is lost or closed, a channel cannot be opened in time, lapin opens none any more, or the output exchange is
-//! missing or refused, since everything needs it. Dead letters that cannot be published never end it.
+//! is lost or closed, a channel cannot be opened in time, lapin opens none any more, or the output exchange
+//! is missing or refused, since everything needs it. Dead letters that cannot be published never end it.
 
 use super::alone::{AloneEnd, AlonePool};
 use super::connection::Session;

@@ -5,9 +5,9 @@
 //! daemon counts the consumers of the ingest queue instead: before and after each consume, and every few
 //! seconds.
 //!
-//! A daemon that finds another one stands by: it keeps its connection, and checks again two to four times a second. It
-//! checks by counting the consumers, which costs the broker little and leaves no line in its log. Each
-//! refused attempt at the lock would close a channel, leave a line, and use up one of lapin's channel
+//! A daemon that finds another one stands by: it keeps its connection, and checks again two to four times a
+//! second. It checks by counting the consumers, which costs the broker little and leaves no line in its log.
+//! Each refused attempt at the lock would close a channel, leave a line, and use up one of lapin's channel
 //! numbers.
 
 use super::blueprint::lock_name;

@@ -92,8 +92,8 @@ impl Encoder {
         Some(message)
     }
 
-    /// Encodes a batch; [`PublishMessage::begin`] follows with its publish. `None`: the batch does not fit into
-    /// the connection's frames, and is settled as refused. `now_us`: UTC.
+    /// Encodes a batch; [`PublishMessage::begin`] follows with its publish. `None`: the batch does not fit
+    /// into the connection's frames, and is settled as refused. `now_us`: UTC.
     pub(crate) fn encoded(
         &self,
         batch: &Batch,

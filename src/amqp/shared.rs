@@ -171,7 +171,8 @@ impl Drop for PresentGeneration {
 mod tests {
     use super::*;
 
-    /// Excluded: requests of a consumer whose task was aborted, as with a lost store, that are still forwarded.
+    /// Excluded: requests of a consumer whose task was aborted, as with a lost store, that are still
+    /// forwarded.
     #[test]
     fn a_generation_ends_with_its_task_however_that_ends() {
         let shared = Arc::new(Shared::new(Arc::new(drop), Arc::default(), Arc::default()));

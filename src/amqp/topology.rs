@@ -347,7 +347,8 @@ fn tolerate_unseen(found: &mut Result<Note, Fault>) {
     if let Err(fault) = found {
         if fault.code == Some(403) {
             let text = format!(
-                "{}: this end cannot see whether it exists, and works without; the publishing end checks it too",
+                "{}: this end cannot see whether it exists, and works without. The publishing end checks it \
+                 too",
                 fault.text
             );
             *found = Ok(Note { risky: true, text });

@@ -169,7 +169,7 @@ fn store(mut s: Section<'_, '_>, d: StoreConfig, around: &Surroundings) -> Store
         StoreKind::Memory if hold_max >= CONSUMER_TIMEOUT => {
             s.warn(
                 "hold_max",
-                "reaches RabbitMQ's usual consumer timeout of 30m, after which the broker takes requests back",
+                "reaches RabbitMQ's usual consumer timeout of 30m, after which the broker takes them back",
             );
         }
         StoreKind::Disk | StoreKind::Postgres | StoreKind::Memory => {}

@@ -4,8 +4,8 @@
 //! queries) come first in a turn: they free slots and memory. Events of the ingest connection keep their own
 //! order and are taken in bounded chunks. Neither queue needs a limit: the prefetch bounds deliveries, the
 //! slots bound settled publishes, the requests to the store bound its answers, and the admin port bounds the
-//! queries of clients that wait. Those of clients that have gone cost little, since [`answer`] makes no answer
-//! to them.
+//! queries of clients that wait. Those of clients that have gone cost little, since [`answer`] makes no
+//! answer to them.
 //!
 //! The wait is a condition variable and not a tokio timer, which rounds up to whole milliseconds.
 //!

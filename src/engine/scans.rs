@@ -172,8 +172,8 @@ impl Scans {
         advanced
     }
 
-    /// Begins with the store where memory has been covered. Of the commands that came by message, only so many
-    /// have a step under way; the others follow in order.
+    /// Begins with the store where memory has been covered. Of the commands that came by message, only so
+    /// many have a step under way; the others follow in order.
     fn begin_with_store(&mut self, core: &mut Core, loads: &mut Vec<Load>) {
         let stepping = self.running.values().filter(|scan| !scan.is_local() && scan.course.steps_now).count();
         let mut room = core.live.thresholds().scans.saturating_sub(stepping);

@@ -7,15 +7,15 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 /// Numbers of scans, in ascending order.
-type Numbers = Vec<u64>;
+type ScanNumbers = Vec<u64>;
 
 /// See the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Cancels of a customer, by application and customer.
-    of_customers: BTreeMap<Box<str>, BTreeMap<Box<str>, Numbers>>,
+    of_customers: BTreeMap<Box<str>, BTreeMap<Box<str>, ScanNumbers>>,
     /// Cancels of a selection, which are local: there are few.
-    of_selections: Numbers,
+    of_selections: ScanNumbers,
 }
 
 impl Claims {
@@ -34,7 +34,7 @@ impl Claims {
 
     /// A cancel of this scope has ended.
     pub(super) fn end(&mut self, number: u64, scope: &Scope) {
-        let remove = |numbers: &mut Numbers| numbers.retain(|other| *other != number);
+        let remove = |numbers: &mut ScanNumbers| numbers.retain(|other| *other != number);
         match scope {
             Scope::Customer(of) => {
                 let Some(customers) = self.of_customers.get_mut(&of.application) else { return };

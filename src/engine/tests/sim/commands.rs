@@ -262,8 +262,8 @@ impl Model {
         }
     }
 
+    /// A command that came by message is not refused: its sender may take no answer.
     fn judge_answer(&mut self, asked: &Asked, answer: &Answer) {
-        // A command that came by message is not refused: its sender may take no answer.
         let full = asked.local && self.commands.len() >= self.settings.thresholds.scans;
         match &asked.command {
             Command::CancelAll(_)
