@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use tidegate_harness::{correlation_of, now_ms, Asker, Client, Site};
+use tidegate_harness::{correlation_of, now_ms, wait_until, Asker, Client, Site};
 
 const COUNT: u64 = 600;
 const SPREAD_MS: u64 = 600;
@@ -80,4 +80,32 @@ fn spread_over_the_same_time() {
 #[test]
 fn all_due_at_one_instant() {
     race("race-instant", |start, _| start + SPREAD_MS / 4);
+}
+
+/// Many customers leave at the same moment, and nobody takes an answer: the cancels wait in the queue while the daemon
+/// is down, so it takes them all at once.
+/// Excluded: a cancel beyond the number that may be under way, which is acked and does nothing.
+/// Judges promise 3.
+#[test]
+fn all_of_a_thousand_cancels_without_a_reply_take_effect() {
+    let site = Site::new("cancels");
+    let inbox = site.inbox("shop");
+    let mut daemon = site.start(&site.config());
+    let push = |n: u32| site.push("shop", "1").customer(&format!("c{n}")).delay(3_600_000);
+    site.client.publish_all((0..1_000).map(|n| push(n).id(&n.to_string())));
+    site.client.publish(&push(1_000).id("stays"));
+    wait_until("all are stored", Duration::from_secs(10), || {
+        let state = daemon.state();
+        state["items"]["waiting"] == 1_001 && state["uncommitted"] == 0
+    });
+    daemon.kill9();
+    let cancel = |n: u32| site.push("shop", "").customer(&format!("c{n}")).kind("tidegate.cancel");
+    site.client.publish_all((0..1_000).map(cancel));
+    daemon.start_again();
+    daemon.wait_ready();
+    wait_until("the others are cancelled", Duration::from_secs(10), || daemon.items("waiting") == 1);
+    assert_eq!(daemon.state()["totals"]["cancelled"], 1_000);
+    assert_eq!(daemon.ask("GET", "/api/v1/items/shop/stays").1["state"], "waiting");
+    site.lies(&site.ingest_queue(), 0);
+    inbox.quiet(Duration::from_millis(200));
 }
