@@ -38,6 +38,9 @@ const SEALED_MAX: usize = 2;
 /// A commit is made while the first level of each keyspace has fewer tables than this. The storage engine
 /// slows down at 20 and waits at 30, in the same way.
 const L0_MAX: usize = 20;
+/// Logs of the storage engine, with the one in use, that it gets by with: while its oldest log waits for
+/// memtables to be flushed, up to two more come.
+const LOGS_MAX: usize = 3;
 /// Longest wait for room in a memtable. It is below [`super::thread::STORE_CALL_LIMIT`], so that the error
 /// names this wait and not a call without an answer.
 const ROOM_LIMIT: Duration = Duration::from_secs(45);
@@ -134,7 +137,19 @@ pub(crate) fn open_in(
     // Rows restored from the log count as well. Their size is unknown; half of the budget is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let store = DiskStore { keyspaces, db, committed, number, marks, budget, unflushed, epochs, directory };
+    let logs_tried = 0;
+    let store = DiskStore {
+        keyspaces,
+        db,
+        committed,
+        number,
+        marks,
+        budget,
+        unflushed,
+        logs_tried,
+        epochs,
+        directory,
+    };
     Ok(OpenDisk { store, opened, identity })
 }
 
@@ -151,6 +166,8 @@ pub(crate) struct DiskStore {
     budget: DiskBudget,
     /// Bytes written to each keyspace since its last memtable rotation, approximate.
     unflushed: [u64; KEYSPACES],
+    /// Number of logs at the last commit that was to free some, or fewer if some went since.
+    logs_tried: usize,
     /// The current epoch of each bucket.
     epochs: Epochs,
     directory: Arc<Directory>,
@@ -159,8 +176,11 @@ pub(crate) struct DiskStore {
 impl DiskStore {
     /// Commits the marks of the last commit again.
     fn commit_marks(&mut self) -> Result<(), CommitError> {
-        let marks = self.marks;
-        self.commit(&[CommitGroup { ops: Vec::new(), token: 0, marks, hurried: false }])
+        self.commit(&[self.last_marks()])
+    }
+
+    fn last_marks(&self) -> CommitGroup {
+        CommitGroup { ops: Vec::new(), token: 0, marks: self.marks, hurried: false }
     }
 
     /// The handle of a keyspace.
@@ -200,6 +220,22 @@ impl DiskStore {
         groups: &[CommitGroup],
         ends_import: bool,
     ) -> Result<(), CommitError> {
+        let frees_logs = self.has_too_many_logs();
+        self.write(groups, ends_import, frees_logs)
+    }
+
+    /// As [`DiskStore::commit_groups`]. `frees_logs`: every keyspace gets a newer table.
+    ///
+    /// The storage engine deletes a log only when each keyspace with rows in that log has a table with a row
+    /// at least as new. A compaction that drops the newest row, a deletion, takes this away again. A
+    /// keyspace that then goes idle would keep that log, and all later ones with it, until the next start. A
+    /// deletion of a row that does not exist makes a table, and changes nothing else.
+    fn write(
+        &mut self,
+        groups: &[CommitGroup],
+        ends_import: bool,
+        frees_logs: bool,
+    ) -> Result<(), CommitError> {
         let Some(last) = groups.last() else { return Ok(()) };
         let number = self.number + 1;
         let keyspaces = self.keyspaces.clone();
@@ -210,6 +246,9 @@ impl DiskStore {
             changes.remove(KeyspaceId::Meta, META_IMPORTING);
         }
         changes.forget_closed()?;
+        if frees_logs {
+            KeyspaceId::ALL.into_iter().for_each(|id| changes.remove(id, rows::NO_ROW));
+        }
         self.await_room(&changes.touched().collect::<Vec<_>>())?;
         for bucket in changes.begun() {
             self.empty(*bucket)?;
@@ -231,7 +270,31 @@ impl DiskStore {
         (self.number, self.marks) = (number, last.marks);
         self.epochs = epochs;
         self.committed.record(number);
+        if frees_logs {
+            return self.rotate_all();
+        }
         self.rotate()
+    }
+
+    /// Whether the next commit should free logs. It is tried once for each log above [`LOGS_MAX`], since more
+    /// attempts do not help where the disk is slow, and only while no commit has to wait for it.
+    fn has_too_many_logs(&mut self) -> bool {
+        let logs = self.db.journal_count();
+        self.logs_tried = self.logs_tried.min(logs);
+        if logs <= self.logs_tried.max(LOGS_MAX) || !self.has_room() {
+            return false;
+        }
+        tracing::debug!(logs, "every keyspace is flushed, so that logs can go");
+        self.logs_tried = logs;
+        true
+    }
+
+    /// Whether each keyspace can take one more memtable without a wait of later commits.
+    fn has_room(&self) -> bool {
+        KeyspaceId::ALL.into_iter().all(|id| {
+            let keyspace = self.keyspaces.of(id);
+            keyspace.sealed_memtable_count() < SEALED_MAX && keyspace.tree.l0_run_count() < L0_MAX
+        })
     }
 
     /// Flushes all memtables to tables, and waits until this is done.
@@ -241,9 +304,7 @@ impl DiskStore {
     /// As [`Store::commit`].
     pub(crate) fn flush(&mut self) -> Result<(), CommitError> {
         self.commit_marks()?;
-        for id in KeyspaceId::ALL {
-            self.rotate_one(id)?;
-        }
+        self.rotate_all()?;
         let begun = Instant::now();
         for id in KeyspaceId::ALL {
             while self.keyspaces.of(id).sealed_memtable_count() > 0 {
@@ -276,6 +337,10 @@ impl DiskStore {
 
     fn fullest(&self) -> Option<KeyspaceId> {
         KeyspaceId::ALL.into_iter().max_by_key(|id| self.unflushed[id.index()])
+    }
+
+    fn rotate_all(&mut self) -> Result<(), CommitError> {
+        KeyspaceId::ALL.into_iter().try_for_each(|id| self.rotate_one(id))
     }
 
     fn rotate_one(&mut self, id: KeyspaceId) -> Result<(), CommitError> {
@@ -374,17 +439,12 @@ impl Store for DiskStore {
     }
 
     fn begin_reclaim(&mut self) -> Result<Option<ReclaimJob>, CommitError> {
-        // Commits would wait behind these memtables.
-        let crowded = |id: KeyspaceId| self.keyspaces.of(id).sealed_memtable_count() >= SEALED_MAX;
-        if KeyspaceId::ALL.into_iter().any(crowded) {
+        if !self.has_room() {
             return Ok(None);
         }
         // The storage engine drops versions older than its last commit. So the last commit must not be the
-        // one that deleted the rows.
-        self.commit_marks()?;
-        for id in KeyspaceId::ALL {
-            self.rotate_one(id)?;
-        }
+        // one that deleted the rows. Logs count as used space, too.
+        self.write(&[self.last_marks()], false, true)?;
         Ok(Some(reclaim::job(self.keyspaces.clone(), self.directory.clone())))
     }
 

@@ -28,7 +28,7 @@ impl Dice {
     }
 }
 
-fn logs(dir: &Path) -> Vec<PathBuf> {
+pub(crate) fn logs(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir.join("db")).unwrap().map(|entry| entry.unwrap().path());
     let mut logs: Vec<_> = entries.filter(|path| path.extension().is_some_and(|e| e == "jnl")).collect();
     logs.sort();

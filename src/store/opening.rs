@@ -17,8 +17,8 @@ use std::path::Path;
 use std::sync::Arc;
 use tidegate_types::event::Marks;
 
-/// Size of all logs of the storage engine together, in bytes. This is the engine's minimum; a start reads at
-/// most twice as much.
+/// Size of all logs of the storage engine together, in bytes. This is the engine's minimum; a start seldom
+/// reads more than twice as much (see `DiskStore::write`).
 const JOURNALS: u64 = 64 << 20;
 /// Threads that flush and compact. The first thread never compacts, and passes on its jobs without a pause
 /// while all other threads compact: with two threads it would use a whole core for as long as any compaction

@@ -22,11 +22,13 @@ const SPARE: u64 = 64 << 20;
 pub(crate) fn job(keyspaces: Keyspaces, directory: Arc<Directory>) -> ReclaimJob {
     Box::new(move || {
         let begun = Instant::now();
+        // All before the first compaction: it may drop the newest rows, and without them no log goes.
         for id in KeyspaceId::ALL {
-            let keyspace = keyspaces.of(id);
-            while keyspace.sealed_memtable_count() > 0 && begun.elapsed() < FLUSH_LIMIT {
+            while keyspaces.of(id).sealed_memtable_count() > 0 && begun.elapsed() < FLUSH_LIMIT {
                 std::thread::sleep(FLUSH_LOOK);
             }
+        }
+        for id in KeyspaceId::ALL {
             let Some(kept) = kept_after(&keyspaces, id) else { continue };
             let free =
                 rustix::fs::statvfs(directory.path()).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));

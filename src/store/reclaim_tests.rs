@@ -1,15 +1,18 @@
-//! Tests of reclaimed space, and of a storage engine that has failed between two commits.
+//! Tests of reclaimed space, of logs that can go, and of a storage engine that has failed between two commits.
 
+use super::disk::DiskStore;
 use super::ended_tests::in_tables;
 use super::keyspace::KeyspaceId;
-use super::tests::{config, delete, disk_at, everything, group, item, key, open_at, put_item};
+use super::logs_tests::logs;
+use super::tests::{config, delete, disk_at, everything, group, item, key, open_at, part, put_item};
 use super::thread::{StoreEvent, ThreadLimits};
 use super::thread_tests::{start, SOON};
 use super::*;
+use fjall::AbstractTree;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use tidegate_types::event::Stored;
+use tidegate_types::event::{Stored, WindowRow};
 
 /// Opens a store with the smallest possible memtables.
 fn open_small(path: &Path) -> Box<dyn Store> {
@@ -18,15 +21,23 @@ fn open_small(path: &Path) -> Box<dyn Store> {
 
 /// An incompressible item of 3 kB.
 fn big(seq: u64) -> Op {
-    let mut state = seq.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    with_content(seq, &noise(seq, 3_000))
+}
+
+fn with_content(seq: u64, content: &Arc<Content>) -> Op {
+    put_item(Stored { content: Some(content.clone()), ..item(seq, seq) }, false)
+}
+
+/// An incompressible body of this number of bytes.
+fn noise(seed: u64, bytes: usize) -> Arc<Content> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let byte = |_| {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
         state as u8
     };
-    let content = Content { properties: vec![], body: (0..3_000).map(byte).collect(), json: false };
-    put_item(Stored { content: Some(Arc::new(content)), ..item(seq, seq) }, false)
+    Arc::new(Content { properties: vec![], body: (0..bytes).map(byte).collect(), json: false })
 }
 
 #[test]
@@ -114,4 +125,89 @@ fn a_flush_that_fails_is_noticed_without_a_commit() {
     };
     assert!(matches!(failed, StoreFailure::Commit(CommitError::Engine { .. })), "{failed}");
     handle.close(SOON).unwrap();
+}
+
+/// Waits until a condition holds.
+fn await_that(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Writes large items until their bodies have this number of bytes together.
+fn fill(store: &mut DiskStore, bodies: &Arc<Content>, seq: &mut u64, bytes: usize) {
+    const TOGETHER: u64 = 16;
+    for _ in 0..bytes / (bodies.body.len() * TOGETHER as usize) {
+        let items = (*seq..*seq + TOGETHER).map(|seq| with_content(seq, bodies)).collect();
+        *seq += TOGETHER;
+        store.commit(&[group(*seq, items)]).unwrap();
+    }
+}
+
+/// Number of items, read in steps.
+fn count(store: &mut dyn Store) -> u64 {
+    let (mut items, mut next) = (0, Some(key(0, 0)));
+    while let Some(from) = next {
+        let (rows, after) = part(store, from, u64::MAX, 100);
+        (items, next) = (items + rows.len() as u64, after);
+    }
+    items
+}
+
+/// The newest row of keyspace `windows` is a deletion in a complete log, and a compaction has dropped it from
+/// the tables.
+///
+/// Excluded: logs that stay until the next start once a keyspace has gone idle, and fill the disk; an attempt
+/// to free them with every commit, or one that changes rows. Judges promise 7.
+#[test]
+fn a_keyspace_that_goes_idle_keeps_no_logs() {
+    let dir = tempfile::tempdir().unwrap();
+    // Of 64 MB, the engine completes a log at its next flush. Items are flushed after 36 MB and 72 MB.
+    let mut store = disk_at(dir.path(), 1 << 30);
+    let (bodies, mut seq) = (noise(1, 250_000), 1);
+    let put = Op::PutWindow(WindowRow {
+        application: "a".into(),
+        customer: "c".into(),
+        end: 9,
+        window: 1,
+        count: 1,
+        weight: 1,
+        expiry: None,
+    });
+    let gone = Op::DeleteWindow { application: "a".into(), customer: "c".into() };
+    for op in [&put, &gone, &put] {
+        store.commit(&[group(1, vec![op.clone()])]).unwrap();
+        store.flush().unwrap();
+    }
+    store.commit(&[group(1, vec![gone])]).unwrap();
+    let first = logs(dir.path());
+    fill(&mut store, &bodies, &mut seq, 64_000_000);
+    assert_eq!((first.len(), logs(dir.path())), (1, first.clone()));
+    let windows = store.keyspace(KeyspaceId::Windows).clone();
+    {
+        // The marks are not flushed before the compaction, so the log has to stay.
+        let marks = store.keyspace(KeyspaceId::Meta).clone();
+        let _held = marks.tree.get_flush_lock();
+        assert!(windows.rotate_memtable().unwrap());
+        await_that("windows are not flushed", || windows.sealed_memtable_count() == 0);
+        windows.major_compact().unwrap();
+        assert_eq!(windows.tree.table_count(), 0, "the deletion is still there");
+    }
+    store.flush().unwrap();
+    assert!(first[0].exists());
+    let mut most = 0;
+    for _ in 0..30 {
+        fill(&mut store, &bodies, &mut seq, 8_000_000);
+        most = most.max(logs(dir.path()).len());
+    }
+    assert!((4..=5).contains(&most), "{most} logs");
+    await_that("the logs stay", || logs(dir.path()).len() <= 2);
+    assert!(windows.tree.table_count() <= 2, "once for each log");
+    // The handle would keep the store open.
+    drop(windows);
+    assert_eq!(count(&mut store), seq - 1);
+    Box::new(store).close().unwrap();
+    assert_eq!(count(&mut *open_at(dir.path()).store), seq - 1);
 }

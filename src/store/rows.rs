@@ -34,6 +34,10 @@ pub const MARKS_LEN: usize = 28;
 /// Key of the row about the bucket, in the bucket's own keyspace. It is shorter than an identity.
 pub const BUCKET: &[u8] = b"bucket";
 
+/// A key that no row has, in any keyspace: it is shorter than an identity, no text, and as the beginning of
+/// other keys it would be the length of a name that does not follow. The storage engine takes no empty key.
+pub const NO_ROW: &[u8] = &[255];
+
 /// Length of an item's place in the order, in bytes; a key with a place ends with it.
 pub const PLACE_LEN: usize = 24;
 /// Longest name in a key, in bytes. The engine's names have at most 200.
