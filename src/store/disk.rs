@@ -98,7 +98,7 @@ pub(crate) fn open_in(
 ) -> Result<OpenDisk, OpenError> {
     let budget = DiskBudget::of(memory_limit);
     // Before the storage engine opens the logs: it cuts off what it cannot read.
-    logs::check(&directory, accept_loss)?;
+    let accepted = logs::check(&directory, accept_loss)?;
     if !directory.holds_store()? {
         match if_absent {
             IfAbsent::Refuse => return Err(OpenError::Absent { path: directory.path().to_owned() }),
@@ -121,16 +121,21 @@ pub(crate) fn open_in(
             return Err(OpenError::Absent { path: directory.path().to_owned() });
         }
     };
-    let StoreMeta { identity, number, marks } = known;
+    let StoreMeta { identity, number: found, marks } = known;
     let (mut committed, noted) = Committed::open(&directory, identity)?;
-    match refuse_loss(&directory, number, noted) {
+    match refuse_loss(&directory, found, noted) {
         Err(_) if accept_loss => {
-            let last = noted.unwrap_or(number);
-            tracing::warn!(first = number + 1, last, "durable commits are missing: --accept-loss allows it");
+            let last = noted.unwrap_or(found);
+            tracing::warn!(first = found + 1, last, "durable commits are missing: --accept-loss allows it");
         }
         verdict => verdict?,
     }
-    committed.record(number);
+    // The number of a lost commit is never given out again: its gap would hide a later loss.
+    let number = found.max(accepted).max(noted.unwrap_or(0));
+    if number > found {
+        logs::note_accepted(&directory, &[(found + 1, number)])?;
+    }
+    committed.record(found);
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
     let (opened, epochs) = load::opened(&keyspaces, marks, wall)?;
@@ -138,7 +143,7 @@ pub(crate) fn open_in(
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
     let logs_tried = 0;
-    let store = DiskStore {
+    let mut store = DiskStore {
         keyspaces,
         db,
         committed,
@@ -150,6 +155,10 @@ pub(crate) fn open_in(
         epochs,
         directory,
     };
+    if number > found {
+        // Makes the gap durable: later losses are behind it.
+        store.commit_marks()?;
+    }
     Ok(OpenDisk { store, opened, identity })
 }
 

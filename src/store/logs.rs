@@ -5,7 +5,8 @@
 //! every log to its end, and changes nothing. Each batch must be complete (its checksum covers its rows). The
 //! commit numbers of the batches must be consecutive within a log, over all logs, and up to the number in
 //! `COMMITTED`. An incomplete end of a crash, after all of these, is cut off. Anything else is refused, or
-//! set aside with `accept_loss`.
+//! set aside with `accept_loss`. The next commit then has a number above all lost ones, so that an accepted
+//! gap is never filled.
 //!
 //! Detected: a changed, zeroed or missing stretch anywhere before the last noted commit; a log missing
 //! between two others or at the end. Not detected: the oldest log missing as a whole; all logs emptied at
@@ -93,16 +94,23 @@ struct ScanState {
     /// A commit that follows the fault and is unreachable: the fault is not the incomplete end of a crash.
     beyond: Option<u64>,
     findings: Vec<LogFinding>,
-    /// Gaps that an earlier start accepted.
+    /// First and last commit of each gap that an earlier start accepted.
     accepted: Vec<(u64, u64)>,
 }
 
 impl ScanState {
     fn finding(&mut self, place: String, lost: Option<(u64, u64)>, error: String) {
         let (place, error) = self.broken.take().unwrap_or((place, error));
-        let known = |(first, last)| self.accepted.iter().any(|(from, to)| *from <= first && last <= *to);
-        if !lost.is_some_and(known) {
-            self.findings.push(LogFinding { place, lost, error });
+        self.findings.push(LogFinding { place, lost, error });
+    }
+
+    /// Records missing commits, unless an earlier start accepted that they are. An accepted gap keeps its
+    /// first and its last commit. A part of one is a new loss: earlier builds gave its numbers out again.
+    fn gap(&mut self, place: String, first: u64, last: u64) {
+        if self.accepted.contains(&(first, last)) {
+            self.broken = None;
+        } else {
+            self.finding(place, Some((first, last)), "missing".to_owned());
         }
     }
 
@@ -126,7 +134,7 @@ impl ScanState {
                 }
                 self.broken = None;
             }
-            Some((next, Some(_))) => self.finding(place(), Some((next, number - 1)), "missing".to_owned()),
+            Some((next, Some(_))) => self.gap(place(), next, number - 1),
             Some((next, None)) => {
                 self.finding(place(), None, format!("found commit {number} in place of commit {next}"));
             }
@@ -140,6 +148,7 @@ impl ScanState {
         let place = format!("{}/*.jnl", data.display());
         let known = noted.max(self.beyond).unwrap_or(0);
         match self.number {
+            // Never accepted earlier: a start that accepts it goes on with a commit behind it.
             Some(last) if last < known => {
                 self.finding(place, Some((last + 1, known)), "the logs end before them".to_owned());
             }
@@ -158,13 +167,14 @@ impl ScanState {
 
 /// Checks all logs of a store, cuts off the incomplete end of a crash, and refuses damage. With
 /// `accept_loss`, a damaged log is set aside in a separate file (its name plus `.damaged`), and the losses
-/// are recorded for the next start.
+/// are recorded for the next start. Returns the last commit that was ever accepted as lost, 0 if there is
+/// none.
 ///
 /// # Errors
 ///
 /// [`OpenError::Damaged`], which names file, place and lost commits; in that case nothing was changed.
 /// [`OpenError::Io`].
-pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<(), OpenError> {
+pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<u64, OpenError> {
     let mut seen = ScanState { accepted: read_accepted(&directory.accepted())?, ..ScanState::default() };
     let mut logs = Vec::new();
     for path in list(&directory.data())? {
@@ -185,19 +195,19 @@ pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<(), Open
     }
     let lost: Vec<_> = seen.findings.iter().filter_map(|finding| finding.lost).collect();
     if !lost.is_empty() {
-        let path = directory.accepted();
-        append_accepted(&path, &lost).map_err(OpenError::io("write to", &path))?;
+        note_accepted(directory, &lost)?;
     }
     for log in &logs {
         let set_aside = log.damaged || (log.torn && accept_loss);
         if set_aside {
+            tracing::warn!(path = %log.path.display(), "damaged: only its readable commits stay");
             replace(log).map_err(OpenError::io("set aside", &log.path))?;
         } else if log.torn && noted.is_some() && seen.number.is_some() {
             // The storage engine would cut most shapes of such an end itself, but fails at others.
             cut(&log.path, log.end()).map_err(OpenError::io("cut", &log.path))?;
         }
     }
-    Ok(())
+    Ok(seen.accepted.iter().chain(&lost).map(|(_, last)| *last).max().unwrap_or(0))
 }
 
 /// Lists the logs, oldest first.
@@ -349,10 +359,20 @@ fn read_accepted(path: &Path) -> Result<Vec<(u64, u64)>, OpenError> {
     Ok(text.lines().filter_map(line).collect())
 }
 
-fn append_accepted(path: &Path, lost: &[(u64, u64)]) -> io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    for (first, last) in lost {
-        writeln!(file, "{first} {last}")?;
-    }
-    file.sync_all()
+/// Notes losses as accepted, each with its first and last commit.
+///
+/// # Errors
+///
+/// [`OpenError::Io`].
+pub(crate) fn note_accepted(directory: &Directory, lost: &[(u64, u64)]) -> Result<(), OpenError> {
+    let path = directory.accepted();
+    let known = read_accepted(&path)?;
+    let append = || {
+        let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
+        for (first, last) in lost.iter().filter(|gap| !known.contains(gap)) {
+            writeln!(file, "{first} {last}")?;
+        }
+        file.sync_all()
+    };
+    append().map_err(OpenError::io("write to", &path))
 }
