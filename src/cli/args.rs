@@ -34,7 +34,7 @@ Exit codes:
       export (store); items stay in the store (move)
   70  a stop did not complete in time and was aborted (run)
   75  the store is locked by another process (run, store, move)
-  78  the configuration is invalid, or does not fit the store
+  78  the configuration is invalid, or does not fit the store; an import was interrupted (run)
 
 Configuration: --config, else the file named by TIDEGATE_CONFIG, else /etc/tidegate/config.toml if it
 exists, else defaults. TIDEGATE__SECTION__KEY overrides single keys. The commands that ask the running daemon

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use tidegate_amqp::blueprint::Names;
 use tidegate_common::check_line::{CheckLine, Severity};
 use tidegate_config::{Config, Listen, LoadedConfig, StoreKind};
+use tidegate_store::ShardLayout;
 
 /// Runs the command on a loaded configuration, or on the faults (one per line) that prevented loading it.
 ///
@@ -122,7 +123,10 @@ fn store(config: &Config, is_connecting: bool) -> CheckLine {
         StoreKind::Postgres => {
             tidegate_store::refuse_disk_store(path).map(|()| text).map_err(|e| e.to_string())
         }
-        StoreKind::Disk | StoreKind::Memory => Ok(text),
+        StoreKind::Disk => {
+            ShardLayout::check(path, config.shards.count).map(|()| text).map_err(|e| e.to_string())
+        }
+        StoreKind::Memory => Ok(text),
     });
     match suitable {
         Ok(text) => CheckLine::new(Severity::Good, "store", database + &text),
@@ -334,6 +338,51 @@ mod tests {
             found,
             CheckLine::new(Severity::Fault, "store", format!("{at}/shard-2 is not a directory"))
         );
+    }
+
+    /// Excluded: a directory that `check` finds good and a start refuses, by its kind or by the number of its
+    /// stores; a check that makes or locks something.
+    #[test]
+    fn a_directory_that_a_start_refuses_is_a_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        let [link, single, shards, importing] =
+            ["link", "single", "shards", "importing"].map(|name| dir.path().join(name));
+        for path in [&single, &importing] {
+            std::fs::create_dir(path).unwrap();
+        }
+        std::os::unix::fs::symlink(&single, &link).unwrap();
+        std::fs::create_dir(single.join("db")).unwrap();
+        std::fs::write(single.join("db/version"), "").unwrap();
+        ShardLayout::claim(&shards, 4).unwrap();
+        std::fs::write(importing.join("IMPORTING"), "").unwrap();
+        let mut config = config();
+        for (path, count, said) in [
+            (&single, 1, None),
+            (&shards, 4, None),
+            (&link, 1, Some("is a symbolic link")),
+            (&single, 4, Some("holds a store that is not divided into shards")),
+            (&shards, 2, Some("holds the items of 4 shards, and shards.count is 2")),
+            (&shards, 1, Some("holds the items of 4 shards, and shards.count is 1")),
+            (&importing, 4, Some("was interrupted")),
+        ] {
+            (config.store.path, config.shards.count) = (path.clone(), count);
+            let found = store(&config, false);
+            match said {
+                None => assert_eq!(found.severity, Severity::Good, "{found:?}"),
+                Some(said) => {
+                    assert_eq!(
+                        (found.severity, found.text.contains(said)),
+                        (Severity::Fault, true),
+                        "{found:?}"
+                    );
+                }
+            }
+        }
+        (config.store.path, config.store.kind) = (link, StoreKind::Postgres);
+        let found = store(&config, false);
+        assert!(found.severity == Severity::Fault && found.text.contains("symbolic link"), "{found:?}");
+        let entries = |path| std::fs::read_dir(path).unwrap().count();
+        assert_eq!((entries(&single), entries(&shards), entries(&importing)), (1, 5, 1), "nothing is made");
     }
 
     #[test]

@@ -49,7 +49,7 @@ use tidegate_store::OpenError;
 /// Exit code: another process has the store.
 const EXIT_LOCKED: u8 = 75;
 
-/// Exit code: this configuration may not use the store.
+/// Exit code: this configuration may not use the store, or nothing may before someone has mended it.
 const EXIT_CONFIG: u8 = 78;
 
 /// Exit code: the stop did not complete and was aborted.
@@ -69,8 +69,8 @@ pub struct RunOptions {
 }
 
 /// Runs until a stop is requested. Returns 0 after a graceful stop, 75 when another process has the store, 78
-/// when this configuration may not use the store, else 1. A stop that does not complete in time is aborted:
-/// the process then ends within this call, with 70.
+/// when this configuration may not use the store or its import was interrupted, else 1. A stop that does not
+/// complete in time is aborted: the process then ends within this call, with 70.
 pub fn run(options: RunOptions) -> ExitCode {
     logging::abort_on_panic();
     if let Err(error) = logging::init(options.log_format) {
@@ -121,6 +121,9 @@ impl RunError {
                 | OpenError::BadLayout { .. }
                 | OpenError::LostShard { .. }
                 | OpenError::Sharded { .. }
+                | OpenError::Symlink { .. }
+                | OpenError::NotADirectory { .. }
+                | OpenError::Incomplete { .. }
                 | OpenError::Newer { .. }
                 | OpenError::Older { .. },
             ) => ExitCode::from(EXIT_CONFIG),
@@ -144,9 +147,16 @@ mod tests {
 
     /// systemd starts the daemon again after any other code, and it would meet the same store without end.
     #[test]
-    fn a_store_of_another_format_is_a_fault_of_the_set_up() {
+    fn what_no_restart_mends_is_a_fault_of_the_set_up() {
         for error in [OpenError::Newer { found: 9, known: 5 }, OpenError::Older { found: 4 }] {
             assert_eq!(RunError::Open(error).exit_code(), ExitCode::from(EXIT_CONFIG));
+        }
+        for refused in [
+            |path| OpenError::Symlink { path },
+            |path| OpenError::NotADirectory { path },
+            |path| OpenError::Incomplete { path },
+        ] {
+            assert_eq!(RunError::Open(refused("/srv".into())).exit_code(), ExitCode::from(EXIT_CONFIG));
         }
         let damaged = OpenError::Damaged { place: "a row".to_owned(), error: "no record".to_owned() };
         assert_eq!(RunError::Open(damaged).exit_code(), ExitCode::FAILURE);

@@ -57,22 +57,42 @@ impl ShardLayout {
         let found = match ShardLayout::find(path)? {
             Some(found) => found,
             None if count <= 1 => {
-                refuse_lost_file(&directory::plain_path(path))?;
+                refuse_other_stores(&directory::plain_path(path), count)?;
                 return Ok(None);
             }
             None => ShardLayout::make(path, count)?,
         };
-        if found.count != count {
-            let path = path.to_owned();
-            return Err(OpenError::OtherCount { path, found: found.count, wanted: count });
+        found.refuse_other(path, count)?;
+        Ok(Some(found))
+    }
+
+    /// Checks what [`ShardLayout::claim`] checks, and the directory of a single store. Nothing is made or
+    /// locked, and no store is opened.
+    ///
+    /// # Errors
+    ///
+    /// As [`ShardLayout::claim`].
+    pub fn check(path: &Path, count: u16) -> Result<(), OpenError> {
+        if let Some(found) = ShardLayout::find(path)? {
+            return found.refuse_other(path, count);
         }
-        for path in found.paths(path) {
+        refuse_other_stores(&directory::plain_path(path), count)?;
+        (0..count).filter(|_| count > 1).try_for_each(|n| directory::inspect(&shard_path(path, n)).map(drop))
+    }
+
+    /// Refuses a layout of another number of shards, or one of which a shard is missing.
+    fn refuse_other(&self, path: &Path, count: u16) -> Result<(), OpenError> {
+        if self.count != count {
+            let path = path.to_owned();
+            return Err(OpenError::OtherCount { path, found: self.count, wanted: count });
+        }
+        for path in self.paths(path) {
             // Made with the layout: an empty store in its place would hide that its items are missing.
             if directory::inspect(&path)?.is_none() {
                 return Err(OpenError::LostShard { path });
             }
         }
-        Ok(Some(found))
+        Ok(())
     }
 
     /// The layout in `path`; `None`: there is none, or not even the directory. Nothing is made.
@@ -111,10 +131,7 @@ impl ShardLayout {
     /// Makes a layout with a random key, or reads the one that another process has made meanwhile.
     fn make(path: &Path, count: u16) -> Result<ShardLayout, OpenError> {
         let path = directory::make(path)?;
-        if !directory::is_free(&path)? {
-            return Err(OpenError::Undivided { path, wanted: count });
-        }
-        refuse_lost_file(&path)?;
+        refuse_other_stores(&path, count)?;
         let file = path.join(SHARDS);
         for number in 0..count {
             directory::make(&shard_path(&path, number))?;
@@ -154,8 +171,12 @@ impl ShardLayout {
     }
 }
 
-/// Checks that no store of a shard is in `path`, in which there is no file about shards.
-fn refuse_lost_file(path: &Path) -> Result<(), OpenError> {
+/// Checks that no store of a shard is in `path`, in which there is no file about shards; and for several
+/// shards, no single store.
+fn refuse_other_stores(path: &Path, count: u16) -> Result<(), OpenError> {
+    if count > 1 && !directory::is_free(path)? {
+        return Err(OpenError::Undivided { path: path.to_owned(), wanted: count });
+    }
     for number in 0..MOST {
         let store = shard_path(path, number);
         if !directory::is_free(&store)? {
@@ -172,9 +193,10 @@ fn refuse_lost_file(path: &Path) -> Result<(), OpenError> {
 /// # Errors
 ///
 /// The error of that daemon: [`OpenError::HoldsDisk`] with the directory of a store or of all shards,
-/// [`OpenError::Damaged`], [`OpenError::Io`].
+/// [`OpenError::Symlink`], [`OpenError::NotADirectory`], [`OpenError::Damaged`], [`OpenError::Io`].
 pub fn refuse_disk_store(path: &Path) -> Result<(), OpenError> {
     let plain = directory::plain_path(path);
+    directory::inspect(&plain)?;
     if directory::holds_data(&plain)? || directory::file_exists(&plain.join(SHARDS))? {
         return Err(OpenError::HoldsDisk { path: path.to_owned() });
     }
@@ -254,8 +276,10 @@ mod tests {
     }
 
     fn refused(path: &Path, count: u16) -> OpenError {
+        let looked = ShardLayout::check(path, count).expect_err("good");
         let error = ShardLayout::claim(path, count).expect_err("claimed");
         assert!(!error.is_passing());
+        assert_eq!(looked.to_string(), error.to_string(), "a check says what a start says");
         error
     }
 
@@ -265,6 +289,7 @@ mod tests {
         let path = dir.path().join("new");
         assert_eq!(ShardLayout::find(&path).unwrap(), None);
         assert_eq!(ShardLayout::claim(&path, 1).unwrap(), None);
+        (0..5).for_each(|count| ShardLayout::check(&path, count).unwrap());
         assert!(!path.exists(), "nothing is made");
         let made = ShardLayout::claim(&path.join(""), 4).unwrap().unwrap();
         assert_eq!((made.count, mode(&path), mode(&path.join(SHARDS))), (4, 0o700, 0o600));
@@ -274,6 +299,7 @@ mod tests {
         assert_eq!(mode(&path.join("shard-0")), 0o700);
         assert_eq!(ShardLayout::find(&path).unwrap(), Some(made));
         assert_eq!(ShardLayout::claim(&path, 4).unwrap(), Some(made));
+        ShardLayout::check(&path, 4).unwrap();
         assert_eq!(made.paths(&path)[3], path.join("shard-3"));
         assert!(!format!("{made:?}").contains("key"), "{made:?}");
         let another = ShardLayout::claim(&dir.path().join("another"), 4).unwrap().unwrap();
