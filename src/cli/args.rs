@@ -20,6 +20,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 use tidegate_config::rfc3339::{rfc3339_ms, Rounding};
+use tidegate_config::span;
 use tidegate_config::terms::{FIRST_PLAUSIBLE_MS, MAX_ID, MAX_NAME};
 
 const EXIT_CODES: &str = "\
@@ -241,7 +242,7 @@ pub(super) struct HealthArgs {
     #[arg(long)]
     pub live: bool,
     /// Time limit for each of the two answers
-    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span)]
     pub timeout: Duration,
 }
 
@@ -315,7 +316,7 @@ pub(super) struct PushArgs {
     #[arg(long, value_name = "I", value_parser = id)]
     pub id: Option<String>,
     /// Delay, such as 30s or 1h 30m
-    #[arg(long, value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "deliver_at")]
+    #[arg(long, value_name = "D", value_parser = span, conflicts_with = "deliver_at")]
     pub delay: Option<Duration>,
     /// Time of delivery: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment, allow_hyphen_values = true)]
@@ -341,7 +342,7 @@ pub(super) struct TailArgs {
     #[arg(long)]
     pub drain: bool,
     /// Stop after this time, such as 10s or 5m; exit code 3 if nothing arrived
-    #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration)]
+    #[arg(long = "for", value_name = "D", value_parser = span)]
     pub for_time: Option<Duration>,
 }
 
@@ -350,9 +351,9 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let span = humantime::parse_duration(text).map_err(|e| e.to_string())?;
-    if (Duration::from_millis(100)..=Duration::from_secs(3_600)).contains(&span) {
-        Ok(span)
+    let interval = span(text)?;
+    if (Duration::from_millis(100)..=Duration::from_secs(3_600)).contains(&interval) {
+        Ok(interval)
     } else {
         Err("it must be between 100ms and 1h".to_owned())
     }
@@ -461,6 +462,29 @@ mod tests {
             let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");
         }
+    }
+
+    /// Excluded: a duration that ends the program by a panic, or has no bound, in any argument.
+    #[test]
+    fn durations_have_the_bound_of_the_configuration() {
+        let huge = "18446744073709551615s1000ms";
+        for line in [
+            "push app x --delay",
+            "tail app --for",
+            "health --timeout",
+            "top --interval",
+            "reschedule app id --delay",
+            "pause app --for",
+            "rate app 10/s --for",
+            "dead retry --all --delay",
+        ] {
+            for wrong in [huge, "9999999999s9999999999y", "3", "36501d"] {
+                let line = ["tidegate", line, wrong].join(" ");
+                let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
+                assert_eq!((error.kind(), error.exit_code()), (ErrorKind::ValueValidation, 2), "{line}");
+            }
+        }
+        assert_eq!(push("tidegate push app --delay 36500d").delay, Some(Duration::from_secs(3_153_600_000)));
     }
 
     #[test]

@@ -41,6 +41,7 @@ pub use reload::needs_restart;
 pub use schema::schema;
 pub use shards::{shard_path, ShardsConfig};
 pub use tls::{Login, OwnCertificate, Tls};
+pub use units::span;
 
 use secrecy::SecretString;
 use std::collections::BTreeMap;

@@ -75,6 +75,27 @@ impl<'de, V: Visitor<'de>> fmt::Display for WantedValue<'_, V> {
     }
 }
 
+/// Whether numbers could reach the end of [`Duration`], where humantime panics.
+fn has_too_many_digits(text: &str) -> bool {
+    text.len() > 64 || text.split(|c: char| !c.is_ascii_digit()).any(|run| run.len() > 10)
+}
+
+/// Reads a duration outside of a configuration, such as `3s` or `1h 30m`: at most 100 years.
+///
+/// # Errors
+///
+/// A text that says what is wrong with it.
+pub fn span(text: &str) -> Result<Duration, String> {
+    if has_too_many_digits(text) {
+        return Err("too many digits".to_owned());
+    }
+    let span = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    if span > LONGEST {
+        return Err(format!("too long: at most {}d", LONGEST.as_secs() / 86_400));
+    }
+    Ok(span)
+}
+
 /// A duration of whole milliseconds within bounds.
 #[derive(Clone)]
 pub(crate) struct Span(pub RangeInclusive<Duration>);
@@ -107,8 +128,7 @@ impl Visitor<'_> for Span {
         if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
             return Err(E::custom(format_args!(r#"{text} has no unit: write "{text}s" or "{text}ms""#)));
         }
-        // Longer numbers could reach the end of `Duration`, where humantime panics.
-        if text.len() > 64 || text.split(|c: char| !c.is_ascii_digit()).any(|run| run.len() > 10) {
+        if has_too_many_digits(text) {
             return Err(E::custom(format_args!("is not {}: too many digits", WantedValue(&self))));
         }
         let span = humantime::parse_duration(text)

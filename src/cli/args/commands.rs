@@ -4,6 +4,7 @@ use super::{id, name};
 use crate::admin::parse::{cursor, moment, stage};
 use clap::{Args, Subcommand};
 use std::time::Duration;
+use tidegate_config::span;
 use tidegate_types::{ListedStage, Rate};
 
 /// Most items of one list, which is held in memory for its column widths.
@@ -63,7 +64,7 @@ pub(crate) struct RescheduleArgs {
     #[arg(long, value_name = "T", value_parser = moment, required_unless_present = "delay")]
     pub at: Option<u64>,
     /// New delay from now, such as 30m
-    #[arg(long, value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "at")]
+    #[arg(long, value_name = "D", value_parser = span, conflicts_with = "at")]
     pub delay: Option<Duration>,
 }
 
@@ -84,7 +85,7 @@ pub(crate) struct PauseArgs {
 #[derive(Args, Debug, Default)]
 pub(crate) struct EndArgs {
     /// Duration, such as 10m [default: until another command ends it]
-    #[arg(long = "for", value_name = "D", value_parser = humantime::parse_duration, conflicts_with = "until")]
+    #[arg(long = "for", value_name = "D", value_parser = span, conflicts_with = "until")]
     pub for_time: Option<Duration>,
     /// End: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = moment)]

@@ -4,6 +4,7 @@ use super::name;
 use crate::admin::parse::{expiry, moment};
 use clap::{Args, Subcommand};
 use std::time::Duration;
+use tidegate_config::span;
 use tidegate_wire::dead_letters::{LetterKey, MOST_LOOKED_AT, MOST_OF_A_WALK};
 
 /// The key of a dead letter, as shown by list.
@@ -106,7 +107,7 @@ pub(crate) struct LetterRetryArgs {
     #[arg(long, value_name = "T", value_parser = moment, conflicts_with = "delay")]
     pub at: Option<u64>,
     /// New delay from now, such as 30m
-    #[arg(long, value_name = "D", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "D", value_parser = span)]
     pub delay: Option<Duration>,
     /// New expiry that replaces the old one: RFC 3339 with offset, or UTC milliseconds
     #[arg(long, value_name = "T", value_parser = expiry)]
