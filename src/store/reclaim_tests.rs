@@ -1,4 +1,4 @@
-//! Tests of reclaimed space, of logs that can go, and of a storage engine that has failed between two commits.
+//! Tests of reclaimed space, of logs that can go, and of an engine that has failed between two commits.
 
 use super::disk::DiskStore;
 use super::ended_tests::in_tables;
