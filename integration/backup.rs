@@ -347,7 +347,7 @@ fn an_import_that_was_cut_keeps_a_daemon_from_starting_until_it_is_begun_anew() 
     assert!(told.code == 3 && told.err.contains("the export is incomplete"), "{told:?}");
     let refused = "was interrupted, and what is in it is incomplete";
     let mut daemon = Daemon::start(&config(&site).text("store.path", &path), &site.dir);
-    assert_eq!(daemon.exit(Duration::from_secs(20)).code(), Some(1), "{}", daemon.log_tail());
+    assert_eq!(daemon.exit(Duration::from_secs(20)).code(), Some(78), "{}", daemon.log_tail());
     assert!(daemon.log().contains(refused), "{}", daemon.log_tail());
     fs::write(&file, &whole).expect("an export");
     for command in ["import", "verify", "export"] {

@@ -19,7 +19,7 @@ use std::net::TcpListener;
 use std::sync::mpsc::channel;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use tidegate_amqp::{connect, BrokerEvent, Event, Side};
+use tidegate_amqp::{connect, BrokerEvent, Event, LinkStatus, Side};
 
 use tidegate_types::{Ack, Delivery, Outcome};
 
@@ -348,6 +348,18 @@ fn t9_acks_of_what_comes_again_do_not_hide_the_culprit() {
             daemon.amqp.ack(vec![Ack { delivery: due.delivery, multiple: true }]);
         }
         assert_eq!(consumes.recv_timeout(PATIENCE).unwrap(), (2, third), "redelivered: {again}");
+        if again {
+            daemon.wait("the note", |event| match event {
+                Event::Broker(BrokerEvent::Link {
+                    side: Side::Ingest,
+                    link: LinkStatus::Up { notes, .. },
+                }) => notes
+                    .iter()
+                    .any(|note| note.starts_with("requests are taken one at a time"))
+                    .then_some(()),
+                _ => None,
+            });
+        }
         assert_eq!(daemon.amqp.stats().parse_errors, 2);
     }
 }

@@ -58,6 +58,10 @@ const NO_ACKS: Duration = Duration::from_secs(1);
 /// How long requests have to come again before it is shown no more.
 const CALM: Duration = Duration::from_secs(10);
 
+/// What the status says in a quarantine that follows parse errors. What waits for long, or is held back, may
+/// hold up all behind it.
+const ONE_BY_ONE: &str = "requests are taken one at a time, each once the one before it is acked: a message \
+     that cannot be parsed (a name or id that is not UTF-8) keeps coming back";
 /// In quarantine, the log names each delivery while at most this many are taken at a time.
 const NAMED: u16 = 16;
 
@@ -408,6 +412,7 @@ impl Ingest {
             let follows_deaths = self.quarantine.follows_deaths();
             if self.quarantine.acked(covered) {
                 tracing::info!("consuming with the ordinary prefetch again");
+                self.show(generation);
                 if follows_deaths {
                     self.shared.post(BrokerEvent::Quarantine { width: None });
                 }
@@ -655,7 +660,9 @@ impl Ingest {
             Intake::Pause => LinkStatus::Paused { address },
             Intake::Resume => {
                 let standstill = generation.standstill.as_ref().map(|standstill| standstill.note.clone());
-                let notes = generation.notes.iter().cloned().chain(standstill).collect();
+                let is_narrow = self.quarantine.is_on() && !self.quarantine.follows_deaths();
+                let narrow = is_narrow.then(|| ONE_BY_ONE.to_owned());
+                let notes = generation.notes.iter().cloned().chain(narrow).chain(standstill).collect();
                 LinkStatus::Up { address, notes, dead: None }
             }
         };

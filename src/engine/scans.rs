@@ -28,7 +28,7 @@ use super::mutant::{mutated, Mutant};
 use super::waits::{Waiter, Waits};
 use crate::core::{Core, ItemLocation, LiveItem};
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::{BTreeMap, Entry};
 use alloc::vec::Vec;
 use cancel::CancelScan;
 use claims::Claims;
@@ -45,6 +45,9 @@ pub(crate) use cancel::{end_of_cancel, OUTCOME_MS};
 #[derive(Debug, Default)]
 pub(crate) struct Scans {
     running: BTreeMap<u64, Running>,
+    /// Those by message that have covered memory, wait for no outcome, and wait for a place at the store:
+    /// there may be thousands, so no turn goes over them.
+    queued: BTreeMap<u64, Running>,
     /// Those of them that claim items.
     claims: Claims,
     next_number: u64,
@@ -122,7 +125,15 @@ impl Scans {
 
     /// Whether the scan has covered all items.
     pub(crate) fn is_through(&self, number: u64) -> bool {
-        self.running.get(&number).is_none_or(|scan| scan.course.is_through())
+        self.get(number).is_none_or(|scan| scan.course.is_through())
+    }
+
+    fn get(&self, number: u64) -> Option<&Running> {
+        self.running.get(&number).or_else(|| self.queued.get(&number))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.queued.is_empty()
     }
 
     /// Whether a cancel of a customer has been judged and has not begun.
@@ -153,37 +164,56 @@ impl Scans {
         let most = core.live.thresholds();
         let mut gather = most.gathered.saturating_sub(core::mem::take(&mut self.gathered));
         let (step, mut look) = (most.looked_at, most.looked_at_by_all);
-        for scan in self.running.values_mut().filter(|scan| scan.course.ranges.is_none()) {
-            if scan.gather(core, &mut gather) {
-                scan.cover_memory(core, (step, &mut look), &mut gather, now);
+        let mut covered = Vec::new();
+        for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.course.ranges.is_none()) {
+            if scan.gather(core, &mut gather) && scan.cover_memory(core, (step, &mut look), now) {
+                covered.push(*number);
             }
         }
-        self.begin_with_store(core, loads);
+        self.begin_with_store(core, covered, &mut gather, loads, now);
         let (mut windows, mut items) =
             (core.live.thresholds().flushed_windows, core.live.thresholds().flushed);
         for flushing in &mut self.flushing {
             flushing.advance(core, (&mut windows, &mut items), now);
         }
         let flushed: Vec<Flushing> = self.flushing.extract_if(.., |flushing| flushing.is_through()).collect();
-        let more =
-            !self.flushing.is_empty() || self.running.values().any(|scan| scan.course.ranges.is_none());
+        let more = !self.flushing.is_empty()
+            || self.running.values().any(|scan| scan.course.ranges.is_none())
+            || gather == 0 && !self.queued.is_empty();
         let mut advanced = Advanced { more, ..self.take_done(core, now) };
         advanced.done.extend(flushed.into_iter().map(Flushing::done));
         advanced
     }
 
-    /// Begins with the store where memory has been covered. Of the commands that came by message, only so
-    /// many have a step under way; the others follow in order.
-    fn begin_with_store(&mut self, core: &mut Core, loads: &mut Vec<Load>) {
+    /// Begins with the store where memory has been covered. Of the commands that came by message and wait for
+    /// no outcome, only so many have a step under way; the others follow in order.
+    fn begin_with_store(
+        &mut self,
+        core: &mut Core,
+        covered: Vec<u64>,
+        gather: &mut usize,
+        loads: &mut Vec<Load>,
+        now: Now,
+    ) {
+        for number in covered {
+            let is_awaiting =
+                |scan: &Running| scan.cancel().is_some_and(|cancel| !cancel.in_flight.is_empty());
+            let Entry::Occupied(scan) = self.running.entry(number) else { continue };
+            if !scan.get().is_local() && !is_awaiting(scan.get()) {
+                self.queued.insert(number, scan.remove());
+            } else if *gather > 0 {
+                scan.into_mut().begin_with_store(core, gather, now);
+            }
+        }
         let stepping = self.running.values().filter(|scan| !scan.is_local() && scan.course.steps_now).count();
         let mut room = core.live.thresholds().scans.saturating_sub(stepping);
+        while *gather > 0 && room > 0 {
+            let Some((number, mut scan)) = self.queued.pop_first() else { break };
+            scan.begin_with_store(core, gather, now);
+            room -= usize::from(scan.is_to_step());
+            self.running.insert(number, scan);
+        }
         for (number, scan) in self.running.iter_mut().filter(|(_, scan)| scan.is_to_step()) {
-            if !scan.is_local() {
-                if room == 0 {
-                    continue;
-                }
-                room -= 1;
-            }
             loads.extend(scan.step(*number, core));
         }
     }
@@ -268,7 +298,7 @@ impl Scans {
     /// Cancels an item that belongs to a cancel under way which has not reached it yet.
     pub(crate) fn claim(&mut self, core: &mut Core, found: ItemLocation, now: Now) -> ItemLocation {
         let ItemLocation::Live(live) = &found else { return found };
-        if self.running.is_empty() {
+        if self.is_empty() {
             return found;
         }
         let traits = match live {
@@ -305,7 +335,7 @@ impl Scans {
         let ItemLocation::Live(LiveItem::Resident(id)) = found else { return false };
         let item = &core.live.items()[*id];
         // An item that may have been delivered before is not cancelled.
-        if self.running.is_empty() || !core.is_in_flight(*id) || item.tries().outcome_unknown {
+        if self.is_empty() || !core.is_in_flight(*id) || item.tries().outcome_unknown {
             return false;
         }
         let traits = Traits::near(core, *id);
@@ -321,7 +351,7 @@ impl Scans {
     /// Whether a cancel that has not covered all items yet takes the item of this identity if its attempt
     /// fails.
     pub(crate) fn is_going_over(&self, core: &Core, identity: Identity) -> bool {
-        if self.running.is_empty() {
+        if self.is_empty() {
             return false;
         }
         let Some(id) = core.live.items().by_identity(identity) else { return false };
@@ -337,7 +367,7 @@ impl Scans {
                 count.note_restored(&mut scan.course, core, restored);
             }
         }
-        let cancels = self.running.values().any(|scan| scan.cancel().is_some());
+        let cancels = !self.queued.is_empty() || self.running.values().any(|scan| scan.cancel().is_some());
         if !cancels || mutated(Mutant::RestoredUnclaimed) {
             return;
         }
@@ -351,7 +381,7 @@ impl Scans {
     /// Number of the first cancel to which an item with these traits belongs, of those that `counts` takes.
     fn owner_of(&self, item: &Traits, counts: impl Fn(&Running) -> bool) -> Option<u64> {
         let owns = |number: &u64| {
-            let scan = self.running.get(number).filter(|scan| counts(scan));
+            let scan = self.get(*number).filter(|scan| counts(scan));
             scan.is_some_and(|scan| scan.cancel().is_some_and(|cancel| cancel.owns(&scan.course, item)))
         };
         self.claims.of(item).filter_map(|numbers| numbers.iter().copied().find(owns)).min()
@@ -359,7 +389,8 @@ impl Scans {
 
     /// The first cancel to which an item with these traits belongs.
     fn owner_mut(&mut self, item: &Traits) -> Option<(&mut CancelScan, &Course)> {
-        let scan = self.running.get_mut(&self.owner_of(item, |_| true)?)?;
+        let number = self.owner_of(item, |_| true)?;
+        let scan = self.running.get_mut(&number).or_else(|| self.queued.get_mut(&number))?;
         let Kind::Cancel(cancel) = &mut scan.kind else { return None };
         Some((cancel, &scan.course))
     }
@@ -376,6 +407,7 @@ impl Scans {
     /// Drops remote commands, which the broker redelivers.
     pub(crate) fn forget_deliveries(&mut self) {
         let (waits, claims) = (&mut self.waits, &mut self.claims);
+        self.running.append(&mut self.queued);
         self.running.retain(|number, scan| {
             let stays = scan.is_local();
             if let Some(cancel) = scan.cancel().filter(|_| !stays) {

@@ -86,15 +86,14 @@ impl Running {
         })
     }
 
-    /// Visits gathered items in memory, `step` of them and `look` of all scans at most, and then begins with
-    /// the store. `gather`: the number of rows that may be examined.
+    /// Visits gathered items in memory, `step` of them and `look` of all scans at most. Whether these were
+    /// all.
     pub(super) fn cover_memory(
         &mut self,
         core: &mut Core,
         (step, look): (usize, &mut usize),
-        gather: &mut usize,
         now: Now,
-    ) {
+    ) -> bool {
         let rest = self.course.resident.len().saturating_sub(step.min(*look));
         let step = self.course.resident.split_off(rest);
         *look -= step.len();
@@ -106,9 +105,11 @@ impl Running {
                 counted.remove(&seq);
             }
         }
-        if !self.course.resident.is_empty() || *gather == 0 {
-            return;
-        }
+        self.course.resident.is_empty()
+    }
+
+    /// Finds what to scan in the store. `gather`: the number of rows that may be examined.
+    pub(super) fn begin_with_store(&mut self, core: &mut Core, gather: &mut usize, now: Now) {
         let (ranges, looked_at) = match &mut self.kind {
             // Memory holds all items.
             _ if !core.live.shared.journal.is_durable() => (VecDeque::new(), 0),
