@@ -76,7 +76,8 @@ fn the_queue_of_each_shard_is_looked_at_like_the_ingest_queue() {
     let site = Site::new("shards-checked");
     // The daemon declares what is not about shards.
     drop(site.start(&site.config()));
-    let config = site.config().set("shards.count", "2");
+    let stores = site.dir.join("shards");
+    let config = site.config().set("shards.count", "2").text("store.path", &stores.to_string_lossy());
     let daemon = Daemon::stopped(&config, &site.dir);
     let check = || daemon.cli(&["check", "--connect", "--output", "json"]);
     let [first, second] = [0, 1].map(|number| format!("{}.{number}", site.ingest_queue()));
