@@ -100,11 +100,14 @@ pub(crate) struct Customers {
     open_windows: u64,
     /// Customers with a window whose row is out of date.
     dirty: Vec<CustomerId>,
+    /// The first arrival number of this life.
+    born: u64,
 }
 
 impl Customers {
-    /// No customers. `rows`: number of items that fit in memory.
-    pub(crate) fn new(rows: usize, now: Now) -> Self {
+    /// No customers. `rows`: number of items that fit in memory; `born`: the first arrival number of this
+    /// life.
+    pub(crate) fn new(rows: usize, born: u64, now: Now) -> Self {
         Customers {
             table: Slab::new(),
             timers: Schedule::new(now.mono),
@@ -113,6 +116,7 @@ impl Customers {
             waiting: 0,
             open_windows: 0,
             dirty: Vec::new(),
+            born,
         }
     }
 
@@ -475,7 +479,7 @@ impl CustomerMut<'_> {
     pub(crate) fn open(&mut self, plan: Plan, number: u64, now: Now) {
         let customer = &mut self.customers.table[self.id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
-        let window = customer.window.insert(Window::new(plan, number, now));
+        let window = customer.window.insert(Window::new(plan, number, self.customers.born, now));
         self.customers.timers.insert(self.id.place(), window.check());
         self.customers.open_windows += 1;
         self.active.window_opened(self.id);
@@ -529,24 +533,24 @@ impl CustomerMut<'_> {
 
     /// A member is in the store only. If its key is beyond `horizon`, a restart would not read it in time, so
     /// the window gets a row.
-    pub(crate) fn add_far(&mut self, horizon: u64) {
+    pub(crate) fn add_far(&mut self, member: Member, horizon: u64) {
         let Some(window) = self.this().window.as_mut() else {
             debug_assert!(false, "a member has an open window");
             return;
         };
-        if window.add_far(horizon) {
+        if window.add_far(member, horizon) {
             self.customers.mark(self.id);
         }
     }
 
     /// A member ended while its window was open. The window ends with its last member.
-    pub(crate) fn leave(&mut self, weight: u32, was_far: bool, ops: &mut Vec<Op>) {
+    pub(crate) fn leave(&mut self, member: Member, was_far: bool, ops: &mut Vec<Op>) {
         let customer = self.this();
         let Some(window) = customer.window.as_mut() else {
             debug_assert!(false, "a member has an open window");
             return;
         };
-        if window.leave(weight, customer.overhead.item, was_far) {
+        if window.leave(member, customer.overhead.item, was_far) {
             self.end(ops);
         } else if !mutated(Mutant::RowNotRenewed) {
             self.customers.mark(self.id);

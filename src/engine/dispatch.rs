@@ -126,6 +126,7 @@ impl Dispatch {
             && (active.flights().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
             && !active.flights().has_recalled()
             && active.health().may_send(active.flights().slots(), self.egress.share(), now.mono)
+            && self.egress.has_room_beside(active.flights().slots(), active.flights().bytes())
     }
 
     /// The next batch that may be sent: a suspect, a repeat, or a new one. `None`: no slot, or nothing to
@@ -292,13 +293,13 @@ impl Dispatch {
         let flight =
             Flight { queue, customer, rows, bytes, format, publishes, state, since, held, recalled: false };
         self.flights.insert(number, flight);
-        self.egress.take_slot(bytes);
+        self.egress.take_slot(bytes, live.queues.at(queue).at_work().flights().bytes());
         if alone {
             self.channels.take(number, live.queues[queue].is_failing(), bytes, now);
         }
         let queue_flights = live.queues.at(queue).at_work().flights_mut();
         queue_flights.add_items(count);
-        queue_flights.take_slot();
+        queue_flights.take_slot(bytes);
         queue_flights.remove_suspects(usize::from(suspect));
         let behind = queue_flights.first_fetching().is_some() && !mutated(Mutant::FetchingOvertaken);
         let waits = !lacking.is_empty() || behind;
@@ -494,11 +495,11 @@ impl Dispatch {
             debug_assert!(false, "a flight does not end before its slot is free");
             return;
         };
-        self.egress.free_slot(flight.bytes);
-        let (queue, was_alone) = (flight.queue, self.channels.release(number));
+        let (queue, bytes, was_alone) = (flight.queue, flight.bytes, self.channels.release(number));
         let active = live.queues.at(queue).at_work();
         active.flights_mut().remove_items(rows);
-        active.flights_mut().free_slot();
+        active.flights_mut().free_slot(bytes);
+        self.egress.free_slot(bytes, active.flights().bytes());
         if active.flights().slots() == 0 && active.ready().is_empty() {
             active.set(Condition::Lagging, false);
         }

@@ -125,14 +125,14 @@ impl Engine {
         let queues = Queues::new(Arc::clone(&settings), &opened.queues, seeds.names);
         let journal = Journal::new(settings.hold_max.is_none(), opened.marks, settings.thresholds, now);
         let live = LiveItems::new(queues, journal, settings.budget, now);
-        let mut recent = Recent::new(&opened.buckets);
+        let mut recent = Recent::new(&opened.buckets, opened.marks.wall, now);
         recent.configure(settings.longest_tail(), settings.budget.filters);
         let dispatch = Dispatch::new(&settings);
         let mut engine = Engine {
             core: Core::new(live, dispatch, recent, seeds.jitter),
             arrivals: Arrivals::new(),
             limits: Limits::default(),
-            loader: Loader::new(),
+            loader: Loader::new(now),
             scans: Scans::new(),
             turn_state: TurnState::new(now),
             fx: Effects::default(),

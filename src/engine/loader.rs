@@ -16,6 +16,9 @@ use core::ops::Bound;
 use tidegate_types::event::{Load, Range, RangeRows};
 use tidegate_types::{Key, Now};
 
+/// Between two reads at a start that go up to the horizon, which moves on with the clock, ms.
+const PAUSE_AT_START_MS: u64 = 500;
+
 /// Items due within this time may evict others that are due later, ms.
 const URGENT_MS: u64 = 2_000;
 
@@ -49,10 +52,13 @@ pub(crate) struct Loader {
     exhausted: bool,
     /// How many items may still be evicted in this turn for rows to be read.
     evictable: usize,
+    /// When this life began.
+    opened: Now,
 }
 
 impl Loader {
-    pub(crate) fn new() -> Self {
+    /// Nothing is read yet in the life that begins now.
+    pub(crate) fn new(now: Now) -> Self {
         let (wanted, probes) = (BTreeSet::new(), BTreeSet::new());
         Loader {
             wanted,
@@ -64,6 +70,7 @@ impl Loader {
             moved: false,
             exhausted: false,
             evictable: 0,
+            opened: now,
         }
     }
 
@@ -72,7 +79,7 @@ impl Loader {
     pub(crate) fn advance(&mut self, live: &mut LiveItems, now: Now, loads: &mut Vec<Load>) -> bool {
         for id in live.queues.take_marked() {
             if live.queues.get(id).is_some() {
-                let at = wanted_at(live, id, now);
+                let at = self.wanted_at(live, id, now);
                 self.want(live, id, at);
                 if is_wanted_back(live, id) {
                     self.back.insert(id);
@@ -325,51 +332,64 @@ impl Loader {
         self.blocked_until.is_some()
     }
 
+    /// When the queue's next rows must be read, wall clock; `u64::MAX`: not before something changes.
+    fn wanted_at(&self, live: &LiveItems, id: QueueId, now: Now) -> u64 {
+        let queue = &live.queues[id];
+        if queue.far() == 0
+            || queue
+                .active()
+                .is_some_and(|active| active.loading().is_some() || active.is(Condition::Evicting))
+        {
+            return u64::MAX;
+        }
+        let near = queue.near_until();
+        if near == LAST {
+            // All items that are in the store only are passed over.
+            return u64::MAX;
+        }
+        let Some(active) = queue.active() else {
+            return if queue.is_paused() { u64::MAX } else { self.read_at(near.due, now) };
+        };
+        if active.is(Condition::Trimming) {
+            let lacks_head = active.droppable().next().is_none_or(|(key, _)| key > near);
+            return if lacks_head { 0 } else { u64::MAX };
+        }
+        if queue.is_paused() || queue.is_parked() || active.is(Condition::SlowProbe) {
+            return u64::MAX;
+        }
+        if queue.is_failing() {
+            // For a probe, once an item is due.
+            return if active.ready().is_empty() && active.flights().under_way() == 0 {
+                near.due
+            } else {
+                u64::MAX
+            };
+        }
+        // A queue from which much leaves at a time needs as much again in memory when that has left.
+        let enough = active.flights().items().min(live.thresholds().ready / 2).max(live.thresholds().enough);
+        if active.ready().items() >= enough && near.due <= now.wall && !active.ready().is_empty() {
+            return u64::MAX;
+        }
+        self.read_at(near.due, now)
+    }
+
+    /// When rows with this due are read in time, wall clock. A window whose row a former life did not write,
+    /// as it was short, is known by its members alone, and they say when it has to close: those are read at
+    /// once.
+    fn read_at(&self, due: u64, now: Now) -> u64 {
+        let opened = self.opened;
+        // A clock that was set back since would find a new end of the horizon with each read.
+        let lately = now.mono <= opened.mono + HORIZON_MS;
+        let is_former = lately && due <= opened.wall.saturating_add(HORIZON_MS);
+        due.saturating_sub(if is_former { HORIZON_MS - PAUSE_AT_START_MS } else { HORIZON_MS / 2 })
+    }
+
     /// When to check again without an event, wall clock.
     pub(crate) fn deadline(&self, now: Now) -> Option<u64> {
         let first =
             |set: &BTreeSet<(u64, QueueId)>| set.first().map(|(at, _)| *at).filter(|at| *at > now.wall);
         [first(&self.wanted), first(&self.probes), self.blocked_until].into_iter().flatten().min()
     }
-}
-
-/// When the queue's next rows must be read, wall clock; `u64::MAX`: not before something changes.
-fn wanted_at(live: &LiveItems, id: QueueId, now: Now) -> u64 {
-    let queue = &live.queues[id];
-    if queue.far() == 0
-        || queue.active().is_some_and(|active| active.loading().is_some() || active.is(Condition::Evicting))
-    {
-        return u64::MAX;
-    }
-    let near = queue.near_until();
-    if near == LAST {
-        // All items that are in the store only are passed over.
-        return u64::MAX;
-    }
-    let Some(active) = queue.active() else {
-        return if queue.is_paused() { u64::MAX } else { near.due.saturating_sub(HORIZON_MS / 2) };
-    };
-    if active.is(Condition::Trimming) {
-        let lacks_head = active.droppable().next().is_none_or(|(key, _)| key > near);
-        return if lacks_head { 0 } else { u64::MAX };
-    }
-    if queue.is_paused() || queue.is_parked() || active.is(Condition::SlowProbe) {
-        return u64::MAX;
-    }
-    if queue.is_failing() {
-        // For a probe, once an item is due.
-        return if active.ready().is_empty() && active.flights().under_way() == 0 {
-            near.due
-        } else {
-            u64::MAX
-        };
-    }
-    // A queue from which much leaves at a time needs as much again in memory when that has left.
-    let enough = active.flights().items().min(live.thresholds().ready / 2).max(live.thresholds().enough);
-    if active.ready().items() >= enough && near.due <= now.wall && !active.ready().is_empty() {
-        return u64::MAX;
-    }
-    near.due.saturating_sub(HORIZON_MS / 2)
 }
 
 /// Whether passed-over items must be read now.

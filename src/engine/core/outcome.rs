@@ -92,7 +92,8 @@ impl Core {
         if self.live.items()[id].is_orphaned() {
             return self.forget(id);
         }
-        let doubled = FIRST_ASIDE_MS << self.live.items()[id].tries().attempts.saturating_sub(1).min(10);
+        let before = self.live.items()[id].letter().map_or(0, |letter| letter.refusals);
+        let doubled = FIRST_ASIDE_MS << before.min(10);
         let until = now.wall + doubled.min(LAST_ASIDE_MS);
         self.live.shared.amend(id, |tries| tries.last_error = Some(text.into()));
         self.live.home_of(id).defer_letter(id, until, now);
@@ -216,9 +217,11 @@ impl Landing<'_> {
         let Landing { core, number, now } = self;
         let Some(flight) = core.dispatch.flights.end(number) else { return };
         let text: Arc<str> = error.into();
+        // A dead letter reports the attempts of the item.
+        let counts = attempted && flight.queue != core.live.queues.dead_letters();
         for id in flight.rows {
             core.live.shared.amend(id, |tries| {
-                tries.attempts += u32::from(attempted && !mutated(Mutant::AttemptForgotten));
+                tries.attempts += u32::from(counts && !mutated(Mutant::AttemptForgotten));
                 tries.last_error = Some(Arc::clone(&text));
             });
             core.return_to_queue(id, attempted, error, now);
@@ -244,10 +247,10 @@ impl Landing<'_> {
         }
         let Some(flight) = core.dispatch.flights.end(number) else { return };
         for id in flight.rows {
-            core.live.shared.amend(id, |tries| tries.attempts += 1);
             if flight.queue == core.live.queues.dead_letters() {
                 core.step_aside(id, text, now);
             } else {
+                core.live.shared.amend(id, |tries| tries.attempts += 1);
                 core.dead_letter(id, Reason::Refused, &format!("refused by the broker: {text}"), now);
             }
         }

@@ -3,8 +3,9 @@
 //!
 //! Guarantee: however many queues take batches and confirm nothing, a queue that does not fail finds a
 //! channel. Failing queues may have a part of the channels only; and a flight that is unconfirmed for long
-//! gives its channel up once another needs it, flights of failing queues first. No channel is given up
-//! without need: a queue that confirms late has received its batch once.
+//! gives its channel up once another needs it, flights of failing queues first. No channel is given up here
+//! without need, as a queue that confirms late has received its batch once; the publisher does so after ten
+//! times `timeouts.confirm`.
 
 use crate::ids::QueueId;
 use alloc::collections::{BTreeMap, BTreeSet};

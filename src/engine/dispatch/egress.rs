@@ -8,7 +8,7 @@ pub(crate) struct Egress {
     /// As last reported.
     ready: bool,
     blocked: bool,
-    /// Number of batches that hold a slot, and bytes of their payloads.
+    /// Number of batches that hold a slot, and bytes of their payloads: of each queue its share at most.
     slots: usize,
     bytes: u64,
     max_in_flight: usize,
@@ -45,6 +45,13 @@ impl Egress {
         self.is_open() && self.has_room()
     }
 
+    /// Whether a queue with this much in flight may have one more batch. A single one always may, however
+    /// large; else the bytes of its share are the limit, so that a queue that does not confirm leaves room
+    /// for others.
+    pub(super) fn has_room_beside(&self, slots: usize, bytes: u64) -> bool {
+        slots == 0 || bytes < self.share_bytes()
+    }
+
     /// Whether a slot is free, also while egress is not open.
     pub(crate) fn has_room(&self) -> bool {
         self.slots < self.max_in_flight && (self.slots == 0 || self.bytes < self.max_bytes)
@@ -65,14 +72,27 @@ impl Egress {
         (self.max_in_flight * 3 / 4).max(1)
     }
 
-    pub(super) fn take_slot(&mut self, bytes: u64) {
-        self.slots += 1;
-        self.bytes += bytes;
+    /// Maximum bytes of one queue.
+    fn share_bytes(&self) -> u64 {
+        self.max_bytes / 4 * 3
     }
 
-    pub(super) fn free_slot(&mut self, bytes: u64) {
+    /// A batch has a slot. `others`: bytes in flight of its queue without it.
+    pub(super) fn take_slot(&mut self, bytes: u64, others: u64) {
+        self.slots += 1;
+        self.bytes += self.counted(bytes, others);
+    }
+
+    /// A batch gives its slot back. `others`: as for [`Egress::take_slot`].
+    pub(super) fn free_slot(&mut self, bytes: u64, others: u64) {
         self.slots -= 1;
-        self.bytes -= bytes;
+        self.bytes -= self.counted(bytes, others);
+    }
+
+    /// By how much a batch raises what counts of its queue.
+    fn counted(&self, bytes: u64, others: u64) -> u64 {
+        let share = self.share_bytes();
+        (others + bytes).min(share) - others.min(share)
     }
 }
 
@@ -110,29 +130,67 @@ mod tests {
         }
     }
 
-    /// At most three batches, or 100 bytes. Columns: payload bytes of each batch in flight; then whether one
-    /// more fits, also behind one more.
+    /// At most three batches, or 100 bytes, of which one queue has 75. Columns: payload bytes of batches in
+    /// flight, each of another queue; then whether one more fits, also behind one more.
     /// Excluded: either limit ignored, or reached one batch or one byte sooner or later; a first batch that
-    /// does not fit.
-    /// Judges promise 7.
+    /// does not fit, or that leaves no room for those of others.
+    /// Judges promises 6 and 7.
     #[test]
     fn what_fits_in_flight() {
         for (batches, fits, fits_behind) in [
             (&[50][..], true, true),
             (&[], true, true),
             (&[99], true, true),
-            (&[100], false, true),
-            (&[500], false, true),
+            (&[75, 24], true, false),
+            (&[75, 25], false, false),
+            (&[100], true, true),
+            (&[500], true, true),
+            (&[500, 24], true, false),
+            (&[500, 25], false, false),
             (&[49, 50], true, false),
             (&[50, 50], false, false),
             (&[1, 1, 1], false, false),
         ] {
             let mut egress = Egress { ready: true, max_in_flight: 3, max_bytes: 100, ..Egress::default() };
-            batches.iter().for_each(|bytes| egress.take_slot(*bytes));
+            batches.iter().for_each(|bytes| egress.take_slot(*bytes, 0));
             let found = (egress.has_slot(), egress.has_room(), egress.has_slots_behind(1));
             assert_eq!(found, (fits, fits, fits_behind), "{batches:?}");
-            batches.iter().for_each(|bytes| egress.free_slot(*bytes));
+            batches.iter().for_each(|bytes| egress.free_slot(*bytes, 0));
             assert!(egress.has_slot() && egress.slots() == 0, "{batches:?}");
+        }
+    }
+
+    /// At most 100 bytes. Columns: payload bytes of the batches of one queue in flight; then whether it may
+    /// have one more, and how much counts of them.
+    /// Excluded: a queue that takes all bytes, or none; counts that do not end with the batches.
+    /// Judges promise 6.
+    #[test]
+    fn the_bytes_of_one_queue() {
+        for (batches, fits, counted) in [
+            (&[][..], true, 0),
+            (&[74], true, 74),
+            (&[75], false, 75),
+            (&[500], false, 75),
+            (&[40, 34], true, 74),
+            (&[40, 35], false, 75),
+            (&[74, 500], false, 75),
+        ] {
+            let mut egress = Egress { ready: true, max_in_flight: 3, max_bytes: 100, ..Egress::default() };
+            let mut own = 0;
+            for bytes in batches {
+                egress.take_slot(*bytes, own);
+                own += bytes;
+            }
+            assert_eq!(
+                (egress.has_room_beside(batches.len(), own), egress.bytes),
+                (fits, counted),
+                "{batches:?}"
+            );
+            for bytes in batches {
+                own -= bytes;
+                egress.free_slot(*bytes, own);
+            }
+            assert_eq!((egress.slots, egress.bytes), (0, 0), "{batches:?}");
         }
     }
 

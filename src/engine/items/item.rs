@@ -111,6 +111,8 @@ pub(crate) struct LetterFacts {
     pub(crate) due: u64,
     /// Without a store: its former identity, which is remembered with its confirm.
     pub(crate) former: Option<Identity>,
+    /// How often the broker has refused it in this life. Its attempts stay those of the item.
+    pub(crate) refusals: u32,
 }
 
 /// Application and customer by name.
@@ -155,7 +157,7 @@ impl Item {
         content: Arc<Content>,
         placement: Placement,
     ) -> Self {
-        let letter = Some(LetterFacts { dead, meant_for, due: placement.key.due, former: None });
+        let letter = Some(LetterFacts { dead, meant_for, due: placement.key.due, former: None, refusals: 0 });
         let extra = Some(Box::new(Extra { letter, ..Extra::default() }));
         // Its size when it leaves and was read from the store before.
         let weight = u32::try_from(content.size()).unwrap_or(u32::MAX);
@@ -175,7 +177,7 @@ impl Item {
         };
         let meant_for = (stored.application, stored.customer);
         let due = stored.due;
-        let letter = stored.dead.map(|dead| LetterFacts { dead, meant_for, due, former: None });
+        let letter = stored.dead.map(|dead| LetterFacts { dead, meant_for, due, former: None, refusals: 0 });
         let has_extra = letter.is_some() || tries != UNTRIED || accepted_due.is_some();
         let extra = has_extra.then(|| Box::new(Extra { accepted_due, tries, letter, superseded: None }));
         let mut item = Item {
@@ -360,6 +362,9 @@ impl Item {
 
     /// Sets the moment at which a dead letter may be tried again, for which it waits in the schedule.
     pub(crate) fn defer(&mut self, until: u64) {
+        if let Some(letter) = self.extra.as_mut().and_then(|extra| extra.letter.as_mut()) {
+            letter.refusals += 1;
+        }
         self.move_key(until);
         self.due = until;
         self.state.set_stage(Stage::Scheduled);
@@ -410,7 +415,7 @@ impl Item {
         dead_letters: QueueId,
         wall: u64,
     ) {
-        let letter = LetterFacts { dead: Arc::new(dead), meant_for, due: self.due, former };
+        let letter = LetterFacts { dead: Arc::new(dead), meant_for, due: self.due, former, refusals: 0 };
         self.move_key(self.due.min(wall));
         self.extra.get_or_insert_default().letter = Some(letter);
         self.identity = Identity::assigned(self.seq);

@@ -24,14 +24,16 @@ impl QueueItems<'_> {
     pub(super) fn leave_window_far(&mut self, stored: &Stored) {
         let Some(customer) = stored.customer.as_deref().filter(|_| stored.is_windowed()) else { return };
         if let Some(id) = self.queue.customer(customer) {
-            self.of(id).leave_unseen(stored.key, stored.weight);
+            let expiry = stored.expiry.unwrap_or(u64::MAX);
+            let member = Member { weight: stored.weight, expiry, seq: stored.key.seq };
+            self.of(id).leave_unseen(stored.key, member);
         }
     }
 
     /// Removes a stray, which its open window counts among the members in the store alone.
     pub(super) fn leave_as_stray(&mut self, item: &Item) {
         if let Some(id) = item.customer().filter(|_| item.is(ItemFlag::Stray)) {
-            self.of(id).leave_unseen(item.key(), item.weight());
+            self.of(id).leave_unseen(item.key(), member_of(item));
         }
     }
 }
@@ -74,8 +76,7 @@ impl CustomerItems<'_, '_> {
     pub(super) fn rejoin_window(&mut self, id: ItemId, now: Now) -> bool {
         let longest = self.at.queue.settings().window;
         let item = &self.at.shared.items[id];
-        let member = Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq };
-        let key = item.key();
+        let (member, key) = (member_of(item), item.key());
         let mut customer = self.customer();
         if !customer.has_window() {
             let length = key.due.saturating_sub(now.wall).min(longest);
@@ -119,16 +120,16 @@ impl CustomerItems<'_, '_> {
     }
 
     /// Counts out a member that ended while the window was open.
-    pub(super) fn leave_window(&mut self, weight: u32, was_far: bool) {
+    pub(super) fn leave_window(&mut self, member: Member, was_far: bool) {
         let SharedItems { customers, journal, .. } = &mut *self.at.shared;
-        customers.at(self.id, self.at.queue.active_mut()).leave(weight, was_far, journal.ops());
+        customers.at(self.id, self.at.queue.active_mut()).leave(member, was_far, journal.ops());
     }
 
     /// Counts out the item in the store with this key, if it is a member of the window.
-    fn leave_unseen(&mut self, key: Key, weight: u32) {
+    fn leave_unseen(&mut self, key: Key, member: Member) {
         // The customer may have gone with its last item.
         if self.at.shared.customers.window(self.id).is_some_and(|window| window.holds(key)) {
-            self.leave_window(weight, true);
+            self.leave_window(member, true);
             self.customer().release();
         }
     }
@@ -312,6 +313,11 @@ impl CustomerItems<'_, '_> {
         }
         Some(Formed::Batch(taken))
     }
+}
+
+/// What a window counts of this item.
+pub(super) fn member_of(item: &Item) -> Member {
+    Member { weight: item.weight(), expiry: item.expiry(), seq: item.key().seq }
 }
 
 /// Result of forming a batch of one customer.

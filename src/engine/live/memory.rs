@@ -43,13 +43,13 @@ impl<'s> QueueItems<'s> {
         if item.is_orphaned() {
             return self.forget(id);
         }
-        let (customer, place, stage) = (item.customer(), item.place(), item.stage());
+        let (customer, place, stage, member) = (item.customer(), item.place(), item.stage(), member_of(item));
         let customer_row = self.row(item).customer();
         let passed = customer.and_then(|customer| self.of(customer).passed(place, now));
         self.shared.customers.pin(customer);
         if let (Some(customer), Stage::Windowed { pos, .. }) = (customer, stage) {
             self.of(customer).forget_member(pos);
-            self.customer(customer).add_far(now.wall + HORIZON_MS);
+            self.customer(customer).add_far(member, now.wall + HORIZON_MS);
         }
         let mut item = self.remove(id);
         if !mutated(Mutant::EvictUntold) {
@@ -124,7 +124,7 @@ impl<'s> QueueItems<'s> {
     pub(crate) fn unlist(&mut self, id: ItemId) {
         let SharedItems { items, schedule, .. } = &mut *self.shared;
         let item = &items[id];
-        let (key, customer, weight) = (item.place(), item.customer(), item.weight());
+        let (key, customer, member) = (item.place(), item.customer(), member_of(item));
         match item.stage() {
             Stage::Scheduled => schedule.remove(items::place_of(id), key),
             Stage::Windowed { pos, scheduled } => {
@@ -133,7 +133,7 @@ impl<'s> QueueItems<'s> {
                 }
                 if let Some(customer) = customer {
                     self.of(customer).forget_member(pos);
-                    self.of(customer).leave_window(weight, false);
+                    self.of(customer).leave_window(member, false);
                 }
             }
             // Its entry is skipped when its turn comes.

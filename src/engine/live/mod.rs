@@ -43,7 +43,7 @@ use tidegate_types::{
 
 use aside::count_due;
 pub(super) use aside::fill_of;
-use members::{CustomerItems, Formed};
+use members::{member_of, CustomerItems, Formed};
 use shared::{rewritten, standing, ItemRow, SharedItems};
 use ways::Dying;
 

@@ -60,13 +60,14 @@ pub(crate) struct SharedItems {
 
 impl SharedItems {
     pub(super) fn new(journal: Journal, budget: Budget, now: Now) -> Self {
+        let born = journal.next_number();
         SharedItems {
             journal,
             reads: Reads::new(),
             watch: Watch::new(),
             counters: Counters::default(),
             items: Items::new(),
-            customers: Customers::new(budget.rows, now),
+            customers: Customers::new(budget.rows, born, now),
             schedule: Schedule::new(now.wall),
             deferred: [VecDeque::new(), VecDeque::new()],
             leaving: VecDeque::new(),

@@ -106,7 +106,7 @@ impl<'s> QueueItems<'s> {
             let SharedItems { watch, customers, .. } = &mut *self.shared;
             watch.put(item.identity(), || ItemRow::new(self.queue.name(), customers, &item).stored());
             if let (Some(customer), true) = (item.customer(), windowed) {
-                self.customer(customer).add_far(now.wall + HORIZON_MS);
+                self.customer(customer).add_far(member_of(&item), now.wall + HORIZON_MS);
             }
             return;
         }

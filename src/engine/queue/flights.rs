@@ -17,6 +17,8 @@ pub(crate) struct QueueFlights {
     /// Flights that hold a slot of the publisher, and their items.
     slots: usize,
     items: u64,
+    /// Bytes of their payloads.
+    bytes: u64,
     /// Flights waiting to be sent alone, or sent so.
     suspects: usize,
 }
@@ -54,12 +56,19 @@ impl QueueFlights {
 
     // ---- slots --------------------------------------------------------------------------------------------
 
-    pub(crate) fn take_slot(&mut self) {
-        self.slots += 1;
+    /// Bytes of payloads in flight.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    pub(crate) fn free_slot(&mut self) {
+    pub(crate) fn take_slot(&mut self, bytes: u64) {
+        self.slots += 1;
+        self.bytes += bytes;
+    }
+
+    pub(crate) fn free_slot(&mut self, bytes: u64) {
         self.slots -= 1;
+        self.bytes -= bytes;
     }
 
     /// Counts further items in flight.

@@ -132,6 +132,32 @@ fn neither_slots_nor_bytes_are_theirs_for_long() {
     }
 }
 
+/// A queue has confirmed all so far, and falls silent with few large batches in flight.
+/// Excluded: one that takes all the bytes that may be in flight.
+#[test]
+fn one_that_falls_silent_leaves_room_for_others_however_large_its_batches_are() {
+    let body = |size: usize| NewItem {
+        content: std::sync::Arc::new(Content { properties: vec![], body: vec![b'x'; size], json: false }),
+        weight: size as u32,
+        ..item("mute", "", "1")
+    };
+    for size in [2_000_000, 8_000_000, 20_000_000, 40_000_000] {
+        let mut w = World::new(many(1_000));
+        assert!(lateness(&mut w, &["rests", "busy"], 100) <= 1);
+        for _ in 0..6 {
+            w.send((0..20).map(|_| body(100)).collect());
+            w.run(10);
+        }
+        w.send((0..30).map(|_| body(size)).collect());
+        for round in 0..20 {
+            let new = format!("new{round}");
+            let late = lateness(&mut w, &["rests", "busy", &new], 6_000);
+            assert!(late <= LATE_MS, "{late} ms beside batches of {size} bytes");
+        }
+        assert!(w.out.iter().all(|(_, batch)| is_silent(batch)) && !w.out.is_empty());
+    }
+}
+
 /// The channel that all share is closed because of one message: each batch in flight is tried alone, and the silent
 /// queues among them delay no other.
 #[test]

@@ -196,6 +196,7 @@ impl Sim {
         let calls = self.world.log.as_mut().map(std::mem::take).unwrap_or_default();
         self.model.contents_read = self.world.contents_read;
         self.model.parts = (self.model.parts.1, self.world.engine.counters().windows_in_parts);
+        self.model.forget_rates(self.world.engine.counters().rates_forgotten);
         for call in calls {
             self.model.call(call);
         }

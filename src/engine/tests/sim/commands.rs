@@ -450,10 +450,9 @@ impl Model {
             (None, Some(_)) => ended.due == life.accepted_due,
             (None, None) => ended.due <= life.accepted_due,
         };
-        // The attempts of a dead item are those of its dead letter.
-        let told = (least..=most).contains(&ended.attempts) && due;
+        let told = (least..=most).contains(&ended.attempts);
         let waited = matches!(life.state, State::Sent | State::Cancelled);
-        if waited && !told || ended.customer.as_deref() != new.customer.as_deref() {
+        if !told || waited && !due || ended.customer.as_deref() != new.customer.as_deref() {
             return false;
         }
         match (&ended.end, life.state) {

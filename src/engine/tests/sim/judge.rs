@@ -188,7 +188,9 @@ impl Model {
             let life = self.lives.get_mut(seq).expect("there");
             let refused = matches!(settled.outcome, Outcome::Refused(_));
             life.refused |= refused && flight.alone && flight.items.len() == 1;
-            life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
+            if !flight.dead {
+                life.attempts = (life.attempts.0 + sure, life.attempts.1 + may);
+            }
             // An attempt that did not leave proves nothing.
             let left = !matches!(settled.outcome, Outcome::Unsent | Outcome::Unavailable(_));
             // On a channel that is closed because of another batch, earlier batches may have arrived.

@@ -283,6 +283,8 @@ pub(super) struct Model {
     pub(super) set_back_at: Now,
     /// Batches that left a part of a window behind for lack of room: before this call, and by now.
     pub(super) parts: (u64, u64),
+    /// What customers owed their rates and was forgotten for lack of room, by now.
+    pub(super) rates_forgotten: u64,
     /// Payloads had to be read, and batches wait for them.
     pub(super) contents_read: bool,
     /// The call of the last step.
@@ -351,6 +353,7 @@ impl Model {
             stepped_back: 0,
             set_back_at: now,
             parts: (0, 0),
+            rates_forgotten: 0,
             contents_read: false,
             last_step: 0,
             latest_wall: now.wall,

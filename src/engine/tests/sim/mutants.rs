@@ -17,7 +17,7 @@ const WORLDS: u64 = 400;
 /// it.
 const FOUND_BY: &str = "\
     AnswerTooSoon 6, LeaseForgotten 21, Early 33, EarlyAfterStepBack 11, FlushDoesNothing 21, \
-    FlushCountsOneMore 14, NewOvertakesFailed 7, PausedIsPublished 217, ParkedStaysInMemory 11, \
+    FlushCountsOneMore 14, NewOvertakesFailed 1, PausedIsPublished 217, ParkedStaysInMemory 11, \
     AnswersFromThePast 6, CancelAllTakesLater 7, CancelAllTakesDead 307, DropParkedTakesAll 7, \
     FlushEarlyFlushesNothing 100, WindowsUnlimited 4, MembersCrowdIn 43, DeadCrowdIn 1149, \
     ContentsStay 149, DeadTooSoon 50, BacklogGoesFirst 31, FetchedOvertakesFailed 13, \
@@ -30,14 +30,15 @@ const FOUND_BY: &str = "\
     DuplicateAckedTooSoon 27, PatienceEndsForAll 58, RescheduledToItsExpiry 15, \
     IdOvertakesItsFirst 893, LowNotTold 23, FetchingOvertaken 11, RejoinsAnother 59, \
     FetchedUnscreened 81, HindranceStays 11, BatchesCrowdOut 23, FirstIsNotReached 117, \
-    LaterIsReadFirst 6341, UnindexedForgotten 110, PauseForgotten 9, WindowNotInherited 81, \
-    AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 333, \
+    LaterIsReadFirst 6341, UnindexedForgotten 2, PauseForgotten 9, WindowNotInherited 81, \
+    AckBeforeRemembered 4, SuspectsOvertakeRepeats 169, ParkedSuspectsGoBack 2431, \
     HalfGoesLast 2009, SharedRefusalIsKnown 23, ScheduledOvertaken 1500003866, \
-    RestoredUncounted 5500003309, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
-    WindowInParts 2, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 6, \
+    RestoredUncounted 5500003328, LeavingMakesRoom 10500001853, ProbesBehindLater 4331, \
+    WindowInParts 24, StaleSplitsMessage 13, PausedToldParked 75, LeavesWithAll 6, \
     RetryInCompany 16, FlushLeavesOne 32, SelectedInMemoryAll 34, SelectedFarAll 34, \
     HeldForEver 6, RateForgotten 95, DebtForgotten 14, HeldForgotten 75, HeldIsPublished 75, \
-    PassedOverForgotten 115, PassedOvertaken 67, FillIgnored 71, PauseHasNoEnd 11, ForwardUnawaited 5, RepeatTakesAcked 52";
+    PassedOverForgotten 115, PassedOvertaken 67, FillIgnored 311, PauseHasNoEnd 11, ForwardUnawaited 5, RepeatTakesAcked 52, \
+    UnavailableCounts 6, ReturnedAhead 7";
 
 thread_local! {
     /// Whether failures are expected and not printed.

@@ -154,6 +154,17 @@ impl Model {
         self.walls.iter().any(|(_, wall)| *wall >= until)
     }
 
+    /// The engine has forgotten as many debts by now, and counts them: any customer may have a full bucket since the
+    /// last call.
+    pub(super) fn forget_rates(&mut self, forgotten: u64) {
+        if std::mem::replace(&mut self.rates_forgotten, forgotten) == forgotten {
+            return;
+        }
+        for [credit, _] in self.apps.values_mut().flat_map(|app| app.credits.values_mut()) {
+            *credit = Credit::full(credit.rate, credit.at);
+        }
+    }
+
     /// An answered rate is durable, and only a command changes it before its end.
     pub(super) fn restore_rate(&mut self, name: &str, slowed: Option<Slowed>) {
         // Its end may not have been written at the kill, and the clock may have been set back.

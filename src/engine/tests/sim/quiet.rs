@@ -235,8 +235,14 @@ impl Sim {
         let rule = !matches!(new.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject);
         let rule = rule || new.tried.batch.is_some();
         let tag = model.messages[&model.asks[ask].message].delivered.map(|(_, _, tag, _)| tag);
-        let cancels =
-            |asked: &Asked| matches!(&asked.command, Command::Cancel(target) if target.identity == identity);
+        // It may be decided, and is acked only when the cancel before it is: else that would take it if it is repeated.
+        let cancels = |asked: &Asked| match &asked.command {
+            Command::Cancel(target) => target.identity == identity,
+            Command::CancelAll(of) => {
+                of.application == new.application && new.customer.as_deref() == Some(&*of.customer)
+            }
+            _ => false,
+        };
         let behind = |asked: &Asked| asked.tag.is_some_and(|its| Some(its) < tag) && cancels(asked);
         match model.timeline.get(&identity).and_then(|line| line.last()) {
             _ if waits.contains(&identity) || model.commands.values().any(behind) => true,
