@@ -67,8 +67,9 @@ impl Message<'_> {
 
     fn try_again(&self, redeliver: &Redeliver) -> Comeback {
         let header = |name: &str| self.properties.headers().as_ref()?.inner().get(name);
-        if header(RETRIED).is_some() {
-            // Sent back from the dead-letter queue: at once, and counted anew.
+        if header(RETRIED).is_some() && header(batch_header::BATCH).is_none() {
+            // Sent back from the dead-letter queue: at once, and counted anew. Its consumer, who sees this
+            // mark too, sends it back with the batch in which it came.
             return Comeback { retry: 1, due: self.received, over: None };
         }
         let tries = fields::text(batch_header::RETRY, header(batch_header::RETRY), MAX_NAME).ok().flatten();

@@ -115,7 +115,7 @@ pub(crate) fn items(message: &Message<'_>, body: &[u8]) -> Result<Vec<NewItem>, 
     });
     message.check_size(shared.len())?;
     // Each entry's own application is hashed with the entry.
-    let application = message.application()?.unwrap_or_default();
+    let application = message.application().ok().flatten().unwrap_or_default();
     let sent = Fingerprint::of_message(message, &shared, &application, keep).map_err(|TooDeep| too_deep())?;
     let mut choices = Choices::new(message.readings, message.fields.traced);
     if !is_array(text) {

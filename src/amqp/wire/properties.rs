@@ -22,6 +22,10 @@ const CHOICE: u32 = 14;
 /// Header of a foreign `user_id`: as a property the broker would refuse it and close the channel.
 const USER_ID_HEADER: &str = "x-user-id";
 
+/// The name by which a client asks for direct replies. RabbitMQ closes a channel that publishes with it and
+/// does not consume them. By AMQP 1.0 a message may come with it; by AMQP 0-9-1 it is an address by then.
+const DIRECT_REPLIES: &str = "amq.rabbitmq.reply-to";
+
 /// The header table is nested deeper than [`MAX_DEPTH`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooDeep;
@@ -156,7 +160,7 @@ impl<'a> Basic<'a> {
             (self.content_type, BasicProperties::with_content_type),
             (self.content_encoding, BasicProperties::with_content_encoding),
             (self.correlation_id, BasicProperties::with_correlation_id),
-            (self.reply_to, BasicProperties::with_reply_to),
+            (self.reply_to.filter(|address| *address != DIRECT_REPLIES), BasicProperties::with_reply_to),
             (self.message_id, BasicProperties::with_message_id),
             (self.kind, BasicProperties::with_type),
             (self.app_id, BasicProperties::with_app_id),

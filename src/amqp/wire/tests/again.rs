@@ -208,8 +208,18 @@ fn a_batch_that_cannot_come_back_is_a_dead_letter_and_a_letter_that_is_sent_back
     assert_eq!(&*dead.body, &*body);
     let raw = RawLetter { routing_key: "orders", properties: &dead.properties, body: &dead.body };
     let sent_back = raw.sent_back(&RetryTerms::default(), NOW, "mark").expect("no envelope");
-    let anew = item(come(sent_back, &body));
+    let anew = item(come(sent_back.clone(), &body));
     assert_eq!((anew.tried.retry, anew.at, anew.over.is_some()), (1, Some(NOW), false));
+    // Its consumer rejects it again: the count goes on, although it still has the mark of its way back.
+    let mut fingerprints = vec![anew.fingerprint];
+    for (tries, after, over) in [(1, 20, false), (2, 40, false), (3, 60, true)] {
+        let next = and(&sent_back, &[sent_in(), deaths(), ("x-retry", number(tries))]);
+        let next = item(come(next, &body));
+        assert_eq!((next.at, next.over.is_some()), (Some(NOW + after * 1_000), over), "after {tries}");
+        fingerprints.push(next.fingerprint);
+    }
+    fingerprints.dedup();
+    assert_eq!(fingerprints.len(), 4, "no try is taken for a repeat of the one before");
     assert_eq!(anew.identity, given("orders", properties.message_id().as_ref().expect("an id").as_str()));
     // It may be as large as a batch, which an item may not.
     let large = vec![b'x'; LIMITS.max_body as usize + 1];

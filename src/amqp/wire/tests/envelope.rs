@@ -213,6 +213,13 @@ fn application_falls_back_to_the_message() {
     assert_eq!((&*found.application, &found.customer, found.at), ("h", &None, None));
     let error = refusal(from("", "q", envelope(), b"{\"payload\":1}"));
     assert!(error.starts_with("application is missing"));
+    // The message's own is a fall-back: only an entry that needs it is refused for it.
+    let (long, wrong) = ("k".repeat(230), table(&[("x-application", text(&"n".repeat(230)))]));
+    for (key, properties) in [(&*long, envelope()), ("q", envelope().with_headers(wrong))] {
+        let found = item(from("in", key, properties.clone(), b"{\"application\":\"shop\",\"payload\":1}"));
+        assert_eq!(&*found.application, "shop");
+        refusal(from("in", key, properties, b"{\"payload\":1}"));
+    }
 }
 
 #[test]
