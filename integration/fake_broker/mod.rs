@@ -90,6 +90,9 @@ pub struct Peer {
     consumers: HashMap<String, u32>,
     /// Channels whose opening is not answered so far; `None`: each is answered at once.
     held: Option<Vec<u16>>,
+    /// Open channels, and how many there may be.
+    open: HashSet<u16>,
+    most_open: usize,
     published: HashMap<u16, u64>,
     /// Number of `confirm.select` received.
     selects: u32,
@@ -148,6 +151,8 @@ impl Peer {
             silent: HashSet::new(),
             consumers: HashMap::new(),
             held: None,
+            open: HashSet::new(),
+            most_open: usize::MAX,
             published: HashMap::new(),
             selects: 0,
             redelivers: false,
@@ -204,6 +209,11 @@ impl Peer {
                 return seen;
             }
         }
+    }
+
+    /// From now on one channel more than this ends the connection, as the login may open no more.
+    pub fn allow_channels(&mut self, most: usize) {
+        self.most_open = most;
     }
 
     /// Answers no opening of a channel from now on.
@@ -384,6 +394,12 @@ impl Peer {
     fn answer(&mut self, id: u16, method: AMQPClass) -> Option<Seen> {
         let reply = match method {
             AMQPClass::Channel(channel::AMQPMethod::Open(_)) => {
+                if self.open.len() >= self.most_open {
+                    let text = format!("NOT_ALLOWED - the maximum is ({})", self.most_open);
+                    self.close_connection(530, &text);
+                    return Some(Seen::Gone);
+                }
+                self.open.insert(id);
                 self.published.insert(id, 0);
                 if let Some(held) = &mut self.held {
                     held.push(id);
@@ -391,7 +407,12 @@ impl Peer {
                 }
                 AMQPClass::Channel(channel::AMQPMethod::OpenOk(channel::OpenOk {}))
             }
+            AMQPClass::Channel(channel::AMQPMethod::CloseOk(_)) => {
+                self.open.remove(&id);
+                return None;
+            }
             AMQPClass::Channel(channel::AMQPMethod::Close(_)) => {
+                self.open.remove(&id);
                 self.method(id, AMQPClass::Channel(channel::AMQPMethod::CloseOk(channel::CloseOk {})));
                 return Some(Seen::Closed);
             }

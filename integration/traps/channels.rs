@@ -457,6 +457,76 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     assert_eq!(daemon.amqp.stats().egress_failures, 0);
 }
 
+/// A batch alone is never confirmed, and no other needs its channel: it is given up after ten times the time limit
+/// of confirms, for which blocked time does not count. The next try has another channel.
+/// Excluded: a batch whose confirm the broker has lost, and that waits for it for ever.
+/// Judges promise 6.
+#[test]
+fn a_batch_alone_whose_confirm_is_lost_is_given_up_at_last() {
+    const LIMIT: Duration = Duration::from_millis(200);
+    let bound = LIMIT * 10;
+    let (go, next) = channel::<()>();
+    let next = Mutex::new(next);
+    let script: Script = Box::new(move |mut peer, n| {
+        assert_eq!(n, 0, "the connection stays");
+        let lost = peer.next_publish();
+        peer.blocked("low on memory");
+        next.lock().unwrap().recv().unwrap();
+        peer.unblocked();
+        let again = peer.next_publish();
+        assert_ne!(again.channel, lost.channel);
+        peer.ack(again.channel, again.tag, false);
+        peer.serve();
+    });
+    let mut options = options(FakeBroker::start("127.0.0.1", idle(), script).port);
+    options.timeouts.confirm = LIMIT;
+    let daemon = Daemon::start(options);
+    daemon.ready();
+    daemon.amqp.publish(vec![alone(1)]);
+    daemon.wait("blocked", |event| {
+        matches!(event, Event::Broker(BrokerEvent::EgressBlocked(true))).then_some(())
+    });
+    daemon.quiet_for(bound + LIMIT, |event| matches!(event, Event::Settled(_)));
+    let began = Instant::now();
+    go.send(()).unwrap();
+    assert_eq!(daemon.settled(1)[&1], Outcome::Overdue);
+    assert!(began.elapsed() >= bound, "{:?} of {bound:?}", began.elapsed());
+    daemon.amqp.publish(vec![alone(1)]);
+    assert_eq!(daemon.settled(1)[&1], confirmed(1));
+    assert_eq!(daemon.amqp.stats().egress_failures, 0);
+}
+
+/// A login that may open fewer channels than batches go alone: the broker ends the connection over the first channel
+/// too many, and each further connection opens half as many, until all batches leave.
+/// Excluded: as many channels on each connection, so that nothing ever leaves; a number that is found anew with each
+/// burst.
+/// Judges promise 6.
+#[test]
+fn a_login_with_few_channels_sends_what_goes_alone_over_as_many_as_it_may() {
+    const BATCHES: u64 = 100;
+    /// Half of the batches are too many, a quarter is not, with the other channels.
+    const MOST: usize = 40;
+    let script: Script = Box::new(|mut peer, _| {
+        peer.allow_channels(MOST);
+        serve_acking(&mut peer);
+    });
+    let daemon = Daemon::start(options(FakeBroker::start("127.0.0.1", idle(), script).port));
+    daemon.ready();
+    for (burst, tries) in [(0, 3), (1, 1)] {
+        let mut left: Vec<u64> = (1..=BATCHES).map(|number| burst * BATCHES + number).collect();
+        for n in 1..=tries {
+            daemon.amqp.publish(left.iter().copied().map(alone).collect());
+            let settled = daemon.settled(left.len());
+            left.retain(|number| settled[number] != confirmed(*number));
+            assert_eq!(left.is_empty(), n == tries, "burst {burst}, try {n}: {left:?}");
+            if n < tries {
+                daemon.ready();
+            }
+        }
+    }
+    assert_eq!(daemon.amqp.stats().egress_failures, 2);
+}
+
 /// A broker that is slow to open channels: batches that need one are given up before they have it, each for the
 /// next. The channel that is being opened is for whichever of them is the last.
 /// Excluded: an opening for each batch, of which none is used, until the connection has no number left; one that

@@ -5,11 +5,13 @@
 //! majority is back the confirm arrives and nothing was published twice. When another batch needs a channel,
 //! the engine decides which batch gives up its own. One that has none yet leaves the channel that is being
 //! opened to the next batch: a broker that is slow to open them would have ever more to open, and none would
-//! be used.
+//! be used. No batch keeps its channel for ever: RabbitMQ may lose a confirm, with a queue that is deleted
+//! and declared again for example.
 //!
 //! After the broker has closed a connection over the content of a message, each suspect is published on a
 //! separate connection: if the broker closes that one too, the culprit is known, and no other batch is
-//! affected.
+//! affected. The same holds if the broker has failed (541), for which no message need be to blame: what fails
+//! again waits for its next try, and is not refused.
 
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
@@ -40,6 +42,8 @@ const IDLE_FOR: Duration = Duration::from_secs(300);
 const MAX_APART: usize = 32;
 /// How long a batch may occupy a separate connection while another one waits for it.
 const APART_FOR: Duration = Duration::from_millis(500);
+/// Added to the broker's text if it fails over a batch.
+const CRASHED: &str = "the broker fails over this batch: see its log";
 /// Pause before a batch whose separate connection failed is settled: its retry would open the next one at
 /// once.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -62,6 +66,8 @@ pub(crate) struct AloneAnswer {
     pub(crate) apart: Option<Arc<Session>>,
     /// Why no separate connection could be opened.
     pub(crate) no_connection: Option<String>,
+    /// The broker has ended its separate connection over it.
+    ended_apart: bool,
     /// Its channel is as good as before, for the next batch.
     reusable: bool,
 }
@@ -164,6 +170,10 @@ pub(crate) struct AlonePool {
     /// Batches that wait for a separate connection.
     suspects: VecDeque<Batch>,
     ended: Vec<AloneEnd>,
+    /// Channels, open and being opened, after the last publish.
+    reached: usize,
+    /// The broker has ended the connection, as it allowed no more channels.
+    over_limit: bool,
 }
 
 impl AlonePool {
@@ -176,7 +186,16 @@ impl AlonePool {
             waiting: VecDeque::new(),
             suspects: VecDeque::new(),
             ended: Vec::new(),
+            reached: 0,
+            over_limit: false,
         }
+    }
+
+    /// If the broker has ended the connection over a channel too many that was opened here: how many the next
+    /// connection should have. How many are allowed it says in a text only, and other connections may have a
+    /// part of them.
+    pub(crate) fn fewer(&self) -> Option<usize> {
+        self.over_limit.then_some((self.reached / 2).max(1))
     }
 
     /// Nothing is unconfirmed.
@@ -203,6 +222,7 @@ impl AlonePool {
             if !apart && !answer.reusable {
                 slot.channel = None;
             }
+            self.over_limit |= !apart && answer.is_over_limit();
             self.ended.push(AloneEnd { number, id, application, dead, answer });
         }
         !self.ended.is_empty()
@@ -313,6 +333,7 @@ impl AlonePool {
         };
         slot.flight =
             Some(AloneFlight { number, id, application, dead, apart, since: now, channel: opened, publish });
+        self.reached = self.slots.iter().filter(|slot| slot.channel.is_some()).count();
     }
 
     /// Gives up a batch that is unanswered or waits; returns its channel.
@@ -340,6 +361,14 @@ impl AlonePool {
     pub(crate) fn oldest(&self, limit: Duration, not_before: Instant) -> Option<u64> {
         let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
         let oldest = flights.min_by_key(|flight| flight.since)?;
+        (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
+    }
+
+    /// The batch that was published longest ago, if its confirm is missing for longer than `limit`. Times
+    /// count from `not_before` at the earliest.
+    pub(crate) fn overdue(&self, limit: Duration, not_before: Instant) -> Option<u64> {
+        let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
+        let oldest = flights.filter(|flight| flight.is_published()).min_by_key(|flight| flight.since)?;
         (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
     }
 
@@ -408,7 +437,7 @@ async fn publish_apart(
     opened: Arc<OnceLock<Arc<Channel>>>,
     prepared: PreparedBatch,
 ) -> AloneAnswer {
-    let limit = options.timeouts.connect;
+    let (limit, dead) = (options.timeouts.connect, prepared.batch.dead.is_some());
     let mut answer = match session.another(&options.amqp, limit, APART).await {
         Ok(own) => {
             let own = Arc::new(own);
@@ -423,8 +452,15 @@ async fn publish_apart(
     };
     answer.fault = match answer.fault {
         // Once the message is published, nothing else on the connection can be the cause.
-        Some(fault) if fault.kind == FaultKind::ContentFatal && answer.outcome != Outcome::Unsent => {
-            answer.outcome = Outcome::Refused(fault.text.into());
+        Some(fault) if fault.has_suspects() && answer.outcome != Outcome::Unsent => {
+            answer.ended_apart = true;
+            // The broker's failure may pass, and only `retry.attempts` gives the items up. A dead letter is
+            // never given up, and one that is refused waits alone: its queue is not parked.
+            answer.outcome = if fault.is_crash() && !dead {
+                Outcome::Returned(format!("{} ({CRASHED})", fault.text).into())
+            } else {
+                Outcome::Refused(fault.text.into())
+            };
             None
         }
         other => other.filter(Fault::is_unavailable),
@@ -435,7 +471,8 @@ async fn publish_apart(
     answer
 }
 
-/// The wait for the confirm is unbounded: the pool decides when a channel is needed.
+/// The wait for the confirm is unbounded here: the owner of the pool gives up what waits for too long, or is
+/// in the way.
 async fn publish_alone(
     session: Arc<Session>,
     options: Arc<Options>,
@@ -479,7 +516,17 @@ async fn publish_alone(
 
 impl AloneAnswer {
     fn of(outcome: Outcome, fault: Option<Fault>) -> AloneAnswer {
-        AloneAnswer { outcome, fault, apart: None, no_connection: None, reusable: false }
+        AloneAnswer { outcome, fault, apart: None, no_connection: None, ended_apart: false, reusable: false }
+    }
+
+    /// It was alone on a separate connection, and the broker has ended that, or its channel, over it.
+    pub(crate) fn is_culprit(&self) -> bool {
+        self.ended_apart || (self.apart.is_some() && matches!(self.outcome, Outcome::Refused(_)))
+    }
+
+    /// It has no channel, since the broker allows no more.
+    fn is_over_limit(&self) -> bool {
+        self.outcome == Outcome::Unsent && self.fault.as_ref().is_some_and(Fault::is_over_limit)
     }
 
     /// The broker has reported the outcome.

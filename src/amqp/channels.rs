@@ -21,7 +21,7 @@ use futures_util::FutureExt;
 use lapin::Channel;
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_types::{Outcome, ALONE_CHANNELS};
+use tidegate_types::{Batch, Outcome, ALONE_CHANNELS};
 use tokio::task::JoinSet;
 use tokio::time::{timeout, timeout_at, Instant};
 
@@ -35,6 +35,9 @@ const MAX_LEFT_BEHIND: usize = 2 * ALONE_CHANNELS;
 /// Channels of the connection for other purposes than batches that go alone: the main one, that of the dead
 /// letters, that of the liveness probe, and abandoned ones that are being closed.
 const OTHER_CHANNELS: u16 = 16;
+/// A batch that was published alone is given up after this many times the confirm time-out, also if no other
+/// needs its channel. A queue without its majority may well have it again sooner, and then confirms.
+const ALONE_FACTOR: u32 = 10;
 /// Interval between checks of a dead exchange that could not be used.
 const DEAD_RETRY: Duration = Duration::from_secs(30);
 
@@ -76,6 +79,8 @@ pub(crate) struct EgressChannels {
 pub(crate) struct Carried {
     log: RateLimitedLog,
     suspects: Suspects,
+    /// Upper bound on channels for batches that go alone, if the broker has shown that it allows fewer.
+    most_alone: Option<usize>,
 }
 
 impl EgressChannels {
@@ -87,14 +92,15 @@ impl EgressChannels {
         options: Arc<Options>,
         carried: Carried,
     ) -> Self {
-        let channels = session.channel_max();
+        let channels = usize::from(session.channel_max().saturating_sub(OTHER_CHANNELS));
+        let most_alone = carried.most_alone.map_or(channels, |most| most.min(channels));
         let mut channels = EgressChannels {
             session,
             options,
             encoder,
             main: ReopeningChannel::of(main),
             dead: ReopeningChannel::closed(),
-            alone: AlonePool::new(channels.saturating_sub(OTHER_CHANNELS).into()),
+            alone: AlonePool::new(most_alone),
             left_behind: JoinSet::new(),
             liveness: LivenessProbe::default(),
             blocked: false,
@@ -221,14 +227,19 @@ impl EgressChannels {
             return Err(fault);
         }
         if overdue(self.main.oldest()) {
-            self.log_overdue("output");
+            self.log_overdue("output", limit);
             let channel = self.main.leave(&Outcome::Overdue, output);
             self.leave_behind(channel);
         }
         if overdue(self.dead.oldest()) {
-            self.log_overdue("dead letters");
+            self.log_overdue("dead letters", limit);
             let channel = self.dead.leave(&Outcome::Overdue, output);
             self.leave_behind(channel);
+        }
+        let at_most = limit.saturating_mul(ALONE_FACTOR);
+        while let Some(number) = self.alone.overdue(at_most, unblocked_at) {
+            self.log_overdue("alone", at_most);
+            self.give_up(number, output);
         }
         while let Some(number) = self.alone.oldest_apart(unblocked_at) {
             self.give_up(number, output);
@@ -256,7 +267,8 @@ impl EgressChannels {
         Ok(())
     }
 
-    /// Gives up a batch: another one needs its channel, or its place among those that wait for one.
+    /// Gives up a batch: another one needs its channel, or its place among those that wait for one, or it has
+    /// waited for too long.
     fn give_up(&mut self, number: u64, output: &mut TurnOutput) {
         if !self.dead.give_up(number, output) {
             let channel = self.alone.give_up(number, output);
@@ -264,21 +276,33 @@ impl EgressChannels {
         }
     }
 
-    /// The connection has ended: settles every unanswered batch with `outcome`, and unpublished ones as
-    /// unsent. If the broker has ended the connection over a message, all that was unconfirmed is suspected.
-    pub(crate) fn fail(&mut self, outcome: &Outcome, output: &mut TurnOutput) {
-        if matches!(outcome, Outcome::Refused(_)) {
+    /// The connection has ended: settles every unanswered batch, and unpublished ones as unsent. If a message
+    /// is, or may be, the cause, all that was unconfirmed is suspected.
+    pub(crate) fn fail(&mut self, fault: Option<&Fault>, output: &mut TurnOutput) {
+        let outcome = match fault {
+            Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => Outcome::Refused(text.as_str().into()),
+            // As overdue ones, each is tried alone, and none is taken for refused.
+            Some(fault) if fault.is_crash() => Outcome::Overdue,
+            Some(_) | None => Outcome::Unknown,
+        };
+        if fault.is_some_and(Fault::has_suspects) {
             let main = self.main.unconfirmed();
             let others = [self.dead.unconfirmed(), self.alone.unconfirmed()].concat();
             self.carried.suspects.add(main.into_iter().chain(others), Instant::now());
         }
-        self.main.leave(outcome, output);
-        self.dead.leave(outcome, output);
+        self.main.leave(&outcome, output);
+        self.dead.leave(&outcome, output);
         // If the broker has ended the connection over a message, a batch that is alone on its channel must
         // not be taken for the culprit: there were others on the connection.
         self.alone.fail(&Outcome::Unknown, output);
         self.main.settle_waiting(&Outcome::Unsent, output);
         self.dead.settle_waiting(&Outcome::Unsent, output);
+        if let Some(most) = self.alone.fewer() {
+            self.carried.most_alone = Some(most);
+            let text = format!("at most {most} channels for batches that go alone, until a restart");
+            let message = "the broker allows fewer channels than were being opened";
+            self.carried.log.warn("channels", &text, message);
+        }
     }
 
     /// Closes the channels that are open: lapin reports the end of a connection with half-closed channels as
@@ -419,12 +443,11 @@ impl EgressChannels {
             self.dead_works();
         }
         let suspects = &mut self.carried.suspects;
-        if answer.apart.is_some() && matches!(answer.outcome, Outcome::Refused(_)) {
+        if answer.is_culprit() {
             suspects.convict(id, &application, Instant::now());
         } else if answer.is_known() {
             suspects.clear(id);
-        } else if answer.outcome != Outcome::Unsent
-            && answer.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::ContentFatal)
+        } else if answer.outcome != Outcome::Unsent && answer.fault.as_ref().is_some_and(Fault::has_suspects)
         {
             suspects.add([id], Instant::now());
         }
@@ -465,7 +488,10 @@ impl EgressChannels {
         }
         let EgressChannels { session, options, encoder, main, dead, alone, carried, .. } = self;
         if dead.is_open() {
-            dead.take_alone().into_iter().for_each(|batch| alone.queue(batch));
+            // Once one has ended a connection, it would end this one with each further try.
+            let now = Instant::now();
+            let is_suspect = |batch: &Batch| carried.suspects.has_convicted(&batch.application, now);
+            dead.take_alone(is_suspect).into_iter().for_each(|batch| alone.queue(batch));
         }
         main.publish_waiting(encoder, output);
         dead.publish_waiting(encoder, output);
@@ -497,9 +523,8 @@ impl EgressChannels {
         }
     }
 
-    fn log_overdue(&mut self, channel: &'static str) {
-        let limit_ms = self.options.timeouts.confirm.as_millis();
-        let text = format!("no confirm within {limit_ms} ms");
+    fn log_overdue(&mut self, channel: &'static str, limit: Duration) {
+        let text = format!("no confirm within {} ms", limit.as_millis());
         self.carried.log.warn(channel, &text, "a publishing channel is given up, and another is opened");
     }
 

@@ -66,8 +66,24 @@ impl Fault {
         matches!(self.code, Some(311..=313 | 403..=406))
     }
 
-    /// How much it reveals of the reason: nothing if it only says that the end had come already, most if a
-    /// message is to blame, since then there are suspects.
+    /// The connection has ended over a failure within the broker. A message can bring that about: RabbitMQ
+    /// ends the connection of a channel that crashes while it handles one.
+    pub(crate) fn is_crash(&self) -> bool {
+        self.code == Some(541)
+    }
+
+    /// The connection has ended, and one of the unconfirmed messages is, or may be, the cause.
+    pub(crate) fn has_suspects(&self) -> bool {
+        self.kind == FaultKind::ContentFatal || self.is_crash()
+    }
+
+    /// On a connection that has worked: the broker allows no more channels.
+    pub(crate) fn is_over_limit(&self) -> bool {
+        self.code == Some(530)
+    }
+
+    /// How much it reveals of the reason: nothing if it only says that the end had come already, most if
+    /// there are suspects.
     fn weight(&self) -> u8 {
         match self.kind {
             FaultKind::AfterEnd => 0,
@@ -75,8 +91,8 @@ impl Fault {
             | FaultKind::Setup
             | FaultKind::Standby
             | FaultKind::Content
-            | FaultKind::Parse => 1,
-            FaultKind::ContentFatal => 2,
+            | FaultKind::ContentFatal
+            | FaultKind::Parse => 1 + u8::from(self.has_suspects()),
         }
     }
 
@@ -155,7 +171,8 @@ impl From<Error> for Fault {
 
 /// Soft errors close a channel, hard ones the connection. Only 311 and 406 (soft), 501 and 502 (hard) blame a
 /// message: too large, a foreign `user_id`, an invalid `expiration`, a frame or table that cannot be read.
-/// Hard errors such as 320 (an operator closed the connection) or 541 (an internal error) do not.
+/// Hard errors such as 320 (an operator closed the connection) or 541 (an internal error) do not; but see
+/// [`Fault::is_crash`].
 fn kind_of(kind: &AMQPErrorKind) -> FaultKind {
     match kind {
         AMQPErrorKind::Soft(soft) => match soft {
@@ -183,6 +200,7 @@ mod tests {
         let fault = |kind, text: &str| Fault { kind, ..Fault::lost(text) };
         let after = || fault(FaultKind::AfterEnd, "after");
         let fatal = || fault(FaultKind::ContentFatal, "501");
+        let crash = || Fault { code: Some(541), ..Fault::lost("541") };
         let table = [
             (vec![], None),
             (vec![after(), after()], Some("after")),
@@ -190,6 +208,8 @@ mod tests {
             (vec![Fault::lost("first"), Fault::setup("second")], Some("first")),
             (vec![after(), Fault::lost("lost"), fatal()], Some("501")),
             (vec![fatal(), Fault::lost("lost")], Some("501")),
+            (vec![after(), Fault::lost("lost"), crash()], Some("541")),
+            (vec![crash(), Fault::setup("second"), after()], Some("541")),
         ];
         for (heard, kept) in table {
             let mut reason = EndReason::default();
@@ -217,6 +237,7 @@ mod tests {
             let error = AMQPError::from_id(code, "text".into()).unwrap();
             let fault = Fault::from(Error::from(ErrorKind::ProtocolError(error)));
             assert_eq!((fault.kind, fault.code), (kind, Some(code)), "{code}");
+            assert_eq!(fault.has_suspects(), [501, 502, 541].contains(&code), "{code}");
             assert_eq!(fault.text, format!("{code} text"));
         }
     }

@@ -3,7 +3,7 @@
 //! Every batch handed over is settled exactly once: by the broker's answer ([`super::confirm_tracker`] finds
 //! the batch that an answer belongs to), when its channel ends (see [`super::channels`]), or, when the
 //! connection ends, as unknown, or as one of the suspects if the broker ended the connection over the content
-//! of a message. Deliberately absent: retries, which the engine decides.
+//! of a message, or may have. Deliberately absent: retries, which the engine decides.
 
 use super::backoff::Backoff;
 use super::channels::{Carried, EgressChannels};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidegate_common::clock;
 use tidegate_common::progress::PublishTurn;
-use tidegate_types::{Outcome, Settled};
+use tidegate_types::Settled;
 use tidegate_wire::Exchanges;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -217,13 +217,9 @@ impl EgressPublisher {
 
     /// Settles all that is left, and then reports the loss.
     fn end(&mut self, channels: &mut EgressChannels, fault: Option<&Fault>) {
-        let outcome = match fault {
-            Some(Fault { kind: FaultKind::ContentFatal, text, .. }) => Outcome::Refused(text.as_str().into()),
-            Some(_) | None => Outcome::Unknown,
-        };
         let mut output = TurnOutput::default();
         let was_blocked = channels.set_blocked(false);
-        channels.fail(&outcome, &mut output);
+        channels.fail(fault, &mut output);
         self.deliver(output);
         self.settle_unsent();
         self.shared.post(BrokerEvent::EgressLost);

@@ -85,9 +85,10 @@ impl ReopeningChannel {
         }
     }
 
-    /// Takes those of the waiting batches that are to be published alone.
-    pub(crate) fn take_alone(&mut self) -> VecDeque<Batch> {
-        let (alone, ordinary) = self.waiting.drain(..).partition(|batch| batch.alone);
+    /// Takes those of the waiting batches that are to be published alone: as the engine orders, or as
+    /// `is_suspect` says.
+    pub(crate) fn take_alone(&mut self, is_suspect: impl Fn(&Batch) -> bool) -> VecDeque<Batch> {
+        let (alone, ordinary) = self.waiting.drain(..).partition(|batch| batch.alone || is_suspect(batch));
         self.waiting = ordinary;
         alone
     }

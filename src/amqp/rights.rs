@@ -4,22 +4,28 @@
 //! declaration and a consumer carry an argument that no broker accepts, and a message is published in a
 //! transaction that is rolled back. So nothing is created, consumed or sent, whatever the answer.
 
-use super::blueprint::{lock_name, Names, MADE_UP};
+use super::blueprint::{lock_name, Argument, Declared, Names, MADE_UP};
 use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::Side;
-use lapin::options::{BasicConsumeOptions, BasicPublishOptions, QueueDeclareOptions};
+use lapin::options::{
+    BasicConsumeOptions, BasicPublishOptions, ExchangeDeclareOptions, ExchangeDeleteOptions,
+    QueueDeclareOptions,
+};
 use lapin::types::{AMQPValue, FieldTable, ShortString};
-use lapin::{BasicProperties, Channel};
+use lapin::{BasicProperties, Channel, ExchangeKind};
 use std::time::Duration;
 use tidegate_common::check_line::{CheckLine, Severity};
 use tokio::time::timeout;
 
 /// Reply code for a missing permission.
-const ACCESS_REFUSED: u16 = 403;
+pub(crate) const ACCESS_REFUSED: u16 = 403;
 /// Reply codes that follow a passed check of the permission: the queue is missing, belongs to another
 /// connection, or the argument is refused.
 const AFTER_THE_RIGHT: [u16; 3] = [404, 405, 406];
+
+/// Argument of a queue: where the broker moves what it removes.
+const DEAD_LETTERS: &str = "x-dead-letter-exchange";
 
 /// Most attempts of one check whose answers are lost (see [`asked`]); each is lost seldom.
 const TRIES: u32 = 20;
@@ -174,7 +180,7 @@ async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Re
     // A refusal closes the channel, so each question uses a new one.
     let channel = session.channel(limit).await?;
     let answer = match need.permission {
-        Permission::Configure => timeout(limit, declared(&channel, name)).await,
+        Permission::Configure => timeout(limit, declared(&channel, name, None)).await,
         Permission::Write => timeout(limit, published(&channel, name)).await,
         Permission::Read => timeout(limit, consumed(&channel, name)).await,
     };
@@ -194,10 +200,65 @@ async fn asked_once(session: &Session, need: &Needed<'_>, limit: Duration) -> Re
     }
 }
 
+/// Whether this login may create a queue or an exchange that does not exist.
+///
+/// # Errors
+/// Code 403: it may not, in the broker's words. Any other: the broker did not answer as expected.
+pub(crate) async fn may_create(session: &Session, object: &Declared, limit: Duration) -> Result<(), Fault> {
+    let (name, of_queue) = match object {
+        Declared::Queue { name, arguments } => (name, Some(dead_letters_of(arguments))),
+        Declared::Exchange { name, .. } => (name, None),
+        Declared::Binding { .. } | Declared::ExchangeBinding { .. } => return Ok(()),
+    };
+    let name = ShortString::try_new(name.as_str())
+        .map_err(|_| Fault::setup(format!("the name '{name}' is longer than 255 bytes")))?;
+    let channel = session.channel(limit).await?;
+    let answer = match of_queue {
+        Some(dead_letters) => timeout(limit, declared(&channel, name, dead_letters)).await,
+        None => timeout(limit, declared_exchange(&channel, name)).await,
+    };
+    let fault = match answer {
+        Ok(Ok(())) => {
+            // The end of the session closes it at the latest.
+            let _ = timeout(limit, channel.close(200, "OK".into())).await;
+            return Ok(());
+        }
+        Ok(Err(error)) => Fault::from(error),
+        Err(_) => Fault::timeout("a declaration that is to be refused", limit),
+    };
+    match fault.code {
+        Some(code) if AFTER_THE_RIGHT.contains(&code) => Ok(()),
+        Some(_) | None => Err(fault),
+    }
+}
+
+/// The dead-letter exchange that a queue names, which takes further rights.
+fn dead_letters_of<'a>(arguments: &'a [(&'static str, Argument)]) -> Option<&'a str> {
+    arguments.iter().find_map(|(name, value)| match value {
+        Argument::Text(exchange) if *name == DEAD_LETTERS => Some(exchange.as_str()),
+        Argument::Text(_) | Argument::Number(_) => None,
+    })
+}
+
 /// If a broker accepts it nevertheless, the queue is exclusive to this connection and ends with it.
-async fn declared(channel: &Channel, name: ShortString) -> lapin::Result<()> {
+async fn declared(channel: &Channel, name: ShortString, dead_letters: Option<&str>) -> lapin::Result<()> {
     let options = QueueDeclareOptions { exclusive: true, auto_delete: true, ..Default::default() };
-    channel.queue_declare(name, options, unacceptable("x-expires")).await.map(drop)
+    let mut arguments = unacceptable("x-expires");
+    if let Some(exchange) = dead_letters {
+        arguments.insert(DEAD_LETTERS.into(), AMQPValue::LongString(exchange.into()));
+    }
+    channel.queue_declare(name, options, arguments).await.map(drop)
+}
+
+/// If a broker accepts it nevertheless, the exchange is deleted at once. One that others have made meanwhile
+/// is durable, so that the declaration is refused.
+async fn declared_exchange(channel: &Channel, name: ShortString) -> lapin::Result<()> {
+    let (options, mut arguments) = (ExchangeDeclareOptions::default(), FieldTable::default());
+    // A number where the broker accepts only a name.
+    arguments.insert("alternate-exchange".into(), AMQPValue::LongInt(0));
+    channel.exchange_declare(name.clone(), ExchangeKind::Direct, options, arguments).await?;
+    let unused = ExchangeDeleteOptions { if_unused: true, ..Default::default() };
+    channel.exchange_delete(name, unused).await
 }
 
 /// If a broker accepts it nevertheless, its deliveries return to the queue when the channel is closed next.

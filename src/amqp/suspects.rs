@@ -1,5 +1,5 @@
-//! Batches that are suspected after the broker has ended a connection over a message: those unconfirmed then.
-//! Pure.
+//! Batches that are suspected after the broker has ended a connection over a message, or may have: those
+//! unconfirmed then. Pure.
 //!
 //! A suspect that goes alone is published on a separate connection. A batch keeps its id over its attempts,
 //! unless it is split: so what a culprit's application sends alone is suspected too, for a while.
@@ -21,7 +21,7 @@ pub(crate) struct Suspects {
 }
 
 impl Suspects {
-    /// These were unconfirmed when the broker ended their connection over one of them.
+    /// These were unconfirmed when the broker ended their connection, over one of them if over any.
     pub(crate) fn add(&mut self, ids: impl IntoIterator<Item = BatchId>, now: Instant) {
         self.forget(now);
         for id in ids {
@@ -47,10 +47,15 @@ impl Suspects {
 
     /// Whether the batch should be published on a separate connection.
     pub(crate) fn has(&self, id: BatchId, application: &str, now: Instant) -> bool {
-        let holds = |until: Option<&Instant>| until.is_some_and(|until| *until > now);
+        let is_suspect = || self.batches.get(&id.0).is_some_and(|until| *until > now);
         // Usually there are no suspects.
         !(self.batches.is_empty() && self.applications.is_empty())
-            && (holds(self.batches.get(&id.0)) || holds(self.applications.get(application)))
+            && (is_suspect() || self.has_convicted(application, now))
+    }
+
+    /// Whether a batch of this application has lately ended a separate connection.
+    pub(crate) fn has_convicted(&self, application: &str, now: Instant) -> bool {
+        self.applications.get(application).is_some_and(|until| *until > now)
     }
 
     fn forget(&mut self, now: Instant) {
@@ -80,7 +85,9 @@ mod tests {
         suspects.convict(id(2), "a", now);
         assert_eq!(seen(&suspects, now), [true; 4], "its halves have other ids");
         assert!(!suspects.has(id(2), "b", now));
+        assert_eq!(["a", "b"].map(|name| suspects.has_convicted(name, now)), [true, false]);
         assert_eq!(seen(&suspects, now + SUSPECTED), [false; 4]);
+        assert!(!suspects.has_convicted("a", now + SUSPECTED));
         suspects.add([id(9)], now + SUSPECTED);
         assert_eq!((suspects.batches.len(), suspects.applications.len()), (1, 0), "nothing is kept");
     }

@@ -506,7 +506,8 @@ pub struct Admin {
 pub struct Timeouts {
     /// TCP, TLS and AMQP handshake together, for each address.
     pub connect: Duration,
-    /// Age of the oldest unconfirmed publish at which its channel is given up.
+    /// Age of the oldest unconfirmed publish at which its channel is given up; ten times this for one that is
+    /// alone on its channel.
     pub confirm: Duration,
     /// Time limit of a graceful stop.
     pub drain: Duration,

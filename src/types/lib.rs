@@ -464,15 +464,16 @@ pub enum Outcome {
     Confirmed(BatchId),
     /// The broker answered `basic.nack` (a queue is full, say).
     Nacked,
-    /// Unroutable: `basic.return` with this reply text.
+    /// Unroutable: `basic.return` with this reply text; or the broker failed over it (541), alone on its
+    /// connection.
     Returned(Box<str>),
     /// The broker closed the channel with this text while the batch was unconfirmed on it. A batch that was
     /// alone is the cause; any other is one of the suspects.
     Refused(Box<str>),
     /// The exchange is missing or not writable, with the broker's text: the batch was not published.
     Unavailable(Box<str>),
-    /// No confirm came in time, or before another batch needed the channel, which was given up. It may or may
-    /// not have been delivered.
+    /// No confirm came in time, or before another batch needed the channel, which was given up; or the broker
+    /// failed (541) while it was out with others. It may or may not have been delivered.
     Overdue,
     /// The connection was lost: the batch may or may not have been delivered.
     Unknown,

@@ -3,8 +3,8 @@
 use super::{raw, DeadLetterService, CLOSE_WITHIN, STEP_WITHIN};
 use crate::connection::Session;
 use crate::fault::Fault;
+use crate::ingest_way::ensure_way;
 use crate::message::confirm_channel;
-use crate::topology::{lead_requests, prepare_ingest};
 use lapin::message::Delivery;
 use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
@@ -104,11 +104,9 @@ impl<'d> Republisher<'d> {
         }
         let DeadLetterService { amqp, names, .. } = self.service;
         let session = self.service.connect(&amqp.endpoints).await?;
-        // A request that only another queue of the exchange takes is confirmed as well. So the way to the
-        // ingest queue is ensured first, as at each connect.
         let ready = async {
-            prepare_ingest(&session, amqp.topology, (names, None), STEP_WITHIN).await?;
-            lead_requests(&session, amqp.topology, (names, None), false, STEP_WITHIN).await?;
+            // Else a confirm may be that of another queue alone.
+            ensure_way(&session, amqp.topology, names, STEP_WITHIN).await?;
             confirm_channel(&session, STEP_WITHIN).await
         };
         let channel = ready.await;
