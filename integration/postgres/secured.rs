@@ -1,6 +1,7 @@
-//! Logins to the database: over TLS, with a password from any source, and the messages for a failed login.
+//! Logins to the database: over TLS, with a password from any source, and the messages for a failed login or a
+//! missing right; and connections on which nothing happens.
 
-use super::LIMIT;
+use super::{asked, site, LIMIT};
 use std::fs;
 use tidegate_harness::{wait_until, workdir, Authority, Config, Daemon, Database, Site};
 
@@ -109,4 +110,49 @@ fn a_login_that_fails_says_why_and_waits() {
         daemon.term();
         assert!(daemon.exit(LIMIT).success(), "{part}: {}", daemon.log_tail());
     }
+}
+
+/// The tables are made by another role, and one right was forgotten.
+#[test]
+fn a_right_that_is_missing_at_the_start_is_waited_for() {
+    let Some((site, server, config)) = site("pg-right") else { return };
+    let role = format!("{}_right", site.schema());
+    server.sql(&format!("CREATE ROLE {role} LOGIN"));
+    let mut daemon = Daemon::stopped(&config.text("store.uri", &server.uri_of(&role)), &site.dir);
+    server.sql(&daemon.cli(&["schema"]).out);
+    let grant = |what: &str| asked(server, &site, &format!("GRANT {what} TO {role}"));
+    grant("USAGE ON SCHEMA $");
+    grant("SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA $");
+    asked(server, &site, &format!("REVOKE SELECT ON $.rows FROM {role}"));
+    let inbox = site.inbox("shop");
+    daemon.start_again();
+    let reason = "permission denied for table rows (42501)";
+    wait_until("it says why", LIMIT, || daemon.log().contains(reason));
+    wait_until("it waits", LIMIT, || daemon.stage() == "waiting");
+    let told = daemon.state()["links"][0]["detail"].as_str().expect("a sentence").to_owned();
+    assert!(told.contains(reason), "{told}");
+    assert_eq!(asked(server, &site, "SELECT epoch FROM $.shards"), "0", "it has claimed the store");
+    grant("SELECT ON $.rows");
+    daemon.wait_ready();
+    site.client.publish(&site.push("shop", "1").id("x"));
+    assert_eq!(inbox.batch().ids(), ["x"]);
+}
+
+/// A server or a proxy may cut a connection that is not used for a time.
+#[test]
+fn every_connection_is_used_while_nothing_happens() {
+    let Some((site, server, config)) = site("pg-rest") else { return };
+    let role = format!("{}_rest", site.schema());
+    server.sql(&format!("CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}"));
+    let daemon = site.start(&config.text("store.uri", &server.uri_of(&role)).text("store.lease", "3s"));
+    let sessions = |which: &str| {
+        let of_role = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{role}' AND {which}");
+        server.sql(&of_role)
+    };
+    wait_until("it has two", LIMIT, || sessions("true") == "2");
+    for _ in 0..2 {
+        let since = server.sql("SELECT clock_timestamp()");
+        wait_until("both are used", LIMIT, || sessions(&format!("query_start > '{since}'")) == "2");
+    }
+    assert_eq!(daemon.state()["store"]["lives"], 1, "{}", daemon.log_tail());
 }

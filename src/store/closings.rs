@@ -242,6 +242,7 @@ struct ClosedMembers<'a, R> {
     rows: &'a R,
     queue: Arc<str>,
     from: Key,
+    /// The wanted bytes of bodies that are not read yet.
     bodies: u64,
     /// Closings by the moment of closing.
     closings: RowsRead<'a>,
@@ -278,6 +279,9 @@ impl<'a, R: Rows> ClosedMembers<'a, R> {
             if let Some((ClosingRow { due, cause, .. }, members)) = self.members.front_mut() {
                 for row in members {
                     let row = row?;
+                    if record::is_whole(&row.1) {
+                        self.bodies = self.bodies.saturating_sub(row.1.len() as u64);
+                    }
                     if head(&row.0, &row.1)?.is_windowed() {
                         let place = Key { due: *due, ..place(KeyspaceId::Items, &row.0)? };
                         let closed = Some(Closed { due: *due, cause: *cause });

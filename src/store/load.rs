@@ -122,7 +122,8 @@ pub(crate) fn read_ranges<R: Rows>(
             answers.push(RangeRows { queue, rows: Vec::new(), next: Some(range.from) });
             continue;
         }
-        let bodies = room.unwrap_or_default();
+        // Later ranges have their bodies in the next read, which begins where this one ends.
+        let bodies = room.unwrap_or_default().min(READ_BYTES.saturating_sub(looked_at));
         let lying = closings::in_order_of(rows, Box::new(lying), range, bodies)?;
         let answer = read_range(range, lying, most, &mut room, &mut looked_at)?;
         left -= answer.rows.len();
@@ -132,7 +133,8 @@ pub(crate) fn read_ranges<R: Rows>(
 }
 
 /// At most `most` rows of one range. `room`: bytes left for contents; `None` once a content did not fit, so
-/// that only the first rows have contents. `looked_at`: bytes that this read has covered.
+/// that only the first rows have contents. A row whose body a remote engine has left out takes none of it:
+/// bodies of the ranges behind it have arrived nevertheless. `looked_at`: bytes that this read has covered.
 fn read_range<R: Rows>(
     range: &Range,
     lying: InOrder<'_, R>,
@@ -152,8 +154,10 @@ fn read_range<R: Rows>(
         *looked_at += row.len();
         let view = row.view()?;
         let mut item = view.stored(queue);
-        *room = room.filter(|_| row.is_whole()).and_then(|room| room.checked_sub(view.content_size()));
-        item.content = room.map(|_| view.content());
+        if row.is_whole() {
+            *room = room.and_then(|room| room.checked_sub(view.content_size()));
+            item.content = room.map(|_| view.content());
+        }
         answer.rows.push(item);
     }
     Ok(answer)

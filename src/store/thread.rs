@@ -69,13 +69,15 @@ pub fn spawn(
         commits,
         on_event,
     });
+    // A store with a lease is at the end of a connection.
+    let rest = store.lease().map(|lease| Duration::from_millis(lease.length_ms() / 3));
     let handle = StoreHandle { shared: shared.clone(), threads: Arc::default() };
     let mut started = vec![
         start("tidegate-watch", &shared, |shared| watch(shared)),
         start("tidegate-looker", &shared, |shared| look(shared)),
     ];
     if let Some(reader) = reader {
-        started.push(start("tidegate-reader", &shared, move |shared| read(&*reader, shared)));
+        started.push(start("tidegate-reader", &shared, move |shared| read(&*reader, rest, shared)));
     }
     started.push(start("tidegate-store", &shared, move |shared| serve(store, shared)));
     let mut threads = handle.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -458,6 +460,11 @@ impl ThreadShared {
                 state.store.call = state.call("check for a standby daemon");
                 return ThreadTurn::GiveAway;
             }
+            // Also ahead: the queue may never be empty, and the disk fills then. It is wanted once a second.
+            if std::mem::take(&mut state.usage_wanted) {
+                state.store.call = state.call("measurement of the disk usage");
+                return ThreadTurn::Measure;
+            }
             // Answers come in the order of the reads.
             if state.passing > 0 && state.store.waiting.begins_with_read() {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -473,10 +480,6 @@ impl ThreadShared {
                 state = self.work.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
                 state.lingers = false;
                 continue;
-            }
-            if std::mem::take(&mut state.usage_wanted) {
-                state.store.call = state.call("measurement of the disk usage");
-                return ThreadTurn::Measure;
             }
             if std::mem::take(&mut state.reclaim_wanted) && !state.closing {
                 state.store.call = state.call("compaction");

@@ -5,9 +5,10 @@
 use super::tests::{delete, group, item, open_at, place, put, put_item, range, whole, APP};
 use super::thread::{spawn, CommitFigures, StoreEvent, StoreHandle, ThreadLimits, STORE_CALL_LIMIT};
 use super::*;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidegate_types::event::{Along, Found, Range, RangeRows, Stored, Wanted};
 use tidegate_types::{Content, Identity, Key};
 
@@ -32,6 +33,7 @@ struct Recording {
     gate: Receiver<bool>,
     limit: (usize, u64),
     reader: Option<bool>,
+    measured: AtomicU64,
 }
 
 impl Store for Recording {
@@ -75,7 +77,7 @@ impl Store for Recording {
     }
 
     fn usage(&self) -> Result<Usage, UsageError> {
-        Ok(Usage { used: 1, free: 2, total: 3 })
+        Ok(Usage { used: 1 + self.measured.fetch_add(1, Ordering::Relaxed), free: 2, total: 3 })
     }
 
     fn group_limit(&self) -> (usize, u64) {
@@ -104,7 +106,8 @@ impl Bench {
     fn limited(limit: (usize, u64), reader: Option<bool>, limits: ThreadLimits) -> Self {
         let (calls_in, calls) = channel();
         let (gate, gate_out) = channel();
-        let store = Box::new(Recording { calls: calls_in, gate: gate_out, limit, reader });
+        let measured = AtomicU64::new(0);
+        let store = Box::new(Recording { calls: calls_in, gate: gate_out, limit, reader, measured });
         let commits = Arc::default();
         let (handle, events) = start_counting(store, limits, Arc::clone(&commits));
         Bench { handle, commits, events, calls, gate }
@@ -224,6 +227,23 @@ fn questions_by_identity_do_not_part_commits() {
     bench.handle.close(SOON).unwrap();
     let stats = bench.handle.stats();
     assert_eq!((bench.commits.stats().commits, stats.queued), (101, 0));
+}
+
+#[test]
+fn usage_is_measured_while_the_queue_never_runs_empty() {
+    let bench = Bench::new((1, 1 << 20), None);
+    bench.enter(1);
+    bench.commit(2);
+    let (began, mut last) = (Instant::now(), 2);
+    while bench.handle.stats().usage.unwrap().used < 2 {
+        bench.commit(last + 1);
+        bench.gate.send(true).unwrap();
+        bench.called(Call::Commit(vec![last]));
+        last += 1;
+        assert!(began.elapsed() < SOON, "no measurement in {last} commits");
+    }
+    (0..2).for_each(|_| bench.gate.send(true).unwrap());
+    bench.handle.close(SOON).unwrap();
 }
 
 #[test]

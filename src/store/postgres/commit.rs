@@ -186,6 +186,12 @@ async fn in_order(all: Vec<Sent<'_>>) -> Result<(), Error> {
     answers.into_iter().flatten().collect()
 }
 
+/// Bytes of these rows; at least one.
+fn size_of_rows(rows: &[NewRow]) -> u64 {
+    let size = |(_, key, value): &NewRow| key.len() + value.as_ref().map_or(0, |value| value.len());
+    (rows.iter().map(size).sum::<usize>() as u64).max(1)
+}
+
 fn is_undone(error: &DatabaseError) -> bool {
     [Some(&SqlState::T_R_SERIALIZATION_FAILURE), Some(&SqlState::T_R_DEADLOCK_DETECTED)]
         .contains(&error.code())
@@ -213,7 +219,12 @@ impl PgStore {
                 Err(error) if is_undone(&error) && tries_left > 0 => {
                     tracing::warn!(%error, "the database rolled a commit back; it is tried again");
                 }
-                Err(error) => return Err(self.claim.refused(&error)),
+                Err(error) => {
+                    if error.is_shortage() {
+                        self.lacking.store(size_of_rows(&rows), Ordering::Release);
+                    }
+                    return Err(self.claim.refused(&error));
+                }
             }
         }
         (self.number, self.marks) = (number, last.marks);

@@ -15,6 +15,7 @@ use secrecy::ExposeSecret;
 use std::error::Error as _;
 use std::fmt;
 use std::future::Future;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -27,8 +28,13 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Row, SimpleQueryMessage, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// Time limit for each host, up to the end of the login; a slower host does not delay the next.
+/// Time limit for each host, up to the end of the login; a slower host does not delay the next. If its name
+/// has several addresses, they share this time.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// Bytes of the body of a row that is written for a trial. The database stores so few beside the key, and
+/// does not compress them.
+const TRIED_BODY: u64 = 1_900;
 
 /// An error of the database or of the connection to it. It never contains a row's contents or a password.
 #[derive(Debug)]
@@ -59,6 +65,11 @@ impl DatabaseError {
         let classes = ["08", "40", "53", "57"];
         let others = ["25006", "25P03", "25P04", "55P03"];
         classes.contains(&code.code().get(..2).unwrap_or_default()) || others.contains(&code.code())
+    }
+
+    /// Whether the database has no room on its disk, or lacks another resource.
+    pub(super) fn is_shortage(&self) -> bool {
+        self.code.as_ref().is_some_and(|code| code.code().starts_with("53"))
     }
 
     /// An error that does not come from the database.
@@ -180,19 +191,17 @@ impl DatabaseLink {
         let runtime = runtime.map_err(|e| DatabaseError::saying(format!("no runtime: {e}")));
         let runtime = runtime.map_err(LoginError::Failed)?;
         let warnings = Arc::new(AtomicU64::new(0));
-        let connecting = connect(config, (host, *port), wanted, Arc::clone(&warnings));
-        let within = async { tokio::time::timeout(CONNECT_LIMIT, connecting).await };
-        let error = match runtime.block_on(within) {
-            Ok(Ok(client)) => {
+        match runtime.block_on(connect(config, (host, *port), wanted, &warnings)) {
+            Ok(client) => {
                 let (limit, place, runtime) = (config.lease, place_of(config), Some(runtime));
-                return Ok(DatabaseLink { client, statements: None, warnings, limit, place, runtime });
+                Ok(DatabaseLink { client, statements: None, warnings, limit, place, runtime })
             }
-            Ok(Err(error)) => LoginError::Failed(error),
-            Err(_) => LoginError::Silent,
-        };
-        // An address look-up may still be pending.
-        runtime.shutdown_background();
-        Err(error)
+            Err(error) => {
+                // An address look-up may still be pending.
+                runtime.shutdown_background();
+                Err(error)
+            }
+        }
     }
 
     /// Sets up the session, and checks that this database is suitable.
@@ -202,14 +211,17 @@ impl DatabaseLink {
         if let Some(refusal) = settings.refusal(config.allow_async) {
             return Err(DatabaseError::saying(refusal));
         }
-        if !config.allow_async && settings.is_commit_lax() {
-            self.execute("SET synchronous_commit = on")?;
+        if !config.allow_async {
+            // Also where it is safe already: a reload of the server's configuration changes it in every
+            // session that has not set it.
+            self.execute(&format!("SET synchronous_commit = '{}'", settings.safe_commit()))?;
         }
         Ok(())
     }
 
     /// Sets up the session: every wait has a bound; statements are prepared once, and must not scan whole
-    /// tables because the tables were empty at that time.
+    /// tables because the tables were empty at that time. The server does not end a session that rests, if it
+    /// knows such a limit (from PostgreSQL 14 on).
     ///
     /// # Errors
     ///
@@ -220,7 +232,8 @@ impl DatabaseLink {
             "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; \
              SET statement_timeout = {ms}; \
              SET lock_timeout = 1000; SET idle_in_transaction_session_timeout = {}; \
-             SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'",
+             SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'; \
+             SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'",
             ms / 2
         ))
     }
@@ -344,16 +357,32 @@ impl DatabaseLink {
         self.run(self.client.query(statement, parameters))
     }
 
-    /// Size of the tables, in bytes.
+    /// Size of the tables in bytes, and whether the server does not wait for its disk at all, which a reload
+    /// of its configuration may have changed.
     ///
     /// # Errors
     ///
     /// As [`DatabaseLink::run`].
-    pub(super) fn size(&self, schema: &str) -> Result<u64, DatabaseError> {
+    pub(super) fn size(&self, schema: &str) -> Result<(u64, bool), DatabaseError> {
         let table = |name| format!("pg_total_relation_size('\"{schema}\".{name}')");
         let all = ["items", "rows", "ended", "shards", "nodes"].map(table).join(" + ");
-        let rows = self.ask(&format!("SELECT {all}"))?;
-        Ok(rows.first().map_or(0, |row| row.get::<_, i64>(0)).unsigned_abs())
+        let rows = self.ask(&format!("SELECT {all}, current_setting('fsync') = 'off'"))?;
+        Ok(rows.first().map_or((0, false), |row| (row.get::<_, i64>(0).unsigned_abs(), row.get(1))))
+    }
+
+    /// Writes items of about so many bytes, in a transaction that is undone.
+    ///
+    /// # Errors
+    ///
+    /// As [`DatabaseLink::run`]. The connection is of no more use then.
+    pub(super) fn try_write(&self, schema: &str, bytes: u64) -> Result<(), DatabaseError> {
+        let rows = bytes / TRIED_BODY + 1;
+        // No shard has this number, and no other connection these keys.
+        self.execute(&format!(
+            "BEGIN; INSERT INTO \"{schema}\".items (shard, key, head, rest) \
+             SELECT -1, int4send(pg_backend_pid()) || int4send(n), ''::bytea, \
+             convert_to(repeat('x', {TRIED_BODY}), 'UTF8') FROM generate_series(1, {rows}) n; ROLLBACK"
+        ))
     }
 
     /// Removes some rows of a bucket's earlier epochs, as long as this claim owns the store. Returns their
@@ -409,15 +438,69 @@ fn place_of(config: &DatabaseConfig) -> String {
     format!("`{}` at {}", config.database, hosts.join(", "))
 }
 
+/// Connects to one host within [`CONNECT_LIMIT`].
 async fn connect(
     config: &DatabaseConfig,
     (host, port): (&str, u16),
     wanted: TargetSessionAttrs,
-    warnings: Arc<AtomicU64>,
-) -> Result<Client, DatabaseError> {
-    let mut client = tokio_postgres::Config::new();
-    client.host(host).port(port);
-    client
+    warnings: &Arc<AtomicU64>,
+) -> Result<Client, LoginError> {
+    let by = Instant::now() + CONNECT_LIMIT;
+    if host.starts_with('/') {
+        // The directory of a socket.
+        return connect_to(config, (host, port), (&[None], by), wanted, warnings).await;
+    }
+    let found = tokio::time::timeout(CONNECT_LIMIT, tokio::net::lookup_host((host, port))).await;
+    let found = found.map_err(|_| LoginError::Silent)?;
+    let found = found.map_err(|e| failed_login(format!("error connecting to server: {e}")))?;
+    let addresses: Vec<Option<IpAddr>> = found.map(|address| Some(address.ip())).collect();
+    connect_to(config, (host, port), (&addresses, by), wanted, warnings).await
+}
+
+fn failed_login(text: impl Into<String>) -> LoginError {
+    LoginError::Failed(DatabaseError::saying(text))
+}
+
+/// Connects to the first of a host's addresses that takes the login. Each has an equal part of the time that
+/// is left until `by`: the client library tries the next one only after an error, and a silent address gives
+/// none.
+async fn connect_to(
+    config: &DatabaseConfig,
+    host: (&str, u16),
+    (addresses, by): (&[Option<IpAddr>], Instant),
+    wanted: TargetSessionAttrs,
+    warnings: &Arc<AtomicU64>,
+) -> Result<Client, LoginError> {
+    let login = login(config, host, wanted);
+    let tls = config.tls.then(|| trusting(config.ca_file.as_deref())).transpose();
+    let tls = tls.map_err(LoginError::Failed)?;
+    let mut error = None;
+    for (tried, address) in addresses.iter().enumerate() {
+        let mut login = login.clone();
+        if let Some(address) = address {
+            login.hostaddr(*address);
+        }
+        let share = by.saturating_duration_since(Instant::now()) / (addresses.len() - tried) as u32;
+        let logging_in = log_in(&login, tls.clone(), Arc::clone(warnings));
+        match tokio::time::timeout(share, logging_in).await {
+            Ok(Ok(client)) => return Ok(client),
+            Ok(Err(failed)) => error = Some(LoginError::Failed(failed)),
+            // A reason says more than silence.
+            Err(_) => error = error.or(Some(LoginError::Silent)),
+        }
+    }
+    Err(error.unwrap_or_else(|| failed_login("the host has no address")))
+}
+
+/// What a login needs, except for the address.
+fn login(
+    config: &DatabaseConfig,
+    (host, port): (&str, u16),
+    wanted: TargetSessionAttrs,
+) -> tokio_postgres::Config {
+    let mut login = tokio_postgres::Config::new();
+    login.host(host).port(port);
+    login
         .user(&config.user)
         .dbname(&config.database)
         .application_name("tidegate")
@@ -426,15 +509,22 @@ async fn connect(
         .keepalives_idle(config.lease)
         .ssl_mode(if config.tls { SslMode::Require } else { SslMode::Disable });
     if let Some(password) = password(config) {
-        client.password(password.expose_secret());
+        login.password(password.expose_secret());
     }
-    if config.tls {
-        let tls = MakeRustlsConnect::new(trusting(config.ca_file.as_deref())?);
-        let (client, connection) = client.connect(tls).await?;
+    login
+}
+
+async fn log_in(
+    login: &tokio_postgres::Config,
+    tls: Option<ClientConfig>,
+    warnings: Arc<AtomicU64>,
+) -> Result<Client, DatabaseError> {
+    if let Some(tls) = tls {
+        let (client, connection) = login.connect(MakeRustlsConnect::new(tls)).await?;
         tokio::spawn(drive(connection, warnings));
         return Ok(client);
     }
-    let (client, connection) = client.connect(NoTls).await?;
+    let (client, connection) = login.connect(NoTls).await?;
     tokio::spawn(drive(connection, warnings));
     Ok(client)
 }
@@ -496,4 +586,36 @@ fn trusting(ca_file: Option<&Path>) -> Result<ClientConfig, DatabaseError> {
     let builder = builder.with_safe_default_protocol_versions();
     let builder = builder.map_err(|e| DatabaseError::saying(e.to_string()))?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ground::{Ground, GroundKind};
+    use std::net::{Ipv4Addr, TcpListener};
+
+    #[test]
+    fn a_silent_address_does_not_keep_the_others_of_its_host_from_being_tried() {
+        let Ground::Postgres(ground) = GroundKind::Postgres.bare() else { unreachable!("another ground") };
+        let config = ground.config().database.unwrap();
+        let port = config.hosts[0].1;
+        let address = |last: u8| IpAddr::from(Ipv4Addr::new(127, 0, 0, last));
+        // The database listens at the first address. At the second one connections are made, and nothing is
+        // said; there is nothing at the third one.
+        let _silent = TcpListener::bind((address(2), port)).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let tried = |lasts: [u8; 2]| {
+            let addresses = lasts.map(|last| Some(address(last)));
+            let (host, by) = (("db.invalid", port), Instant::now() + CONNECT_LIMIT);
+            let warnings = Arc::default();
+            let connecting =
+                connect_to(&config, host, (&addresses, by), TargetSessionAttrs::ReadWrite, &warnings);
+            runtime.block_on(connecting).map(drop)
+        };
+        assert!(tried([2, 1]).is_ok() && tried([3, 1]).is_ok());
+        for nowhere in [[2, 3], [3, 2]] {
+            let error = tried(nowhere).expect_err("there is no database");
+            assert!(matches!(error, LoginError::Failed(_)), "{nowhere:?}: {error}");
+        }
+    }
 }

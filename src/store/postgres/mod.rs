@@ -63,7 +63,7 @@ use std::time::{Duration, Instant};
 use tidegate_common::clock;
 use tidegate_common::lease::Lease;
 use tidegate_config::DatabaseConfig;
-use tidegate_types::event::{Load, Loaded, Marks, Range, RangeRows};
+use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows};
 
 /// A step of a scan ends after this time, because commits wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(20);
@@ -91,6 +91,8 @@ pub(super) struct Contender {
     claims: Arc<AtomicU64>,
     /// When this process last left the store to another daemon, monotonic ms; 0: never.
     left_at: Arc<AtomicU64>,
+    /// Bytes of the last commit, if the database had no room for it; 0: it had.
+    lacking: Arc<AtomicU64>,
 }
 
 impl Contender {
@@ -106,6 +108,7 @@ impl Contender {
             links: None,
             claims: Arc::default(),
             left_at: Arc::default(),
+            lacking: Arc::default(),
         })
     }
 
@@ -119,6 +122,13 @@ impl Contender {
         let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
         // The claim does not use the second connection, which must work afterwards.
         links[1].ask("SELECT 1").map_err(|e| links[1].failed(&e))?;
+        let lacking = self.lacking.load(Ordering::Acquire);
+        if lacking > 0 {
+            // A life takes requests, and returns them if its first commit is refused; each return counts.
+            let tried = links[0].try_write(&self.config.schema, lacking.min(GROUP_LIMIT.1));
+            tried.map_err(|e| links[0].failed(&e))?;
+            self.lacking.store(0, Ordering::Release);
+        }
         // A daemon that has left the store to another is no heir for a while.
         let left_at = self.left_at.load(Ordering::Acquire);
         let is_heir = left_at == 0 || now_ms() >= left_at + NO_HEIR_MS;
@@ -132,11 +142,15 @@ impl Contender {
             claimed => claimed?,
         };
         let Claimed { claim, number, marks, identity, takeover, epoch } = claimed;
-        let [rows, reader] = PgRows::over(links)?;
-        let (opened, epochs) = load::opened(&rows, marks, wall)?;
-        rows.set_epochs(epochs);
-        // The reads may have taken a good part of the lease.
-        claim.renew(rows.link(), number, marks)?;
+        let [rows, reader] = PgRows::over(links);
+        let opened = match first_reads(&rows, &claim, (number, marks), wall) {
+            Ok(opened) => opened,
+            Err(error) => {
+                // Another daemon need not wait for the lease to find the same.
+                claim.release(rows.link());
+                return Err(error);
+            }
+        };
         let store = PgStore {
             rows,
             claim,
@@ -148,6 +162,7 @@ impl Contender {
             place: self.home.place(),
             sweep: Arc::default(),
             left_at: Arc::clone(&self.left_at),
+            lacking: Arc::clone(&self.lacking),
         };
         Ok(OpenStore {
             store: Box::new(store),
@@ -174,8 +189,39 @@ impl Contender {
         for link in &mut links {
             link.prepare(&config.schema, number)?;
         }
+        // The claim needs no right on these tables, and a store that cannot be used must not be claimed.
+        links[0].execute(&rights::trials_of_rows(&config.schema)).map_err(|e| links[0].failed(&e))?;
         Ok(links)
     }
+}
+
+/// Reads what a life begins with, and then extends the lease, of which that may have taken a good part.
+///
+/// # Errors
+///
+/// As [`super::open`].
+fn first_reads(
+    rows: &PgRows,
+    claim: &Claim,
+    (number, marks): (u64, Marks),
+    wall: u64,
+) -> Result<Opened, OpenError> {
+    let read = rows.find_closings().and_then(|()| load::opened(rows, marks, wall));
+    let (opened, epochs) = read.map_err(|error| match error {
+        // As any other statement that the database refuses at a start.
+        ReadError::Engine(text) => {
+            let place = rows.link().place();
+            let error = text.strip_prefix(&format!("{place}: ")).unwrap_or(&text).to_owned();
+            OpenError::Database { place: place.to_owned(), error }
+        }
+        other @ (ReadError::Damaged { .. }
+        | ReadError::Missing { .. }
+        | ReadError::Lost(_)
+        | ReadError::Contract(_)) => other.into(),
+    })?;
+    rows.set_epochs(epochs);
+    claim.renew(rows.link(), number, marks)?;
+    Ok(opened)
 }
 
 /// See the module.
@@ -193,8 +239,9 @@ struct PgStore {
     config: DatabaseConfig,
     place: ShardPlace,
     sweep: Arc<Sweep>,
-    /// Shared with its [`Contender`].
+    /// Shared with its [`Contender`], as the next one.
     left_at: Arc<AtomicU64>,
+    lacking: Arc<AtomicU64>,
 }
 
 /// The state of the removal of old rows of ended items.
@@ -250,7 +297,13 @@ impl Store for PgStore {
                 return Ok(usage);
             }
         }
-        let used = self.rows.link().size(&self.config.schema).map_err(|e| UsageError(e.to_string()))?;
+        let size = self.rows.link().size(&self.config.schema);
+        let (used, is_unsynced) = size.map_err(|e| UsageError(e.to_string()))?;
+        if is_unsynced && !self.config.allow_async {
+            tracing::warn!(
+                "the server runs with fsync = off by now: a crash of its machine loses confirmed commits"
+            );
+        }
         let usage =
             Usage { used: used / u64::from(self.place.count.max(1)), free: u64::MAX, total: u64::MAX };
         *known = Some((Instant::now(), usage));
@@ -309,7 +362,11 @@ impl Sweep {
 }
 
 impl Reader for PgRows {
+    /// Without anything wanted, only the connection is used.
     fn contents(&self, wanted: &WantedContents) -> Result<Option<Contents>, ReadError> {
+        if wanted.is_empty() {
+            self.touch()?;
+        }
         Ok(load::contents(self, wanted)?.all())
     }
 

@@ -95,6 +95,13 @@ impl TableUse {
     }
 }
 
+/// Statements that need each right on the tables with the rows of the shards, and touch no row.
+pub(super) fn trials_of_rows(schema: &str) -> String {
+    let of_rows = USES.iter().filter(|one| ["items", "rows", "ended"].contains(&one.table));
+    let trials = of_rows.flat_map(|one| one.trials(schema, 1)).map(|(_, statement)| statement);
+    trials.collect::<Vec<_>>().join("; ")
+}
+
 /// The result of [`try_rights`].
 #[derive(Debug, Default)]
 pub(super) struct TriedRights {

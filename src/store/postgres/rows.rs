@@ -26,7 +26,8 @@ const FIRST_PAGES: usize = 8_192;
 const LEAST_PAGE: usize = 16;
 /// Approximate limit of the heads on one page, or on the first pages of several ranges together, in bytes.
 const PAGE_HEADS: usize = 8 << 20;
-/// Maximum size of the rests on one page, in bytes.
+/// Maximum size of the rests on one page, or on the first pages of several ranges together, in bytes: they
+/// have to arrive within the lease, over a slow network too.
 const PAGE_RESTS: u64 = 32 << 20;
 
 /// Reads rows of the tables through one connection.
@@ -39,26 +40,21 @@ pub(super) struct PgRows {
 }
 
 impl PgRows {
-    /// Readers over two connections with prepared statements: the second is for another thread.
-    ///
-    /// # Errors
-    ///
-    /// [`OpenError::Database`].
-    pub(super) fn over(links: [DatabaseLink; 2]) -> Result<[Self; 2], OpenError> {
+    /// Readers over two connections with prepared statements: the second is for another thread. The caller
+    /// calls [`PgRows::find_closings`] before it reads.
+    pub(super) fn over(links: [DatabaseLink; 2]) -> [Self; 2] {
         let (epochs, closings): (Arc<Mutex<Epochs>>, Arc<AtomicBool>) = Default::default();
-        let [rows, beside] = links.map(|link| {
+        links.map(|link| {
             let (epochs, closings) = (Arc::clone(&epochs), Arc::clone(&closings));
             PgRows { link, epochs, closings }
-        });
-        rows.find_closings()?;
-        Ok([rows, beside])
+        })
     }
 
     /// A reader over a connection that reads a snapshot.
     ///
     /// # Errors
     ///
-    /// As [`PgRows::over`].
+    /// Those of the database, and of rows that do not read as they were written.
     pub(super) fn frozen(link: DatabaseLink) -> Result<Self, OpenError> {
         let rows = PgRows { link, epochs: Arc::default(), closings: Arc::default() };
         rows.find_closings()?;
@@ -67,10 +63,24 @@ impl PgRows {
         Ok(rows)
     }
 
-    fn find_closings(&self) -> Result<(), ReadError> {
+    /// Finds out whether some window has closed early.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub(super) fn find_closings(&self) -> Result<(), ReadError> {
         let any = self.page_of(KeyspaceId::Closings, &everything(), 1, NO_BODIES)?;
         self.closings.store(!any.rows.is_empty(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Uses the connection: some networks cut one that nobody uses.
+    ///
+    /// # Errors
+    ///
+    /// Those of the database.
+    pub(super) fn touch(&self) -> Result<(), ReadError> {
+        self.link.execute("SELECT 1").map_err(|e| self.unreadable(&e))
     }
 
     /// The connection, for another reader.
@@ -431,7 +441,7 @@ impl Rows for PgRows {
         let id = KeyspaceId::Items;
         let many = bounds.len().max(1);
         let most = most.min(FIRST_PAGES / many).clamp(LEAST_PAGE, PAGE);
-        let each = bodies / many as u64;
+        let each = bodies.min(PAGE_RESTS) / many as u64;
         let first = (most, PAGE_HEADS / many);
         let reads = bounds.iter().map(|bounds| self.read_page(id, bounds, first, each));
         let reads = reads.collect::<Result<Vec<_>, _>>();

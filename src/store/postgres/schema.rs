@@ -65,14 +65,16 @@ CREATE TABLE "{name}".ended (
   value bytea NOT NULL,
   PRIMARY KEY (shard, bucket, epoch, identity))
   WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
--- For people: the waiting items by application ('' contains dead letters), and their planned due.
-CREATE VIEW "{name}".waiting AS SELECT shard,
-  convert_from(substring(key FROM 2 FOR get_byte(key, 0)), 'UTF8') AS queue,
+-- For people: the waiting items by application ('' contains dead letters), and their planned due. A name that
+-- this database cannot have as text is escaped.
+CREATE OR REPLACE VIEW "{name}".waiting AS SELECT shard,
+  CASE WHEN getdatabaseencoding() IN ('UTF8', 'SQL_ASCII') AND position('\x00'::bytea IN app.name) = 0
+    THEN convert_from(app.name, 'UTF8') ELSE encode(app.name, 'escape') END AS queue,
   to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8
     / 1000.0) AS due,
   ('x' || encode(substring(key FROM 18 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 AS number,
   octet_length(head) + octet_length(rest) AS bytes
-  FROM "{name}".items;
+  FROM "{name}".items, LATERAL (SELECT substring(key FROM 2 FOR get_byte(key, 0)) AS name) app;
 INSERT INTO "{name}".cluster (format, shards) VALUES ({FORMAT}, {count});
 INSERT INTO "{name}".shards (shard, identity)
   SELECT n, ('x' || substr(md5(gen_random_uuid()::text || clock_timestamp()::text), 1, 16))::bit(64)::int8

@@ -68,6 +68,16 @@ impl ServerSettings {
         ["off", "local"].contains(&&*self.synchronous_commit)
     }
 
+    /// The value of synchronous_commit for a session whose commits must not be lax. Where the server waits
+    /// for more than its disk, that stays.
+    pub(super) fn safe_commit(&self) -> &str {
+        if self.is_commit_lax() {
+            "on"
+        } else {
+            &self.synchronous_commit
+        }
+    }
+
     /// Whether the server notices a page that its disk has damaged.
     pub(super) fn has_checksums(&self) -> bool {
         self.checksums == "on"

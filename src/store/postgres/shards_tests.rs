@@ -59,7 +59,7 @@ fn shards_of_one_schema_have_their_own_rows_and_claims() {
     assert_eq!(ground.sql("SELECT shard, commit_no, next_seq FROM $.shards ORDER BY 1"), "0|2|3\n1|2|3");
     assert_eq!(ground.sql("SELECT shard, count(*) FROM $.items GROUP BY 1 ORDER BY 1"), "0|1\n1|3");
     let whole = DatabaseLink::open(&ground.config().database.unwrap()).unwrap();
-    let whole = whole.size(&ground.named("$")).unwrap();
+    let (whole, _) = whole.size(&ground.named("$")).unwrap();
     assert_eq!(first.store.usage().unwrap().used, whole / 2);
     // What one does with its store is nothing to the other.
     first.store.close().unwrap();

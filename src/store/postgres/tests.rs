@@ -10,13 +10,16 @@ use crate::ground::{Ground, GroundKind, PgGround};
 use crate::tests::{
     delete, everything, given, group, item, key, part, place, put, put_item, range, ranges, whole, APP,
 };
-use crate::{CommitError, OpenError, OpenStore, ReadError, Store, Takeover};
+use crate::{CommitError, OpenError, OpenStore, ReadError, ShardPlace, Store, Takeover};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_common::clock;
-use tidegate_harness::Database;
-use tidegate_types::event::{IndexRows, Load, Loaded, Op, Stored};
-use tidegate_types::{Content, Identity};
+use tidegate_config::DatabaseConfig;
+use tidegate_harness::{wait_until, Database};
+use tidegate_types::event::{ClosingRow, IndexRows, Load, Loaded, Op, RangeRows, Stored};
+use tidegate_types::{ClosedBy, Content, Identity, Key};
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn ground() -> PgGround {
     match GroundKind::Postgres.bare() {
@@ -230,6 +233,100 @@ fn what_no_replica_has_is_a_doubt_and_other_warnings_are_none() {
     assert_eq!(ground.sql("SELECT count(*) FROM $.items"), "2", "it has committed all the same");
 }
 
+/// A reload applies to each session that has not set the value itself.
+#[test]
+fn a_reload_of_the_server_makes_no_commit_lax() {
+    let server = Database::own("fsync = on").expect("PostgreSQL, which `make setup` installs");
+    let ground = PgGround::of(Box::leak(Box::new(server)));
+    drop(open(&ground).unwrap());
+    let lax = ground.config().database.unwrap();
+    let strict = DatabaseConfig { allow_async: false, ..lax.clone() };
+    let told = |link: &DatabaseLink| link.words("SHOW synchronous_commit").unwrap().concat().concat();
+    let follower = DatabaseLink::open(&lax).unwrap();
+    let reload = |setting: &str| {
+        ground.sql(&format!("ALTER SYSTEM SET {setting}"));
+        ground.sql("SELECT pg_reload_conf()");
+    };
+    let set = |value: &str| {
+        reload(&format!("synchronous_commit = {value}"));
+        wait_until("a session has followed", LIMIT, || told(&follower) == value);
+    };
+    for (before, kept) in [("remote_write", "remote_write"), ("local", "on"), ("on", "on")] {
+        set(before);
+        let link = DatabaseLink::open(&strict).unwrap();
+        assert_eq!(told(&link), kept, "{before}");
+        set("off");
+        assert_eq!(told(&link), kept, "{before}, and off since");
+    }
+    assert!(!follower.size(&lax.schema).unwrap().1);
+    reload("fsync = off");
+    wait_until("it is noticed with the size", LIMIT, || follower.size(&lax.schema).unwrap().1);
+}
+
+#[test]
+fn the_server_ends_no_session_that_rests() {
+    let ground = ground();
+    if ground.sql("SELECT count(*) FROM pg_settings WHERE name = 'idle_session_timeout'") == "0" {
+        // PostgreSQL 13 has no such limit.
+        return;
+    }
+    ground.sql("CREATE ROLE $_rests LOGIN");
+    ground.sql("ALTER ROLE $_rests SET idle_session_timeout = '1h'");
+    let link = DatabaseLink::open(&ground.as_role("_rests").config().database.unwrap()).unwrap();
+    assert_eq!(link.words("SHOW idle_session_timeout").unwrap().concat(), ["0"]);
+}
+
+/// An item with a body of so many MiB.
+fn large(queue: &str, key: Key, mib: usize) -> Stored {
+    let content = Content { properties: vec![], body: vec![7; mib << 20], json: false };
+    let item = item(key.due, key.seq);
+    Stored { application: queue.into(), key, content: Some(Arc::new(content)), ..item }
+}
+
+/// Which of the rows have their contents.
+fn with_contents(read: &RangeRows) -> Vec<bool> {
+    read.rows.iter().map(|row| row.content.is_some()).collect()
+}
+
+/// They come in one answer, within the lease, however much memory there is for them. A body that is left out
+/// costs the ranges behind it nothing.
+#[test]
+fn bodies_of_many_ranges_are_bounded_together() {
+    const QUEUES: [&str; 4] = ["a", "b", "c", "d"];
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    for (token, queue) in (1..).zip(QUEUES) {
+        let items = (0..4).map(|seq| put_item(large(queue, key(1, token * 10 + seq), 3), false));
+        store.commit(&[group(token, items.collect())]).unwrap();
+    }
+    let asked = QUEUES.map(|queue| range(queue, key(0, 0), u64::MAX, 100)).into();
+    for read in ranges(&mut *store, asked, u64::MAX) {
+        assert_eq!((with_contents(&read), read.next), (vec![true, true, false, false], None));
+    }
+}
+
+#[test]
+fn bodies_of_windows_that_closed_early_are_bounded_together() {
+    const QUEUES: [&str; 2] = ["a", "b"];
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    for (window, queue) in (1..).zip(QUEUES) {
+        let member = |n| {
+            let key = Key { due: 100, window, seq: window * 10 + n };
+            put_item(Stored { own_time: false, ..large(queue, key, 6) }, true)
+        };
+        store.commit(&[group(window, (0..4).map(member).collect())]).unwrap();
+        let (application, cause) = (queue.into(), ClosedBy::Count);
+        let closed = Op::Close(ClosingRow { application, end: 100, window, due: 50, cause });
+        store.commit(&[group(window, vec![closed])]).unwrap();
+    }
+    let asked = QUEUES.map(|queue| range(queue, key(0, 0), u64::MAX, 100)).into();
+    let read = ranges(&mut *store, asked, u64::MAX);
+    assert!(read.iter().flat_map(|read| &read.rows).all(|row| row.due == 50));
+    assert_eq!((with_contents(&read[0]), read[0].next), (vec![true; 4], None));
+    assert_eq!((with_contents(&read[1]), read[1].next), (vec![true, false, false, false], None));
+}
+
 /// Pages end by rows, or by bytes of heads; no row is omitted or repeated.
 #[test]
 fn rows_with_large_heads_are_read_in_pages() {
@@ -296,6 +393,81 @@ fn people_see_what_waits() {
     store.commit(&[group(1, vec![put(1_780_272_000_123, 7)])]).unwrap();
     let seen = ground.sql("SELECT queue, extract(epoch FROM due) * 1000, number, bytes > 0 FROM $.waiting");
     assert_eq!(seen, format!("{APP}|1780272000123.000000|7|t"));
+    // PostgreSQL has no text that contains a zero.
+    let named = |queue: &str, n| put_item(Stored { application: queue.into(), ..item(n, n) }, false);
+    store.commit(&[group(2, vec![named("caf\u{e9}", 8), named("a\0\u{e9}\\", 9)])]).unwrap();
+    let seen = ground.sql("SELECT queue FROM $.waiting WHERE number > 7 ORDER BY number");
+    assert_eq!(seen, "caf\u{e9}\na\\000\\303\\251\\\\");
+    assert_eq!(ground.sql("SELECT number FROM $.waiting WHERE queue = 'caf\u{e9}'"), "8");
+}
+
+/// Another daemon may be able to read it, or this one, after a repair.
+#[test]
+fn a_store_that_cannot_be_read_is_released() {
+    let ground = ground();
+    let mut store = open(&ground).unwrap().store;
+    store.commit(&[group(1, vec![begin(2, 1)])]).unwrap();
+    store.close().unwrap();
+    ground.sql("CREATE ROLE $_bad LOGIN");
+    ground.sql("GRANT USAGE ON SCHEMA $ TO $_bad");
+    ground.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA $ TO $_bad");
+    // Only a read of rows finds this out.
+    ground.sql("ALTER TABLE $.rows ENABLE ROW LEVEL SECURITY");
+    ground.sql("CREATE POLICY unreadable ON $.rows USING (1 / (space - space) = 0)");
+    let owner = "SELECT epoch, owner IS NULL, expires < clock_timestamp() FROM $.shards";
+    let error = refusal(&ground.as_role("_bad"));
+    let is_told = error.to_string().ends_with(": division by zero (22012)");
+    assert!(matches!(error, OpenError::Database { .. }) && is_told && error.is_passing(), "{error}");
+    assert_eq!(ground.sql(owner), "2|t|t");
+    ground.sql("UPDATE $.rows SET value = '\\x00'");
+    let error = refusal(&ground);
+    assert!(matches!(error, OpenError::Damaged { .. }), "{error}");
+    assert_eq!(ground.sql(owner), "3|t|t");
+}
+
+#[test]
+fn a_store_without_a_right_on_its_rows_is_not_claimed() {
+    let ground = ground();
+    open(&ground).unwrap().store.close().unwrap();
+    ground.sql("CREATE ROLE $_partly LOGIN");
+    ground.sql("GRANT USAGE ON SCHEMA $ TO $_partly");
+    ground.sql("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA $ TO $_partly");
+    let partly = ground.as_role("_partly");
+    for (right, table) in [("SELECT", "rows"), ("INSERT", "items"), ("UPDATE", "ended"), ("DELETE", "rows")] {
+        ground.sql(&format!("REVOKE {right} ON $.{table} FROM $_partly"));
+        let error = refusal(&partly);
+        let is_told = error.to_string().contains(&format!("permission denied for table {table} (42501)"));
+        assert!(is_told && error.is_passing(), "{right}: {error}");
+        ground.sql(&format!("GRANT {right} ON $.{table} TO $_partly"));
+    }
+    assert_eq!(ground.sql("SELECT epoch FROM $.shards"), "1");
+    open(&partly).unwrap().store.close().unwrap();
+}
+
+/// Each life takes requests, and returns them if its first commit is refused.
+#[test]
+fn a_store_that_had_no_room_is_opened_once_there_is_some() {
+    let ground = ground();
+    let mut opener = ground.opener(ShardPlace::ONLY).unwrap();
+    let mut store = opener.open(clock::wall_ms()).unwrap().store;
+    ground.sql(
+        "CREATE FUNCTION $.no_room() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN \
+         RAISE ''no room'' USING ERRCODE = ''53100''; END'",
+    );
+    ground.sql("CREATE TRIGGER no_room BEFORE INSERT ON $.items FOR EACH ROW EXECUTE FUNCTION $.no_room()");
+    let lost = store.commit(&[group(1, vec![put(1, 1)])]).unwrap_err();
+    assert!(matches!(lost, CommitError::Lost(_)), "{lost}");
+    drop(store);
+    for _ in 0..2 {
+        let error = opener.open(clock::wall_ms()).map(drop).expect_err("opened");
+        assert!(error.is_passing() && error.to_string().contains("(53100)"), "{error}");
+    }
+    assert_eq!(ground.sql("SELECT epoch FROM $.shards"), "1", "it was claimed without room");
+    ground.sql("DROP TRIGGER no_room ON $.items");
+    let mut store = opener.open(clock::wall_ms()).unwrap().store;
+    assert_eq!(ground.sql("SELECT count(*) FROM $.items"), "0", "a trial was not undone");
+    store.commit(&[group(1, vec![put(1, 1)])]).unwrap();
+    assert_eq!(everything(&mut *store), [key(1, 1)]);
 }
 
 /// Whatever statistics the database has of its tables: none, or that they are empty. Statements are prepared

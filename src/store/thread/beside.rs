@@ -7,6 +7,7 @@ use crate::report::StoreEvent;
 use crate::{ReadError, Reader, StoreFailure};
 use std::collections::VecDeque;
 use std::sync::{Condvar, PoisonError};
+use std::time::Duration;
 use tidegate_common::clock;
 use tidegate_types::event::{Load, Loaded};
 
@@ -30,10 +31,34 @@ fn next<T>(
     Some(next)
 }
 
-/// The body of the reader's thread.
-pub(super) fn read(reader: &dyn Reader, shared: &ThreadShared) {
+/// Waits until the reader has a job, or will have none. Reads nothing over its connection after each `rest`
+/// without a job: servers and networks cut a connection that nobody uses, and the next read would find out.
+fn keep(reader: &dyn Reader, rest: Duration, shared: &ThreadShared) {
+    loop {
+        let mut state = shared.lock();
+        state.reader.rests();
+        let idle = |s: &mut ThreadState| s.open() && s.reader.waiting.is_empty();
+        let waited = shared.reads.wait_timeout_while(state, rest, idle);
+        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(state);
+        if !timeout.timed_out() {
+            return;
+        }
+        if let Err(error) = reader.contents(&[]) {
+            return shared.fail(error.into());
+        }
+    }
+}
+
+/// The body of the reader's thread. `rest`: for how long its connection may rest, if it has one.
+pub(super) fn read(reader: &dyn Reader, rest: Option<Duration>, shared: &ThreadShared) {
     let _alive = Alive { shared, flag: |s| &mut s.reader.alive };
-    let next = || next(shared, |s| &mut s.reader, &shared.reads, "read beside commits");
+    let next = || {
+        if let Some(rest) = rest {
+            keep(reader, rest, shared);
+        }
+        next(shared, |s| &mut s.reader, &shared.reads, "read beside commits")
+    };
     while let Some(Queued { since, job: load, .. }) = next() {
         match answer(reader, &load) {
             Ok(Some(loaded)) => shared.report(StoreEvent::Loaded(loaded)),
