@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tidegate_harness::{require, wait_until, Daemon, Site};
+use tidegate_harness::{require, wait_until, workdir, Daemon, Site};
 
 fn page(daemon: &Daemon) -> String {
     let (status, page) = daemon.ask("GET", "/metrics");
@@ -106,4 +106,67 @@ fn dashboard_and_alerts_ask_for_what_there_is() {
         let checked = checked.expect("promtool runs");
         assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
+}
+
+/// Scrapes every 15 s: of a process that ends soon after each of its starts, so that one scrape in 24 meets it;
+/// of one that is met by one in eight; of one that is down for four minutes; of one that ends for good; of one
+/// that is started anew twice. Then dead letters that stay, and some that leave.
+const SCRAPED: &str = r#"
+rule_files: [ALERTS_FILE]
+evaluation_interval: 15s
+tests:
+  - interval: 15s
+    input_series:
+      - series: up{job="tidegate",instance="seldom"}
+        values: 1 0x22 1 0x22 1 0x22 1 0x22 1 0x22
+      - series: process_start_time_seconds{job="tidegate",instance="seldom"}
+        values: 0 _x23 360 _x23 720 _x23 1080 _x23 1440 _x23
+      - series: up{job="tidegate",instance="often"}
+        values: 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6 1 0x6
+      - series: process_start_time_seconds{job="tidegate",instance="often"}
+        values: 0 _x7 1 _x7 2 _x7 3 _x7 4 _x7 5 _x7 6 _x7 7 _x7 8 _x7 9 _x7 10 _x7 11 _x7
+      - series: up{job="tidegate",instance="down"}
+        values: 1x31 0x15 1x72
+      - series: process_start_time_seconds{job="tidegate",instance="down"}
+        values: 0x31 _x16 720x72
+      - series: up{job="tidegate",instance="ended"}
+        values: 1x31 0x88
+      - series: process_start_time_seconds{job="tidegate",instance="ended"}
+        values: 0x31 _x89
+      - series: up{job="tidegate",instance="updated"}
+        values: 1x9 0 1x19 0 1x90
+      - series: process_start_time_seconds{job="tidegate",instance="updated"}
+        values: 0x9 _ 160x19 _ 500x90
+      - series: tidegate_dead_letters_waiting{instance="full"}
+        values: 0x9 2x110
+      - series: tidegate_dead_letters_waiting{instance="emptied"}
+        values: 0x9 2x40 0x60
+    promql_expr_test:
+      - expr: count by (instance) (count_over_time(ALERTS{alertname="TidegateRestarts",alertstate="firing"}[23m]))
+        eval_time: 23m
+        exp_samples: [{labels: '{instance="often"}', value: 1}, {labels: '{instance="seldom"}', value: 1}]
+      - expr: count by (instance) (count_over_time(ALERTS{alertname="TidegateInstanceDown",alertstate="firing"}[23m]))
+        eval_time: 23m
+        exp_samples:
+          - {labels: '{instance="down"}', value: 1}
+          - {labels: '{instance="ended"}', value: 1}
+          - {labels: '{instance="seldom"}', value: 1}
+      - expr: >-
+          count by (instance) (count_over_time(ALERTS{alertname="TidegateDeadLettersWait",alertstate="firing"}[23m]))
+        eval_time: 23m
+        exp_samples: [{labels: '{instance="full"}', value: 1}]
+"#;
+
+#[test]
+fn alerts_fire_for_what_they_name() {
+    if !require("promtool") {
+        return;
+    }
+    let scraped = workdir("alerts").join("scraped.yml");
+    let text = SCRAPED.replace("ALERTS_FILE", &file("prometheus/alerts.yml").display().to_string());
+    std::fs::write(&scraped, text).expect("what was scraped");
+    let told = Command::new("promtool").args(["test", "rules"]).arg(&scraped).output();
+    let told = told.expect("promtool runs");
+    let said = [told.stdout, told.stderr].concat();
+    assert!(told.status.success(), "{}", String::from_utf8_lossy(&said));
 }

@@ -1,8 +1,9 @@
-//! The notifications to the service manager when the daemon stops, and when a part of it stalls.
+//! What the daemon tells when it stops: to probes, and to the service manager; and what it tells the latter when a part
+//! of it stalls.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
-use tidegate_harness::{has_disk_store, wait_until, Daemon, Site};
+use tidegate_harness::{has_disk_store, wait_until, Daemon, Node, Site};
 
 /// The watchdog interval: longer than a busy machine delays a healthy daemon.
 const WATCHDOG: Duration = Duration::from_secs(4);
@@ -118,6 +119,32 @@ fn each_part_that_stands_still_trips_the_watchdog() {
         drop(held);
     }
     manager.until("WATCHDOG=1");
+}
+
+/// Excluded: a daemon that is taken for ready although it takes no more requests.
+#[test]
+fn a_daemon_that_drains_is_not_ready() {
+    const LIMIT: Duration = Duration::from_secs(60);
+    let Some(node) = Node::lent("a_daemon_that_drains_is_not_ready") else { return };
+    let site = Site::on(&node, "drains");
+    site.application("shop");
+    let mut daemon = site.start(&site.config().text("timeouts.drain", "90s"));
+    let order = |verb: &str| daemon.ask("POST", &format!("/api/v1/applications/shop/{verb}")).0;
+    assert_eq!(order("pause"), 200);
+    site.client.publish(&site.push("shop", "{}").id("due"));
+    wait_until("it is held", LIMIT, || daemon.ask("GET", "/api/v1/applications/shop").1["total"] == 1);
+    // What is due cannot leave, so the stop takes a while.
+    node.memory_alarm(true);
+    assert_eq!(order("resume"), 200);
+    wait_until("the state says so", LIMIT, || daemon.stage() == "blocked");
+    assert_eq!(daemon.ask("GET", "/readyz").0, 200);
+    daemon.term();
+    wait_until("it drains, and is not ready", LIMIT, || {
+        let (status, told) = daemon.ask("GET", "/readyz");
+        daemon.stage() == "draining" && status == 503 && told["missing"].to_string().contains("consumer")
+    });
+    node.memory_alarm(false);
+    assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
 }
 
 #[test]

@@ -88,8 +88,11 @@ pub fn terminated(context: &Context) -> Row {
     scene.fault();
     scene.daemon.term();
     // Two signals in a row could be merged into one.
-    let stops = |s: &Scene<'_>| s.daemon.state()["state"] == "draining";
-    scene.check_soon("it stops", Duration::from_secs(10), stops);
+    let stops = |s: &Scene<'_>| {
+        let (status, told) = s.daemon.ask("GET", "/readyz");
+        s.daemon.stage() == "draining" && status == 503 && told["missing"].to_string().contains("consumer")
+    };
+    scene.check_soon("it stops, and is not ready", Duration::from_secs(10), stops);
     scene.daemon.term();
     context.node.memory_alarm(false);
     let status = scene.daemon.exit(Duration::from_secs(15));

@@ -294,6 +294,25 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
     inbox.quiet(Duration::from_millis(300));
 }
 
+/// Excluded: a parked backlog that `tail` takes and loses, since it asks a daemon that does not have it.
+#[test]
+fn a_spare_calls_no_application_unknown_so_that_tail_takes_nothing() {
+    let site = Site::new("spare-tail");
+    let cluster = Cluster::start(&site, &site.config(), 1);
+    let (serving, spare) = (&cluster.serving, &cluster.spares[0]);
+    site.client.publish(&site.push("shop", "{}").id("kept"));
+    wait_until("it is parked", LIMIT, || serving.items("parked") == 1);
+    for name in ["shop", "none"] {
+        let (status, said) = spare.ask("GET", &format!("/api/v1/applications/{name}"));
+        assert_eq!(status, 503, "{name}: {said}");
+        assert!(said["error"].to_string().contains("another tidegate serves queue"), "{name}: {said}");
+    }
+    let refused = spare.cli(&["tail", "shop", "--for", "2s"]);
+    assert!(refused.code == 1 && refused.err.contains("--drain"), "{refused:?}");
+    serving.holds("parked", 1);
+    assert_eq!(serving.ask("GET", "/api/v1/applications/none").0, 404);
+}
+
 mod alone {
     use super::*;
 

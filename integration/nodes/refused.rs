@@ -1,8 +1,8 @@
 //! A node that cannot have a part of the shards: it is configured for another number of them, its broker is out of
-//! reach, or a row of a shard is damaged.
+//! reach, or a row of a shard is damaged. And one that can, though another program consumes the ingest queue.
 
 use super::{started, Nodes};
-use crate::shards::{applications, end, home, COUNT, LIMIT};
+use crate::shards::{applications, end, home, stored, COUNT, LIMIT};
 use std::time::{Duration, Instant};
 use tidegate_harness::{wait_until, Daemon};
 
@@ -47,6 +47,24 @@ fn a_node_without_its_broker_claims_nothing_and_gets_its_part_once_it_has_one() 
     unable.start_again();
     nodes.able.push(unable);
     nodes.even();
+}
+
+/// Excluded: what is stored waits for another program that consumes the ingest queue.
+#[test]
+fn a_node_serves_its_shards_while_another_program_consumes_the_ingest_queue() {
+    let Some(mut nodes) = Nodes::start("nodes-foreign", 1) else { return };
+    let name = applications(1).remove(0);
+    let inbox = nodes.site.inbox(&name);
+    nodes.site.client.publish(&nodes.site.push(&name, "{}").id("kept").delay(20_000));
+    stored(&nodes.site);
+    end(&mut nodes.able[0]);
+    let _foreign = nodes.site.client.consume(&nodes.site.ingest_queue());
+    nodes.able[0].start_again();
+    wait_until("it has all shards", LIMIT, || nodes.claims().is_ok());
+    assert_eq!(inbox.batch().ids(), ["kept"]);
+    let (status, told) = nodes.able[0].ask("GET", "/readyz");
+    assert!(status == 503 && told["missing"].to_string().contains("consumer"), "{status} {told}");
+    end(&mut nodes.able[0]);
 }
 
 /// Longer than a process has for its end after its store has failed.

@@ -1,14 +1,15 @@
 //! Applications: their state, pause and resume, their rate, and their parked items.
 //!
 //! The state comes from the state document, with the same names and the same bound on the number of
-//! applications.
+//! applications. A daemon that does not have what waits never says that an application is unknown: `tail`
+//! would take what is parked at the daemon that has it.
 
 use super::answer::{failure, unavailable, ApiState};
 use super::audit::Caller;
 use super::command::CommandRequest;
 use super::items::named;
 use super::parse;
-use super::state::{Application, Document};
+use super::state::{Application, Document, LinkState};
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -16,6 +17,7 @@ use axum::routing::{delete, get, post};
 use axum::{Extension, Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tidegate_config::StoreKind;
 
 /// All or some applications of the state document.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -102,19 +104,47 @@ fn single(document: Document, application: &str) -> Response {
     let truncated = document.applications_truncated;
     let count = u16::try_from(document.shards.len()).unwrap_or(u16::MAX);
     let home = tidegate_wire::home(application, count.max(1));
-    let is_missing = document.missing_shards.contains(&home);
-    match document.snapshot.applications.into_iter().find(|a| *a.name == *application) {
-        Some(found) => Json(found).into_response(),
-        None if is_missing => {
-            unavailable(&format!("nobody tells of shard {home}, the home of this application, at present"))
-        }
+    let untold = untold(&document, home);
+    // With the memory store, what is listed then is from the time when this daemon served the queue.
+    let is_void = untold.is_some() && document.store.kind == StoreKind::Memory.as_str();
+    let found = document.snapshot.applications.into_iter().find(|a| *a.name == *application);
+    match (found.filter(|_| !is_void), untold) {
+        (Some(found), _) => Json(found).into_response(),
+        (None, Some(reason)) => unavailable(&reason),
         // The application may exist beyond the list, so `unknown` would be false.
-        None if truncated => failure(
+        (None, None) if truncated => failure(
             StatusCode::NOT_FOUND,
             "there are more applications than one answer lists, and this one is not among them",
         ),
-        None => (StatusCode::NOT_FOUND, Json(json!({ "result": "unknown" }))).into_response(),
+        (None, None) => (StatusCode::NOT_FOUND, Json(json!({ "result": "unknown" }))).into_response(),
     }
+}
+
+/// Why this daemon does not know which applications with this home have items; `None`: it knows.
+fn untold(document: &Document, home: u16) -> Option<String> {
+    if document.missing_shards.contains(&home) {
+        return Some(format!("nobody tells of shard {home}, the home of this application, at present"));
+    }
+    let (kind, has_one) = (document.store.kind.as_str(), document.shards.len() <= 1);
+    // A node that tells of one of several shards in a database has its store.
+    if kind == StoreKind::Postgres.as_str() && !has_one {
+        return None;
+    }
+    // Otherwise all shards are here, each with its connections.
+    let ingest = document.links.iter().filter(|link| link.side == "ingest").nth(usize::from(home))?;
+    let [_, connected, paused, standby, _, waiting, _, _] = LinkState::STATES;
+    let LinkState { side: _, state, detail } = ingest;
+    // A disk holds what waits, also while the daemon is not connected.
+    let is_known = if kind == StoreKind::Memory.as_str() {
+        [connected, paused].contains(&state.as_str())
+    } else {
+        ![standby, waiting].contains(&state.as_str())
+    };
+    let advice = if state == standby { "; ask the daemon whose state is not 'standby'" } else { "" };
+    let colon = if detail.is_empty() { "" } else { ": " };
+    (!is_known).then(|| {
+        format!("what waits for this application is not known here: ingest is {state}{colon}{detail}{advice}")
+    })
 }
 
 async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
@@ -174,4 +204,54 @@ async fn drop_parked(
     uri: Uri,
 ) -> Response {
     shared.change(caller, named(&uri, parse::application).map(CommandRequest::DropParked)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::health::NodeHealth;
+    use super::super::state::tests::example;
+    use super::*;
+
+    /// [`example`], with this store and this ingest connection.
+    fn document(kind: &str, state: &str) -> Document {
+        let mut input = example();
+        (input.store.kind, input.links[0].state) = (kind.to_owned(), state.to_owned());
+        Document::new(&input, &NodeHealth::ready_but(&[]))
+    }
+
+    /// Excluded: a `tail` that takes a parked backlog, since it asks a daemon that does not have it.
+    #[test]
+    fn an_application_is_unknown_only_to_a_daemon_that_has_what_waits() {
+        let told = |kind, state, application| single(document(kind, state), application).status().as_u16();
+        for state in LinkState::STATES {
+            let serves = ["connected", "paused"].contains(&state);
+            let has_store = !["standby", "waiting"].contains(&state);
+            for (kind, knows) in [("disk", has_store), ("postgres", has_store), ("memory", serves)] {
+                assert_eq!(told(kind, state, "none"), if knows { 404 } else { 503 }, "{kind} {state}");
+                let lists = kind != "memory" || serves;
+                assert_eq!(told(kind, state, "mail"), if lists { 200 } else { 503 }, "{kind} {state}");
+            }
+        }
+        let mut document = document("memory", "standby");
+        document.links[0].detail = "another tidegate serves queue 'q'".to_owned();
+        let reason =
+            "what waits for this application is not known here: ingest is standby: another tidegate \
+                      serves queue 'q'; ask the daemon whose state is not 'standby'";
+        assert_eq!(untold(&document, 0).as_deref(), Some(reason));
+    }
+
+    /// In a database, a shard that this node does not have has no connection here, and is told by another.
+    #[test]
+    fn of_several_shards_the_home_decides() {
+        let mut document = document("disk", "connected");
+        document.shards.push(document.shards[0].clone());
+        let mut second = document.links[0].clone();
+        second.state = "standby".to_owned();
+        document.links.push(second);
+        assert_eq!([0, 1].map(|home| untold(&document, home).is_some()), [false, true]);
+        document.store.kind = "postgres".to_owned();
+        assert_eq!([0, 1].map(|home| untold(&document, home).is_some()), [false, false]);
+        document.missing_shards.push(0);
+        assert_eq!([0, 1].map(|home| untold(&document, home).is_some()), [true, false]);
+    }
 }

@@ -16,7 +16,8 @@ use tokio::time::{Instant, Sleep};
 pub(super) struct Bounds {
     /// Longest time without a byte in either direction; longer than a request may take.
     pub(super) idle: Duration,
-    /// Longest lifetime, which also ends clients that trickle bytes.
+    /// Longest lifetime, which also ends clients that trickle bytes. A request in progress at its end has
+    /// another [`Bounds::idle`].
     pub(super) life: Duration,
 }
 
@@ -38,7 +39,7 @@ impl Bounded {
     /// The limits count from this call.
     pub(super) fn new(io: Box<dyn Duplex>, bounds: Bounds) -> Bounded {
         let now = Instant::now();
-        let ends = now + bounds.life;
+        let ends = now + bounds.life + bounds.idle;
         let quiet = Box::pin(tokio::time::sleep_until((now + bounds.idle).min(ends)));
         Bounded { io, quiet, idle: bounds.idle, ends }
     }
@@ -117,11 +118,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_trickling_connection_ends_too() {
-        let bounds = Bounds { idle: Duration::from_secs(60), life: Duration::from_millis(50) };
+        let bounds = Bounds { idle: Duration::from_secs(1), life: Duration::from_millis(50) };
         let (mut client, mut io) = pair(bounds).await;
-        client.write_all(b"x").await.unwrap();
-        assert_eq!(io.read_u8().await.unwrap(), b'x');
-        let error = io.read_u8().await.unwrap_err();
+        let trickle = tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let error = loop {
+            match io.read_u8().await {
+                Ok(byte) => assert_eq!(byte, b'x'),
+                Err(error) => break error,
+            }
+        };
+        trickle.abort();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -90,6 +90,9 @@ impl DaemonFigures {
         ];
         let states = states.map(|(state, count)| ([("state", state)], count as f64));
         to.gauges("items", "Items by state; an item may count in several states.", states)?;
+        let letters = snapshot.dead_letters.as_ref().map_or(0, |letters| letters.total);
+        let help = "Dead letters in the store, which the broker has not confirmed.";
+        to.gauge("dead_letters_waiting", help, None, letters as f64)?;
         let overdue = items.oldest_due_at.map_or(0, |due| at.saturating_sub(due)) as f64 / 1e3;
         let help = "How long the first item that may leave has been due.";
         to.gauge("oldest_overdue", help, Some(Unit::Seconds), overdue)?;
@@ -372,6 +375,7 @@ mod tests {
             "tidegate_ready 0.0",
             "tidegate_items{state=\"waiting\"} 40.0",
             "tidegate_items_dead_total{reason=\"expired\"} 7",
+            "tidegate_dead_letters_waiting 14.0",
             "tidegate_items_confirmed_total 100",
             "tidegate_requests_received_total 12",
             "tidegate_next_due_timestamp_seconds 1800000001.0",
@@ -423,6 +427,16 @@ mod tests {
         assert_eq!(of_map(&page(with_map())), told);
         let alone = page(example());
         assert!(!alone.contains("forwarded_requests") && !alone.contains("map_bindings"), "{alone}");
+    }
+
+    /// An alert that asks for a gauge which is told only at times would end too soon.
+    #[test]
+    fn no_dead_letters_are_told_as_well() {
+        let mut input = example();
+        input.snapshot.dead_letters = None;
+        let document = Document::new(&input, &NodeHealth::ready_but(&[]));
+        let page = page(document, Traffic::default(), 0).unwrap();
+        assert!(page.contains("\ntidegate_dead_letters_waiting 0.0\n"), "{page}");
     }
 
     /// The page for ten thousand applications is no longer than the page for two.

@@ -19,6 +19,7 @@ use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::io;
 use std::pin::{pin, Pin};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -146,13 +147,19 @@ async fn connection(
     let app = TowerToHyperService::new(app);
     let place = Arc::new(place);
     let at_work = Arc::clone(&place);
+    // The last answer is a long one.
+    let streams = Arc::new(AtomicBool::new(false));
+    let of_answers = Arc::clone(&streams);
     let answer = service_fn(move |mut request: Request<Incoming>| {
-        let work = AtWork::begin(&at_work);
+        let (work, streams) = (AtWork::begin(&at_work), Arc::clone(&of_answers));
+        streams.store(false, Relaxed);
         request.extensions_mut().insert(peer);
         let answered = app.call(request);
         async move {
             let answer = answered.await?;
-            let work = answer.extensions().get::<Streamed>().map(|_| work);
+            let is_streamed = answer.extensions().get::<Streamed>().is_some();
+            streams.store(is_streamed, Relaxed);
+            let work = is_streamed.then_some(work);
             Ok::<_, Infallible>(answer.map(|body| AnswerBody { body, _work: work }))
         }
     });
@@ -160,6 +167,7 @@ async fn connection(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(MAX_HEAD);
     let mut served = pin!(http.serve_connection(io, answer));
+    let mut ageing = pin!(tokio::time::sleep(bounds.life));
     let mut stopping = false;
     loop {
         tokio::select! {
@@ -170,6 +178,14 @@ async fn connection(
                 return;
             }
             () = place.leave.notified() => return,
+            () = ageing.as_mut(), if !stopping => {
+                // A long answer keeps a snapshot of the store open. Any other one is still given.
+                if streams.load(Relaxed) {
+                    return;
+                }
+                stopping = true;
+                served.as_mut().graceful_shutdown();
+            }
             // A change of the value and a dropped sender both mean stop.
             _ = stop.changed(), if !stopping => {
                 stopping = true;

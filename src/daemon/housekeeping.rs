@@ -9,6 +9,7 @@ use tidegate_amqp::LinkStatus;
 use tidegate_common::clock;
 use tidegate_common::progress::{DaemonPart, WayOut};
 use tidegate_config::StoreKind;
+use tidegate_store::Usage;
 use tidegate_types::event::Input;
 use tidegate_types::snapshot::Counters;
 use tidegate_types::{Now, Reason};
@@ -35,12 +36,36 @@ const CUT_OFF_LEASES: u64 = 3;
 const LOW_WATER_PERCENT: u64 = 5;
 const LOW_WATER_BACK_PERCENT: u64 = 6;
 
+/// Whether the disk has room for further requests. Each cause ends by its own measure: one that has passed is
+/// not held by a figure that only the other one would have made wrong.
+#[derive(Clone, Copy, Debug, Default)]
+struct DiskRoom {
+    /// Free space fell below [`LOW_WATER_PERCENT`] and has not been back at [`LOW_WATER_BACK_PERCENT`].
+    scarce: bool,
+    /// The store reached `limits.disk` and has not been below nine tenths of it.
+    full: bool,
+}
+
+impl DiskRoom {
+    /// Takes a new measurement; `limit` is `limits.disk` in bytes, 0: none.
+    fn look(&mut self, usage: Usage, limit: u64) {
+        let percent = if self.scarce { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
+        self.scarce = usage.free < usage.total / 100 * percent;
+        let used = if self.full { usage.used.saturating_mul(10) / 9 } else { usage.used };
+        self.full = limit > 0 && used >= limit;
+    }
+
+    /// No requests are to be taken.
+    fn is_low(self) -> bool {
+        self.scarce || self.full
+    }
+}
+
 /// What the housekeeping remembers from one round to the next.
 #[derive(Debug)]
 pub(super) struct Housekeeping {
     done_at_ms: u64,
-    /// Free space is below the low-water mark.
-    disk_low: bool,
+    disk: DiskRoom,
     /// Number of items dropped at a limit, as last logged.
     logged_full: u64,
     /// The log already names a try that was dropped as a duplicate.
@@ -57,7 +82,7 @@ impl Housekeeping {
     pub(super) fn new(now: Now, totals: &Counters) -> Self {
         Housekeeping {
             done_at_ms: 0,
-            disk_low: false,
+            disk: DiskRoom::default(),
             logged_full: totals.dead[Reason::Full as usize],
             logged_tries: totals.tries_dropped > 0,
             outlook: LookOut::default(),
@@ -82,7 +107,7 @@ impl Housekeeping {
         if let Some(usage) = stats.usage {
             self.check_disk_space(shard, lasting, usage);
         }
-        lasting.reports.send(ShardReport::Status(status_line(shard, self.disk_low)));
+        lasting.reports.send(ShardReport::Status(status_line(shard, self.disk.is_low())));
         true
     }
 
@@ -110,24 +135,21 @@ impl Housekeeping {
     }
 
     /// Stops taking requests while the disk is nearly full; waiting items still leave.
-    fn check_disk_space(&mut self, shard: &mut Shard, lasting: &Lasting, usage: tidegate_store::Usage) {
+    fn check_disk_space(&mut self, shard: &mut Shard, lasting: &Lasting, usage: Usage) {
         match lasting.config.store.kind {
             StoreKind::Memory => return,
             // Old data goes gradually. Tables do not shrink, so a limit on their size would not help.
             StoreKind::Postgres => return shard.store.reclaim(),
             StoreKind::Disk => {}
         }
-        let percent = if self.disk_low { LOW_WATER_BACK_PERCENT } else { LOW_WATER_PERCENT };
-        let scarce = usage.free < usage.total / 100 * percent;
-        let limit = lasting.config.limits.disk;
-        let used = if self.disk_low { usage.used.saturating_mul(10) / 9 } else { usage.used };
-        let low = scarce || (limit > 0 && used >= limit);
+        let was_low = self.disk.is_low();
+        self.disk.look(usage, lasting.config.limits.disk);
+        let low = self.disk.is_low();
         if low {
             // Deleted data frees its space once the store is idle.
             shard.store.reclaim();
         }
-        if low != self.disk_low {
-            self.disk_low = low;
+        if low != was_low {
             if low {
                 tracing::warn!(
                     path = %lasting.config.store.path.display(),
@@ -190,4 +212,36 @@ fn moves_of(counters: &Counters) -> u64 {
     let Counters { batches_published, batches_confirmed, returned, nacked, refused, unknown, .. } = counters;
     let settled = batches_confirmed + returned + nacked + refused + unknown + counters.dead_confirmed;
     batches_published + settled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk of 1,000 bytes and a limit of 900. Each line: the bytes that are free and those of the store;
+    /// then whether requests are taken.
+    /// Excluded: intake that one cause stopped and the other's measure keeps closed; a cause that ends where
+    /// it began; a limit of 0.
+    /// Judges promise 7.
+    #[test]
+    fn each_shortage_of_the_disk_ends_by_its_own_measure() {
+        let mut room = DiskRoom::default();
+        for (free, used, taken) in [
+            (100, 850, true),
+            (49, 850, false),
+            (55, 850, false),
+            (60, 850, true),
+            (60, 900, false),
+            (60, 850, false),
+            (55, 809, true),
+            (49, 900, false),
+            (60, 850, false),
+            (60, 800, true),
+        ] {
+            room.look(Usage { used, free, total: 1_000 }, 900);
+            assert_eq!(!room.is_low(), taken, "{free} free, {used} used");
+        }
+        room.look(Usage { used: u64::MAX, free: 60, total: 1_000 }, 0);
+        assert!(!room.is_low(), "no limit");
+    }
 }

@@ -393,7 +393,7 @@ impl Life<'_> {
             BrokerEvent::EgressLost => self.shard.feed(Input::EgressLost),
             BrokerEvent::EgressBlocked(blocked) => self.shard.feed(Input::EgressBlocked(blocked)),
             BrokerEvent::Link { side, link } => self.link(side, link),
-            // What was delivered before is still decided.
+            // What was delivered before is still decided. The latch has been open since the order to stop.
             BrokerEvent::IngestStopped => {}
             BrokerEvent::Quarantine { width } => self.starts.quarantine(width),
             BrokerEvent::Answered(deliveries) => self.shard.feed(Input::Answered(deliveries)),
@@ -407,9 +407,11 @@ impl Life<'_> {
     }
 
     /// Keeps the latch closed while this daemon takes requests, or while another one does whose requests
-    /// would come to this one: with the memory store, all of them.
+    /// would come to this one: with the memory store, all of them. A daemon that stops takes none, whatever
+    /// its connections still do. A shard that is left to another node is not missing at this one.
     fn set_consumer(&self) {
-        self.lasting.health.readiness.set(Latch::Consumer, self.shard.consumes || self.is_spare());
+        let takes = self.shard.consumes || self.is_spare();
+        self.lasting.health.readiness.set(Latch::Consumer, takes && !self.is_stopping());
     }
 
     /// Whether another daemon serves the queue; with the memory store, its requests come to this daemon when
@@ -430,6 +432,7 @@ impl Life<'_> {
         }
         self.is_release = false;
         let budget = self.begin_drain();
+        self.set_consumer();
         tracing::info!(budget_ms = budget.as_millis() as u64, "stopping: due items are published first");
         self.lasting.reports.send(ShardReport::Draining { within: budget + CLOSING * 3 });
     }
@@ -498,7 +501,7 @@ impl Life<'_> {
         let left_of = |end: Instant| end.saturating_duration_since(Instant::now()).max(LEAST);
         self.exports.end(&self.lasting.waits, left_of(end));
         // The engine decides nothing any more: open commands end now and not when their wait ends.
-        self.shard.queries.reject_all((is_lost || self.is_release).then_some(LOST));
+        self.shard.queries.reject_all(self.goes_on().then_some(LOST));
         match self.shard.store.close(left_of(end)) {
             Ok(()) => {}
             // A call to the database may still run; the database refuses its writes once the next life has

@@ -12,7 +12,7 @@ use super::reports::NodeEvent;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{sync_channel, Receiver, RecvTimeoutError, Sender, SyncSender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 use tidegate_common::clock;
@@ -26,6 +26,10 @@ const LONGEST_ROUND: Duration = Duration::from_secs(1);
 /// it.
 const AFTER_FAILURE: Duration = Duration::from_secs(30);
 const AFTER_FAILURES: Duration = Duration::from_secs(600);
+/// The same for a shard that could not be opened for a reason that may pass, such as a restart of the
+/// database; and the limit while no other node could take it.
+const AFTER_PASSING: Duration = Duration::from_secs(2);
+const AFTER_PASSING_ALONE: Duration = Duration::from_secs(8);
 /// For how long a node is not reported after one of its shards was given away, because there was no
 /// connection for publishing. What nobody else takes it takes nevertheless.
 const AFTER_GIVING_AWAY: Duration = Duration::from_secs(300);
@@ -37,13 +41,30 @@ pub(super) struct SeatBoard {
     held: Box<[AtomicBool]>,
     /// The node is not reported before this moment.
     unable_until: AtomicU64,
-    /// Each shard that could not begin here, or waits: how often it has failed in a row, and until when it is
-    /// not tried again.
-    failures: Mutex<BTreeMap<u16, (u32, u64)>>,
+    /// Of each shard that could not begin here, or waits.
+    failures: Mutex<BTreeMap<u16, SeatFailures>>,
+    /// Another node is living, as of the last round.
+    has_others: AtomicBool,
     /// Who has each shard, as of the last round.
     owners: Mutex<Vec<Option<String>>>,
     /// The names of this node in this process.
     names: Mutex<BTreeSet<String>>,
+}
+
+/// How a shard has failed at this node.
+#[derive(Debug, Default)]
+struct SeatFailures {
+    /// Number of failures in a row.
+    count: u32,
+    /// Number of attempts in a row to open it that ended for a reason that may pass.
+    passing: u32,
+    /// It is not tried again before.
+    until: u64,
+}
+
+/// A pause that doubles each time.
+fn doubled(first: Duration, times: u32, most: Duration) -> Duration {
+    (first * 2_u32.saturating_pow(times.min(10))).min(most)
 }
 
 /// Where a shard is.
@@ -65,6 +86,7 @@ impl SeatBoard {
             held,
             unable_until: AtomicU64::new(0),
             failures: Mutex::default(),
+            has_others: AtomicBool::new(false),
             owners,
             names: Mutex::default(),
         }
@@ -73,6 +95,13 @@ impl SeatBoard {
     /// A shard has opened or closed its store.
     pub(super) fn set_held(&self, shard: u16, held: bool) {
         self.held.get(usize::from(shard)).into_iter().for_each(|seat| seat.store(held, Ordering::Release));
+        if held {
+            self.failures().get_mut(&shard).into_iter().for_each(|failures| failures.passing = 0);
+        }
+    }
+
+    fn failures(&self) -> MutexGuard<'_, BTreeMap<u16, SeatFailures>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a shard has its store open.
@@ -105,8 +134,9 @@ impl SeatBoard {
         self.owners.lock().unwrap()[usize::from(shard)] = owner.map(str::to_owned);
     }
 
-    /// Notes who has which shard.
+    /// Notes who lives, and who has which shard.
     fn note(&self, view: &MemberView) {
+        self.has_others.store(view.living.iter().any(|node| *node != view.own), Ordering::Release);
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         for SeenShard { number, owner, left_ms } in &view.shards {
             // What this node had before is free for it.
@@ -117,12 +147,32 @@ impl SeatBoard {
 
     /// A shard could not begin, or could not go on here.
     pub(super) fn failed(&self, shard: u16) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let (count, until) = failures.entry(shard).or_default();
-        let pause = (AFTER_FAILURE * 2_u32.saturating_pow((*count).min(10))).min(AFTER_FAILURES);
-        *count = count.saturating_add(1);
-        *until = clock::now().mono + pause.as_millis() as u64;
-        drop(failures);
+        self.pauses(shard, |failures| {
+            let pause = doubled(AFTER_FAILURE, failures.count, AFTER_FAILURES);
+            failures.count = failures.count.saturating_add(1);
+            pause
+        });
+    }
+
+    /// A shard could not be opened here, for a reason that may pass by itself. The trouble may be this node's
+    /// alone, so it tries it later each time as well.
+    pub(super) fn stumbled(&self, shard: u16) {
+        let has_others = self.has_others.load(Ordering::Acquire);
+        let most = if has_others { AFTER_FAILURES } else { AFTER_PASSING_ALONE };
+        self.pauses(shard, |failures| {
+            let pause = doubled(AFTER_PASSING, failures.passing, most);
+            failures.passing = failures.passing.saturating_add(1);
+            pause
+        });
+    }
+
+    /// A shard is not tried again for a time. A node that has no other one is not reported meanwhile.
+    fn pauses(&self, shard: u16, pause: impl FnOnce(&mut SeatFailures) -> Duration) {
+        let mut all = self.failures();
+        let failures = all.entry(shard).or_default();
+        let pause = pause(failures);
+        failures.until = clock::now().mono + pause.as_millis() as u64;
+        drop(all);
         if !self.held.iter().any(|seat| seat.load(Ordering::Acquire)) {
             self.rest(pause);
         }
@@ -130,20 +180,19 @@ impl SeatBoard {
 
     /// A shard is not to be opened here for this time: a claim would go unused, in place of another's.
     pub(super) fn waits(&self, shard: u16, pause: Duration) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, until) = failures.entry(shard).or_default();
-        *until = (*until).max(clock::now().mono + pause.as_millis() as u64);
+        let mut all = self.failures();
+        let failures = all.entry(shard).or_default();
+        failures.until = failures.until.max(clock::now().mono + pause.as_millis() as u64);
     }
 
     /// A shard has lived for long enough, or has ended without a failure.
     pub(super) fn lasted(&self, shard: u16) {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
+        self.failures().remove(&shard);
     }
 
     /// Whether this shard may be tried here.
     fn may_try(&self, shard: u16, now: u64) -> bool {
-        let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.get(&shard).is_none_or(|(_, until)| now >= *until)
+        self.failures().get(&shard).is_none_or(|failures| now >= failures.until)
     }
 
     /// A shard was given away.
@@ -391,5 +440,25 @@ mod tests {
         assert!(!board.may_try(1, clock::now().mono) && board.may_try(1, later(AFTER_FAILURE / 2)));
         board.waits(0, AFTER_FAILURE / 2);
         assert!(!board.may_try(0, later(AFTER_FAILURE / 2)), "the longer of both");
+    }
+
+    /// Excluded: a shard that stays closed for half a minute because its database was restarted.
+    #[test]
+    fn a_shard_that_could_not_be_opened_for_what_passes_is_tried_again_soon() {
+        let board = SeatBoard::new(2);
+        let later = |pause: Duration| clock::now().mono + pause.as_millis() as u64;
+        let begun = later(Duration::ZERO);
+        board.stumbled(0);
+        assert!(!board.may_try(0, begun) && board.may_try(0, later(AFTER_PASSING)));
+        assert!(!board.is_able(begun) && board.is_able(later(AFTER_PASSING)));
+        (0..99).for_each(|_| board.stumbled(0));
+        assert!(board.may_try(0, later(AFTER_PASSING_ALONE)), "no other node could take it");
+        board.note(&view(&[None, None]));
+        board.stumbled(0);
+        assert!(!board.may_try(0, later(AFTER_FAILURES / 2)) && board.may_try(0, later(AFTER_FAILURES)));
+        board.set_held(0, true);
+        board.set_held(0, false);
+        board.stumbled(0);
+        assert!(board.may_try(0, later(AFTER_PASSING)), "it was opened since");
     }
 }

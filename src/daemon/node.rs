@@ -24,7 +24,6 @@ use crate::notify::{watchdog_interval, Notify};
 use crate::signals::{self, Signal};
 use crate::telemetry::SpanExporter;
 use futures_util::FutureExt as _;
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::Arc;
@@ -35,6 +34,7 @@ use tidegate_amqp::{
     ShardGate,
 };
 use tidegate_common::clock;
+use tidegate_common::open_files::raise_file_limit;
 use tidegate_common::progress::ProgressMarks;
 use tidegate_config::{Config, LoadedConfig, StoreKind};
 use tidegate_store::ShardLayout;
@@ -48,17 +48,6 @@ const CONTROL_CLOSING: Duration = Duration::from_secs(1);
 /// Longest time between two looks at a reload.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Lets the process have as many files open as the system permits: the stores of many shards need more than
-/// the usual 1,024.
-fn raise_file_limit() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum {
-        if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-            tracing::warn!(%error, "the number of open files cannot be raised");
-        }
-    }
-}
-
 /// Runs until a stop is requested or the daemon cannot continue.
 pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let RunOptions { config, config_path, accept_loss, log_format: _ } = options;
@@ -68,7 +57,9 @@ pub(super) fn run(options: RunOptions) -> Result<(), RunError> {
     let (sender, events) = channel();
     let sharding = Sharding::of(&config)?;
     if sharding.is_some() {
-        raise_file_limit();
+        if let Err(error) = raise_file_limit() {
+            tracing::warn!(%error, "the number of open files cannot be raised");
+        }
     }
     let board = sharding.as_ref().and_then(|sharding| sharding.board.clone());
     let shards = (0..config.shards.count).map(|number| {

@@ -114,6 +114,8 @@ pub(super) struct SharedState {
 enum NoAnswer {
     /// No node has the shard: nothing was done.
     Nobody,
+    /// This node has it, and no queue is bound by its name: nothing was done.
+    Unbound(String),
     /// The node that has it does not answer, for this reason.
     Silent(String),
 }
@@ -184,16 +186,21 @@ impl OtherNodes {
         match self.asked(shard, about, ANSWER_WITHIN).await {
             Ok(NodeAnswer::Part(part)) => part,
             Ok(NodeAnswer::State(_) | NodeAnswer::Elsewhere | NodeAnswer::Anew(_))
-            | Err(NoAnswer::Nobody) => ShardPart::Missing(shard),
+            | Err(NoAnswer::Nobody) => ShardPart::Missing { shard, owner: None },
+            Err(NoAnswer::Unbound(owner)) => ShardPart::Missing { shard, owner: Some(owner) },
             Err(NoAnswer::Silent(reason)) => ShardPart::unavailable(&reason),
         }
     }
 
     /// The state of this shard at the node that has it; `None`: nobody tells.
     pub(super) async fn state(&self, shard: u16) -> Option<SharedState> {
-        match self.asked(shard, QuestionAbout::State, STATE_WITHIN).await {
-            Ok(NodeAnswer::State(state)) => Some(*state),
-            Ok(NodeAnswer::Part(_) | NodeAnswer::Elsewhere | NodeAnswer::Anew(_)) | Err(_) => None,
+        // With the wait for a place among the questions to that node, since it may have many shards.
+        let asked = timeout(STATE_WITHIN, self.asked(shard, QuestionAbout::State, STATE_WITHIN));
+        match asked.await {
+            Ok(Ok(NodeAnswer::State(state))) => Some(*state),
+            Ok(Ok(NodeAnswer::Part(_) | NodeAnswer::Elsewhere | NodeAnswer::Anew(_)) | Err(_)) | Err(_) => {
+                None
+            }
         }
     }
 
@@ -216,13 +223,14 @@ impl OtherNodes {
     async fn asked(&self, shard: u16, about: QuestionAbout, limit: Duration) -> Result<NodeAnswer, NoAnswer> {
         let until = clock::wall_ms() + limit.as_millis() as u64 + CLOCKS_APART_MS;
         let mut question = NodeQuestion { node: String::new(), process: 0, number: 0, until, shard, about };
-        let mut former = None;
+        let (mut former, mut is_unbound) = (None, false);
         // One for each of two owners, and one for a process that is not known.
         for _ in 0..3 {
             let SeatedAt::At(owner) = self.board.seat(shard) else { break };
             if former.as_ref() == Some(&owner) {
-                break;
+                return Err(if is_unbound { NoAnswer::Unbound(owner) } else { NoAnswer::Nobody });
             }
+            is_unbound = false;
             let Some((ask, key)) = self.link.get() else { break };
             let silent = |reason: &str| {
                 Err(NoAnswer::Silent(format!("shard {shard} belongs to node {owner}, which {reason}")))
@@ -258,7 +266,7 @@ impl OtherNodes {
                         None => return silent("answers in another way: is it of this version?"),
                     }
                 }
-                Err(AskFailure::NoNode) => {}
+                Err(AskFailure::NoNode) => is_unbound = true,
                 Err(AskFailure::Unsent(reason)) => return silent(&format!("cannot be asked: {reason}")),
                 Err(AskFailure::Unanswered) => {
                     return silent("did not answer in time: a change may have been made");

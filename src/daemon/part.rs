@@ -16,8 +16,8 @@ pub(super) enum ShardPart {
     Page { rows: Vec<PageRow>, next: Option<Key> },
     /// The timeline of the shard.
     Timeline(Box<Timeline>),
-    /// No node has the shard at present: nothing was done.
-    Missing(u16),
+    /// No node has the shard at present, or `owner` has it and cannot be asked: nothing was done.
+    Missing { shard: u16, owner: Option<String> },
 }
 
 /// One row of a page.
@@ -48,9 +48,14 @@ impl ShardPart {
             ShardPart::Timeline(told) => {
                 CommandResponse { status: Status::Known, document: answers::timeline(&told) }
             }
-            ShardPart::Missing(shard) => {
-                let reason =
-                    format!("shard {shard}, the home of this application, belongs to no node at present");
+            ShardPart::Missing { shard, owner } => {
+                let home = format!("shard {shard}, the home of this application, belongs to");
+                let reason = match owner {
+                    None => format!("{home} no node at present"),
+                    Some(owner) => format!(
+                        "{home} node {owner}, which has no queue at the control exchange: nothing was done"
+                    ),
+                };
                 ShardPart::unavailable(&reason).response()
             }
         }

@@ -199,7 +199,7 @@ async fn state(
 }
 
 /// The answer of all shards, or the first one that is no part of it; `None`: a shard has ended. Shards that
-/// no node has are named.
+/// no node has, or whose node has no queue for questions, are named.
 async fn of_all(doors: Vec<ShardDoor>, mut joined: JoinedAnswer) -> Option<CommandResponse> {
     let parts = doors.into_iter().map(|door| {
         let part = joined.part(door.shard);
@@ -214,7 +214,7 @@ async fn of_all(doors: Vec<ShardDoor>, mut joined: JoinedAnswer) -> Option<Comma
     let mut answers = std::pin::pin!(asked.buffer_unordered(MOST_ASKED));
     while let Some((number, answer)) = answers.next().await {
         let part = answer?;
-        if let ShardPart::Missing(shard) = part {
+        if let ShardPart::Missing { shard, owner: _ } = part {
             missing.push(shard);
         } else if let Err(refusal) = joined.add(number, part) {
             return Some(refusal);

@@ -40,9 +40,15 @@ impl Reload {
     pub(super) fn request(&mut self, notify: &Notify, now_ms: u64) {
         match &mut self.state {
             Rereading::Until(_, again) => *again = true,
-            Rereading::GivenUp => tracing::error!(
-                "configuration not reloaded: an earlier read has not returned yet; the old one stays in force"
-            ),
+            Rereading::GivenUp => {
+                tracing::error!(
+                    "configuration not reloaded: an earlier read has not returned yet; the old one stays in \
+                     force"
+                );
+                // The service manager waits for both, with `Type=notify-reload`.
+                notify.reloading();
+                notify.ready();
+            }
             Rereading::Nothing => self.begin(notify, now_ms),
         }
     }

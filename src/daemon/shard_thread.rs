@@ -147,8 +147,11 @@ fn open_life(
         let is_taken = matches!(error, OpenError::Claimed { .. });
         lasting.health.readiness.reset(is_taken);
         if !is_taken {
-            // Other nodes can.
-            lasting.board.iter().for_each(|board| board.failed(lasting.number));
+            // Other nodes can. Where the database is out of reach for all, no attempt is ordered.
+            lasting.board.iter().for_each(|board| match error.is_passing() {
+                true => board.stumbled(lasting.number),
+                false => board.failed(lasting.number),
+            });
         }
         waits.refused(error, &lasting.config);
     }
@@ -156,13 +159,17 @@ fn open_life(
 
 #[cfg(test)]
 mod tests {
-    use super::super::mailbox::{ControlEvent, ShardOrder, ShardTurn};
+    use super::super::answers::ShardAnswer;
+    use super::super::mailbox::{ControlEvent, LoopEvent, ShardOrder, ShardTurn};
     use super::super::members::SeatBoard;
     use super::super::reports::{NodeEvent, Reports};
     use super::*;
     use std::sync::mpsc::{channel, Receiver};
     use tidegate_common::clock;
     use tidegate_config::Config;
+    use tidegate_store::thread::StoreEvent;
+    use tidegate_store::StoreFailure;
+    use tidegate_types::Command;
     use tokio::sync::oneshot;
 
     fn shard(dir: &std::path::Path) -> (Lasting, Receiver<NodeEvent>) {
@@ -214,6 +221,27 @@ mod tests {
         let state = lasting.state();
         assert_eq!((state.snapshot.totals.received, state.store.lives, state.line.life), (7, 2, 2));
         assert!(state.snapshot.longest_turn_us > 0 && state.store.kind == "disk");
+    }
+
+    /// Excluded: "the daemon is stopping" from a node that goes on with its other shards.
+    #[test]
+    fn a_command_that_a_failed_shard_leaves_open_is_to_be_asked_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut lasting, _events) = shard(dir.path());
+        lasting.board = Some(Arc::new(SeatBoard::new(1)));
+        let (mut starts, _) = Starts::note(None);
+        let mut opener = Opener::new(&lasting.config.store, ShardPlace::ONLY, 32 << 20, false).unwrap();
+        let mut life = Life::open(&mut lasting, &mut opener, &StandbyWaits::new(false)).unwrap();
+        let (sender, answer) = oneshot::channel();
+        // One turn handles both, so the pause is not known to be durable.
+        lasting.inlet.post(LoopEvent::Command(Command::Pause("shop".into(), None), sender));
+        lasting.inlet.post(ControlEvent::Store(StoreEvent::Failed(StoreFailure::Panicked)));
+        lasting.inlet.post(ControlEvent::Order(ShardOrder::Serve));
+        assert!(life.may_serve());
+        let ending = life.begin(&mut lasting, None, &mut starts).run();
+        assert!(matches!(ending, Ending::FailedAlone(StoreFailure::Panicked)), "{ending:?}");
+        let told = answer.blocking_recv().unwrap();
+        assert!(matches!(&told, ShardAnswer::Refused(reason) if reason.ends_with("ask again")), "{told:?}");
     }
 
     #[test]

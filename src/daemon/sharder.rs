@@ -49,12 +49,8 @@ impl SharderLinks {
         all.map(|(side, link)| link_state(side, link.as_ref())).collect()
     }
 
-    /// Whether requests can be taken and forwarded, here or by the node that has the ingest queue.
-    fn is_connected(&self) -> bool {
-        self.consumer.as_ref().is_some_and(LinkStatus::is_up) && self.may_forward()
-    }
-
-    /// Whether a forwarder can publish.
+    /// Whether a forwarder can publish. Its broker and login are those of the consumers of this node: so the
+    /// node can serve shards, also where the ingest queue itself cannot be consumed.
     fn may_forward(&self) -> bool {
         self.forwarders.iter().any(|link| matches!(link, Some(LinkStatus::Up { .. })))
     }
@@ -62,7 +58,7 @@ impl SharderLinks {
 
 /// Whether a sharder with these links reaches its broker.
 pub(super) fn is_connected(links: &Mutex<SharderLinks>) -> bool {
-    locked(links).is_connected()
+    locked(links).may_forward()
 }
 
 /// What the state tells of a daemon with several shards beside its shards, also before its sharder starts.
@@ -226,6 +222,7 @@ impl Keeper {
             }
         }
         self.health.progress.end();
+        self.set_consumer(false);
         while let Ok(event) = events.try_recv() {
             self.hear(event);
         }
@@ -297,17 +294,24 @@ impl Keeper {
         }
     }
 
+    /// Keeps the latch closed while requests are taken here, or by another node (`is_spare`), and no stop was
+    /// ordered.
+    fn set_consumer(&self, is_spare: bool) {
+        let takes = (self.consumes || is_spare) && !*self.stopped.borrow();
+        self.health.readiness.set(Latch::Consumer, takes);
+    }
+
     fn broker(&mut self, event: BrokerEvent) {
         match event {
             BrokerEvent::IngestReady { generation } => {
                 self.ledger.restart(generation);
                 self.consumes = true;
-                self.health.readiness.set(Latch::Consumer, true);
+                self.set_consumer(false);
             }
             BrokerEvent::IngestLost => {
                 self.ledger.restart(0);
                 self.consumes = false;
-                self.health.readiness.set(Latch::Consumer, false);
+                self.set_consumer(false);
             }
             BrokerEvent::Forwarded(deliveries) => {
                 for delivery in deliveries {
@@ -318,11 +322,14 @@ impl Keeper {
             BrokerEvent::Link { link, .. } => {
                 // Another node serves the ingest queue.
                 let is_spare = self.is_shared && matches!(link, LinkStatus::Standby { .. });
-                self.health.readiness.set(Latch::Consumer, self.consumes || is_spare);
+                self.set_consumer(is_spare);
                 locked(&self.links).consumer = Some(link);
                 self.judge_links();
             }
-            BrokerEvent::IngestStopped => self.consumes = false,
+            BrokerEvent::IngestStopped => {
+                self.consumes = false;
+                self.set_consumer(false);
+            }
             BrokerEvent::Quarantine { width } => self.starts.quarantine(width),
             BrokerEvent::Prefetch(_)
             | BrokerEvent::EgressReady
@@ -381,6 +388,20 @@ mod tests {
         sharder.configure(&config);
         sharder.end(&own_waits().unwrap());
         assert_eq!(std::fs::read_to_string(dir.path().join("STARTS")).unwrap(), "0\n");
+    }
+
+    /// Excluded: a node that takes no shard because something else consumes the ingest queue.
+    #[test]
+    fn a_forwarder_that_can_publish_reaches_the_broker_whatever_the_consumer_does() {
+        let up = || LinkStatus::Up { address: "b:1".to_owned(), notes: Vec::new(), dead: None };
+        let down = || LinkStatus::Down { error: "other consumer(s)".to_owned(), retry_in: END_WITHIN };
+        let reaches = |consumer, forwarder| {
+            let links = SharderLinks { consumer: Some(consumer), forwarders: vec![None, Some(forwarder)] };
+            is_connected(&Mutex::new(links))
+        };
+        assert!(reaches(up(), up()) && reaches(down(), up()));
+        assert!(!reaches(up(), down()) && !reaches(down(), down()));
+        assert!(!is_connected(&Mutex::default()), "before the start");
     }
 
     #[test]

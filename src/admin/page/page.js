@@ -761,7 +761,9 @@ function offer(names) {
   const key = keyOf(names);
   if (offer.key === key) return;
   offer.key = key;
-  by("known-applications").replaceChildren(...names.map((name) => make("option", { value: name })));
+  // The field would drop line breaks, and may then name another application.
+  const typed = names.filter((name) => !/[\r\n]/.test(name));
+  by("known-applications").replaceChildren(...typed.map((name) => make("option", { value: name })));
   const select = by("due-application");
   const chosen = due.application;
   const all = chosen && !names.includes(chosen) ? [chosen, ...names] : names;
@@ -888,19 +890,22 @@ async function customerCard(application, customer) {
       button("Close", () => by("found").replaceChildren())));
 }
 
+/** The names are not read back from the fields: these drop line breaks, and may then name another customer. */
 function search({ name, application = "", state = "" }) {
   by("search-name").value = name;
   by("search-application").value = application;
   by("search-state").value = state;
-  return submitSearch();
+  return searchFor({ name, application, state });
 }
 
+const submitSearch = () => searchFor({ name: by("search-name").value, application: by("search-application").value,
+  state: by("search-state").value });
+
 /** A name may belong to a customer or an item: the search covers both. */
-async function submitSearch() {
-  const name = by("search-name").value, application = by("search-application").value;
+async function searchFor({ name, application, state }) {
   // Names of customers are shorter than ids.
   const isCustomer = new TextEncoder().encode(name).length <= MOST_NAME;
-  list.filter = { customer: isCustomer ? name : "", application, state: by("search-state").value };
+  list.filter = { customer: isCustomer ? name : "", application, state };
   by("found").replaceChildren(...(name ? [note("Searching…")] : []));
   try {
     const listed = askItems();
