@@ -4,6 +4,8 @@
 //! Judges promise 3.
 
 use crate::shards::{applications, end, load, naming, COUNT, LIMIT};
+use lapin::types::FieldTable;
+use lapin::ExchangeKind;
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
@@ -185,6 +187,33 @@ fn an_item_that_the_broker_refuses_holds_up_no_other() {
     end(&mut new);
 }
 
+/// No daemon has been there yet, and a tap takes each request: the broker would confirm it for that alone.
+#[test]
+fn what_is_moved_reaches_the_ingest_queue_and_not_just_another() {
+    let before = Site::new("moves-unbound");
+    let mut old = before.start(&before.config());
+    before.client.publish(&before.push("shop", "1").id("kept").delay(3_600_000));
+    stored(&old, 1);
+    end(&mut old);
+    let site = Site::new("moves-unbound-there");
+    let tap = site.queue("tap");
+    site.client.exchange(&site.ingest(), ExchangeKind::Fanout);
+    site.client.queue(&tap, FieldTable::default());
+    site.client.bind(&tap, &site.ingest(), "");
+    let mut new = Daemon::stopped(&site.config(), &site.dir);
+    let told = moved(&new, &["--from", &format!("disk:{}", before.dir.join("store").display())]);
+    assert_eq!((told.code, told.err.as_str()), (0, ""), "{told:?}");
+    assert_eq!(told.json()["items"], 1, "{told:?}");
+    verified(&old, 0);
+    site.lies(&tap, 1);
+    site.lies(&site.ingest_queue(), 1);
+    new.start_again();
+    new.wait_ready();
+    stored(&new, 1);
+    assert_eq!(new.ask("GET", "/api/v1/items/shop/kept").1["state"], "waiting");
+    end(&mut new);
+}
+
 /// All of the four shards' items.
 fn listed(daemon: &Daemon) -> BTreeMap<String, Value> {
     let (_, page) = daemon.ask("GET", "/api/v1/items?limit=1000");
@@ -257,8 +286,9 @@ fn shards_in_a_database_move_back_to_a_disk_with_ids_times_and_dead_letters() {
     let from = format!("postgres:{}", old.config_file().display());
     // Meant for the new daemon, and not for the old one's configuration.
     new.environment("TIDEGATE__SHARDS__COUNT", Some("1"));
-    // The letter stays as long as it would stay with the daemon.
+    // The letter stays as long as it would stay with the daemon. With "declare", the move makes the exchange.
     single.client.delete_exchange(&single.dead());
+    new.environment("TIDEGATE__AMQP__TOPOLOGY", Some("passive"));
     let wrong = moved(&new, &["--from", "postgres"]);
     assert_eq!(wrong.code, 2, "{wrong:?}");
     let told = moved(&new, &["--from", &from, "--despite-pauses"]);
@@ -276,6 +306,7 @@ fn shards_in_a_database_move_back_to_a_disk_with_ids_times_and_dead_letters() {
     end(&mut new);
     let longer = naming(single.config(), &names).text("limits.max_delay", "365d");
     new.rewrite(&longer);
+    new.environment("TIDEGATE__AMQP__TOPOLOGY", None);
     new.start_again();
     new.wait_ready();
     let told = moved(&new, &["--from", &from, "--despite-pauses"]);

@@ -71,6 +71,52 @@ fn a_right_that_is_missing_is_named_and_nothing_is_sent_to_find_it_out() {
     site.client.queue(&format!("tidegate.lock.{}", site.ingest_queue()), FieldTable::default());
 }
 
+/// Excluded: a check that finds good what the start would try for ever; a check that creates something.
+#[test]
+fn what_the_start_could_never_create_is_a_fault() {
+    let Some(node) = Node::controlled("what_the_start_could_never_create_is_a_fault") else { return };
+    let site = Site::on(node, "uncreated");
+    let user = "no-creator";
+    node.ctl(&["add_user", user, user]);
+    let may = |configure: &str, write: &str| {
+        node.ctl(&["set_permissions", "-p", "/", user, configure, write, ".*"]);
+    };
+    let daemon = Daemon::stopped(&site.config().text("amqp.uri", &node.uri_of(user, "%2f")), &site.dir);
+    let check = || daemon.cli(&["check", "--connect", "--output", "json"]);
+    let starts = |kind: &str, name: &str| format!("checking {kind} '{name}': ");
+    may("^$", ".*");
+    let told = check();
+    let faults = of_level(&told, "fail");
+    let missing = [
+        starts("queue", &site.ingest_queue()),
+        starts("exchange", &site.ingest()),
+        starts("exchange", &site.out()),
+        starts("exchange", &site.dead()),
+        starts("queue", &site.dead()),
+    ];
+    assert_eq!((told.code, faults.len()), (1, missing.len()), "{told:?}");
+    for (fault, begin) in faults.iter().zip(&missing) {
+        let refused = "and this login may not create it: 403 ACCESS_REFUSED";
+        assert!(fault.starts_with(begin) && fault.contains(refused), "{begin}: {told:?}");
+    }
+    // The publishing end declares the dead exchange as well.
+    let warned = of_level(&told, "warn");
+    for begin in &missing[3..] {
+        assert!(warned.iter().any(|text| text.starts_with(begin)), "{begin}: {told:?}");
+    }
+    // The queue names the dead exchange, which takes the right to write there.
+    may(".*", &format!("^(?!{}$)", site.dead().replace('.', "\\.")));
+    let told = check();
+    let faults = of_level(&told, "fail");
+    assert_eq!((told.code, faults.len()), (1, 2), "{told:?}");
+    assert!(faults[0].starts_with(&missing[0]) && faults[0].contains(&site.dead()), "{told:?}");
+    assert!(faults[1].contains(&format!("the right to write '{}' is missing", site.dead())), "{told:?}");
+    may(".*", ".*");
+    let told = check();
+    let created = of_level(&told, "ok").iter().filter(|text| text.ends_with("created at the start")).count();
+    assert_eq!((told.code, created), (0, 7), "nothing was created before: {told:?}");
+}
+
 #[test]
 fn the_queue_of_each_shard_is_looked_at_like_the_ingest_queue() {
     let site = Site::new("shards-checked");

@@ -222,6 +222,36 @@ fn hostile_names_are_text() {
     was_well_behaved(&browser, &daemon);
 }
 
+/// A text field drops line breaks: read back from it, these names would be those of another customer.
+#[test]
+fn a_click_on_a_customer_opens_this_one_and_none_whose_name_is_alike() {
+    let site = Site::new("pagebreaks");
+    let daemon = site.start(&config(&site));
+    let (broken, other) = ("sh\nop", "an\nna");
+    site.client.publish_all([
+        site.push("shop", "1").id("1").customer("anna").delay(SOON),
+        site.push("shop", "1").id("2").customer("anna").delay(SOON),
+        site.push(broken, "1").id("3").customer(other).delay(SOON),
+    ]);
+    wait_until("all wait", Duration::from_secs(20), || daemon.items("waiting") == 3);
+    let Some(browser) = opened(&site, &daemon) else { return };
+    browser.wait("document.querySelectorAll('#rows tr').length === 3");
+    browser.run(
+        "[...document.querySelectorAll('#rows tr')].find((row) => row.cells[4].textContent.trim() === '3') \
+                 .cells[3].querySelector('button').click()",
+    );
+    let title = json!(format!("Customer {other}"));
+    browser.wait(&format!("document.querySelector('#found [data-of=customer] h3')?.textContent === {title}"));
+    browser.wait("document.querySelectorAll('#rows tr').length === 1");
+    let shown =
+        "return [...document.querySelector('#rows tr').cells].slice(2, 5).map((cell) => cell.textContent)";
+    assert_eq!(browser.run(shown), json!([broken, other, "3"]));
+    let offered =
+        "return [...document.querySelectorAll('#known-applications option')].map((one) => one.value)";
+    assert_eq!(browser.run(offered), json!(["shop"]), "the field would make another name of the other one");
+    was_well_behaved(&browser, &daemon);
+}
+
 /// Joined with a line break, application and id of both are equal; and both arrived in one envelope.
 #[test]
 fn items_whose_names_are_alike_once_joined_have_rows_of_their_own() {

@@ -10,6 +10,7 @@ use super::management::Management;
 use super::output::{plain, Failure, Out};
 use rustix::fs::{access, Access};
 use serde_json::{json, Value};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use tidegate_amqp::blueprint::Names;
@@ -138,16 +139,31 @@ fn directory(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let meta = match path.symlink_metadata() {
         Ok(meta) => meta,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return creatable(path),
-        Err(e) => return Err(format!("{shown}: {e}")),
+        Err(e) if e.kind() == ErrorKind::NotFound => return creatable(path),
+        Err(e) => return Err(uninspected(path, &e)),
     };
     // systemd's StateDirectory= makes a link to a directory; a link to nothing is a mistake.
-    let is_dir = if meta.is_symlink() { path.is_dir() } else { meta.is_dir() };
-    if !is_dir {
+    let found = if meta.is_symlink() { std::fs::metadata(path) } else { Ok(meta) };
+    if !found.map_err(|e| uninspected(path, &e))?.is_dir() {
         return Err(format!("{shown} is not a directory"));
     }
     writable(path)?;
     Ok(format!("{shown} can be written"))
+}
+
+/// The text about a path of which this process cannot see what it is.
+fn uninspected(path: &Path, error: &std::io::Error) -> String {
+    let shown = path.display();
+    if error.kind() == ErrorKind::NotFound {
+        return format!("{shown} is a link to nothing");
+    }
+    if error.kind() != ErrorKind::PermissionDenied {
+        return format!("{shown}: {error}");
+    }
+    // The link of StateDirectory= leads into a directory that root alone may enter, and the daemon.
+    format!(
+        "{shown} cannot be inspected by this user: {error}; run the check as root or as the daemon's user"
+    )
 }
 
 fn creatable(path: &Path) -> Result<String, String> {
@@ -289,6 +305,8 @@ fn judged(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     fn config() -> Config {
         Config::load(None, std::iter::empty()).unwrap().config
@@ -316,6 +334,29 @@ mod tests {
         assert!(!dir.path().join("a").exists(), "a check creates nothing");
         config.store.kind = StoreKind::Memory;
         assert_eq!(store(&config, false).severity, Severity::Good);
+    }
+
+    /// As root, every directory is seen.
+    #[test]
+    fn a_directory_that_this_user_may_not_see_is_not_said_to_be_none() {
+        let denied = std::io::Error::from_raw_os_error(13);
+        let told =
+            "/var/lib/tidegate cannot be inspected by this user: Permission denied (os error 13); run \
+                    the check as root or as the daemon's user";
+        assert_eq!(uninspected(Path::new("/var/lib/tidegate"), &denied), told);
+        let dir = tempfile::tempdir().unwrap();
+        let [private, link] = ["private", "store"].map(|name| dir.path().join(name));
+        std::fs::create_dir_all(private.join("store")).unwrap();
+        std::os::unix::fs::symlink("private/store", &link).unwrap();
+        let mode = |mode| std::fs::set_permissions(&private, Permissions::from_mode(mode)).unwrap();
+        mode(0);
+        let found = directory(&link);
+        mode(0o700);
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(found, Ok(format!("{} can be written", link.display())));
+        } else {
+            assert_eq!(found, Err(told.replace("/var/lib/tidegate", &link.display().to_string())));
+        }
     }
 
     #[test]

@@ -205,6 +205,8 @@ fn bounds() -> ureq::config::Config {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(0)
+        // A daemon may end an old connection with the exchange on it. Over a socket none is reused either.
+        .max_idle_connections(0)
         // The client connects directly, so that no proxy sees the token.
         .proxy(None)
         .timeout_connect(Some(CONNECT_WITHIN))
@@ -252,6 +254,8 @@ fn reachable(listen: SocketAddr) -> SocketAddr {
 pub(super) mod tests {
     use super::*;
     use crate::admin::{parse, serve, AdminOptions, Ask, NodeHealth, Readiness, Server, ShardHealth};
+    use std::io::Write;
+    use std::net::TcpListener;
     use std::sync::Arc;
     use tidegate_config::Config;
     use tokio::runtime::Runtime;
@@ -319,6 +323,27 @@ pub(super) mod tests {
         daemon.stop();
         let failure = client.exchange(Method::GET, "/readyz").unwrap_err();
         assert!(failure.text().contains(&listen), "{failure:?}");
+    }
+
+    /// The server keeps each connection open, and answers once on it.
+    #[test]
+    fn each_exchange_has_a_connection_of_its_own() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = Client::at(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+        let server = std::thread::spawn(move || {
+            [(); 2].map(|()| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                assert!(lines.take_while(|line| !line.is_empty()).count() > 0);
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap();
+                stream
+            })
+        });
+        for _ in 0..2 {
+            let answer = client.send(Method::GET, "/readyz", Duration::from_secs(20)).unwrap();
+            assert_eq!(answer, (200, "{}".to_owned()));
+        }
+        drop(server.join().unwrap());
     }
 
     #[test]

@@ -6,20 +6,24 @@
 //!
 //! A message that makes the broker close the channel would hold up all behind it. So the messages of such a
 //! step are published again one by one, and the culprit stays. Dead letters come last and go one by one.
+//!
+//! A confirm says that some queue has a message, and not which. So the way to the ingest queue is ensured
+//! before the first item leaves.
 
 use super::args::{MoveArgs, MoveSource, Output};
 use super::broker::{block_on, CliSession};
-use super::output::{plain, Failure, Out};
+use super::output::{note, plain, Failure, Out};
 use super::progress::Progress;
 use super::push::judge;
-use super::store::{label, refused};
+use super::store::{allow_open_files, label, refused};
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions};
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Confirmation, PublisherConfirm};
 use serde_json::{json, Value};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate_amqp::request_limits;
+use tidegate_amqp::{lead_to_ingest, request_limits};
 use tidegate_common::clock;
 use tidegate_config::{Config, Endpoint, StoreKind};
 use tidegate_store::emptying::{EmptyingStore, StepOf};
@@ -29,6 +33,8 @@ use tidegate_types::{AssignedId, Batch, BatchItem, Format};
 use tidegate_wire::{encode, fit, item_id, Body, Exchanges, MovedRequest, RequestLimits};
 use tokio::task::block_in_place;
 
+/// Name of the connections at the broker.
+const CONNECTION: &str = "tidegate move";
 /// Time limit from one confirm to the next. A broker in alarm gives none.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(60);
 /// Interval at which claims of stores are kept meanwhile.
@@ -43,6 +49,7 @@ const MOST_TOLD: u64 = 1_000;
 /// then is there for the next attempt; partial if items stay that could not become requests; usage if
 /// something is paused in the store.
 pub(super) fn run(config: &Config, args: &MoveArgs, output: Output) -> Result<(), Failure> {
+    allow_open_files();
     let tally = block_on(async {
         // Before the stores are claimed: a broker that does not answer takes longer than a lease.
         let mut target = MoveTarget::connect(config).await?;
@@ -60,12 +67,31 @@ async fn move_from(
 ) -> Result<MoveTally, Failure> {
     let mut stores = MoveStores(Vec::new());
     let opened = block_in_place(|| stores.open(config, &args.from));
-    let moved = match opened.and_then(|()| stores.refuse_held_back(args.despite_pauses)) {
-        Ok(()) => move_all(&mut stores, target).await,
-        Err(failure) => Err(failure),
+    let moving = async {
+        opened?;
+        stores.refuse_held_back(args.despite_pauses)?;
+        // Not before: while a daemon has the store, the ways are those that it has made.
+        lead_there(config, &mut stores).await?;
+        move_all(&mut stores, target).await
     };
+    let moved = moving.await;
     let closed = block_in_place(|| stores.close());
     moved.and_then(|tally| closed.map(|()| tally))
+}
+
+/// Leads requests to the other daemon's queue: an item that only another queue got would be removed as well.
+async fn lead_there(config: &Config, stores: &mut MoveStores) -> Result<(), Failure> {
+    let mut leading = pin!(lead_to_ingest(config, CONNECTION));
+    let led = loop {
+        stores.keep()?;
+        if let Ok(led) = tokio::time::timeout(KEEP_EVERY, leading.as_mut()).await {
+            break led;
+        }
+    };
+    for text in led.map_err(Failure::Failed)? {
+        note(format_args!("warning: {}", plain(&text)));
+    }
+    Ok(())
 }
 
 /// A store to be emptied, and how messages name it.
@@ -275,7 +301,7 @@ impl<'c> MoveTarget<'c> {
 
 /// A connection whose channel confirms.
 async fn confirming(config: &Config, endpoints: &[Endpoint]) -> Result<CliSession, Failure> {
-    let session = CliSession::open(config, endpoints, "tidegate move").await?;
+    let session = CliSession::open(config, endpoints, CONNECTION).await?;
     let confirms = session.channel.confirm_select(ConfirmSelectOptions::default());
     session.ask("asking for confirms", confirms).await?;
     Ok(session)

@@ -4,13 +4,14 @@
 use super::args::{Output, StoreCommand, StoreDirArgs, StoreExportArgs};
 use super::client::{path, Client};
 use super::moment;
-use super::output::{plain, Failure, Out};
+use super::output::{note, plain, Failure, Out};
 use super::progress::Progress;
 use crate::daemon::NAMING;
 use serde_json::{json, Value};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tidegate_common::clock;
+use tidegate_common::open_files::raise_file_limit;
 use tidegate_config::{Config, DatabaseConfig, StoreKind};
 use tidegate_store::compact::{self, CompactError, Compacted};
 use tidegate_store::export::{begin_of_database, Export, Exporter};
@@ -154,6 +155,13 @@ pub(super) fn refused(label: &str, error: &OpenError, advice: &str) -> Failure {
         return Failure::Config(text);
     }
     Failure::Failed(text)
+}
+
+/// For a command that has the stores of all shards open together.
+pub(super) fn allow_open_files() {
+    if let Err(error) = raise_file_limit() {
+        note(format_args!("warning: the number of open files cannot be raised: {error}"));
+    }
 }
 
 /// Shows the progress and the findings of a verification.
@@ -344,6 +352,7 @@ const WRITE_BYTES: usize = 256 << 10;
 
 /// Prints lines, whatever the output format.
 fn export(meant: &Meant) -> Result<(), Failure> {
+    allow_open_files();
     let damaged = |error: tidegate_store::ReadError| Failure::Failed(format!("store: {error}"));
     // All stores are locked before the first one is read.
     let stores = meant.stores()?.all;
@@ -357,6 +366,7 @@ fn export(meant: &Meant) -> Result<(), Failure> {
 
 /// Prints the lines of all shards in a database, which daemons may be using.
 fn export_database(config: &DatabaseConfig, count: u16) -> Result<(), Failure> {
+    allow_open_files();
     write(begin_of_database(config, count, item_id).map_err(|error| not_opened("", &error))?)
 }
 
@@ -412,6 +422,7 @@ fn export_running(client: &Client) -> Result<(), Failure> {
 }
 
 fn import(meant: &Meant, output: Output) -> Result<(), Failure> {
+    allow_open_files();
     let progress = Progress::new();
     let mut input = BufReader::with_capacity(WRITE_BYTES, std::io::stdin().lock());
     let mut tell = |step: import::ImportStep| progress.at("items", step.items, Some(step.total));

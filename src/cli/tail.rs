@@ -14,9 +14,10 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use serde::Deserialize as _;
-use serde_json::{json, value::RawValue, Value};
+use serde_json::value::RawValue;
 use tidegate_common::clock;
 use tidegate_config::Config;
+use tidegate_wire::is_embeddable;
 use tokio::time::Instant;
 use ureq::http::Method;
 
@@ -104,7 +105,7 @@ async fn follow(
         };
         let batch = TailedBatch::read(&delivery, clock::wall_ms());
         match output {
-            Output::Json => out.line(batch.json())?,
+            Output::Json => out.line(batch.json()?)?,
             Output::Table => batch.text().iter().try_for_each(|line| out.line(line))?,
         }
         if out.is_closed() {
@@ -198,28 +199,28 @@ impl<'a> TailedBatch<'a> {
         self.due.map(|due| i64::try_from(self.received).unwrap_or(i64::MAX).saturating_sub(due))
     }
 
-    fn json(&self) -> Value {
-        let mut value = json!({
-            "batch": self.id,
-            "application": self.application,
-            "customer": self.customer,
-            "count": self.count,
-            "due": self.due,
-            "received": self.received,
-            "lateness_ms": self.lateness_ms(),
-            "closed_by": self.closed_by,
-            "attempt": self.attempt,
-            "content_type": self.content_type,
-        });
-        let (key, body) = match serde_json::from_slice(self.body) {
-            Ok(body) => ("body", body),
-            Err(_) => match std::str::from_utf8(self.body) {
-                Ok(text) => ("body_text", Value::from(text)),
-                Err(_) => ("body_base64", Value::from(BASE64_STANDARD.encode(self.body))),
-            },
+    /// A line of JSON. A body that is JSON stands in it as it came: reading its numbers would round them.
+    fn json(&self) -> Result<String, Failure> {
+        let text = std::str::from_utf8(self.body).ok();
+        let json = text.filter(|_| is_embeddable(Some("application/json"), None, self.body));
+        // In JSON a line break stands only between tokens.
+        let json = json.and_then(|json| RawValue::from_string(json.replace(['\n', '\r'], " ")).ok());
+        let line = TailedLine {
+            batch: self.id.as_deref(),
+            application: self.application,
+            customer: self.customer.as_deref(),
+            count: self.count,
+            due: self.due,
+            received: self.received,
+            lateness_ms: self.lateness_ms(),
+            closed_by: self.closed_by.as_deref(),
+            attempt: self.attempt,
+            content_type: self.content_type,
+            body: json.as_deref(),
+            body_text: text.filter(|_| json.is_none()),
+            body_base64: text.is_none().then(|| BASE64_STANDARD.encode(self.body)),
         };
-        value[key] = body;
-        value
+        serde_json::to_string(&line).map_err(Failure::failed)
     }
 
     /// A line for the batch, then one for each item or line of the body.
@@ -248,6 +249,27 @@ impl<'a> TailedBatch<'a> {
         }
         lines
     }
+}
+
+/// A batch as one line of JSON; its body is one of the last three.
+#[derive(serde::Serialize)]
+struct TailedLine<'a> {
+    batch: Option<&'a str>,
+    application: &'a str,
+    customer: Option<&'a str>,
+    count: Option<i64>,
+    due: Option<i64>,
+    received: u64,
+    lateness_ms: Option<i64>,
+    closed_by: Option<&'a str>,
+    attempt: Option<i64>,
+    content_type: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_base64: Option<String>,
 }
 
 /// The items of a body in format `json`, unchanged.
@@ -279,6 +301,7 @@ fn as_number(value: &AMQPValue) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{json, Value};
 
     fn batch(body: &[u8]) -> TailedBatch<'_> {
         TailedBatch {
@@ -293,6 +316,10 @@ mod tests {
             received: 1_800_000_000_004,
             body,
         }
+    }
+
+    fn line(batch: &TailedBatch<'_>) -> Value {
+        serde_json::from_str(&batch.json().unwrap()).unwrap()
     }
 
     #[test]
@@ -347,11 +374,17 @@ mod tests {
 
     #[test]
     fn as_json_a_body_is_itself_or_text_or_base64() {
-        let value = batch(b"[1]").json();
+        let value = line(&batch(b"[1]"));
         assert_eq!((&value["body"], &value["lateness_ms"]), (&json!([1]), &json!(4)));
-        assert_eq!(batch(b"x").json()["body_text"], "x");
-        assert_eq!(batch(b"\xff").json()["body_base64"], "/w==");
-        assert!(!batch(b"[1]").json().to_string().contains('\n'), "one line");
+        assert_eq!((&value["batch"], &value["attempt"]), (&json!("b1"), &json!(1)));
+        assert_eq!(line(&batch(b"x"))["body_text"], "x");
+        assert_eq!(line(&batch(b"\xff"))["body_base64"], "/w==");
+        // A strict reader could not read the line.
+        assert_eq!(line(&batch(br#""\ud800""#))["body_text"], r#""\ud800""#);
+        let raw = "{\r\n  \"n\": 12345678901234567890123,\n  \"price\": 19.10,\n  \"n\": \"a\\nb\"\n}";
+        let text = batch(raw.as_bytes()).json().unwrap();
+        assert!(!text.contains(['\n', '\r']), "one line: {text}");
+        assert!(text.contains(&raw.replace(['\n', '\r'], " ")), "as it came: {text}");
     }
 
     #[test]
@@ -361,6 +394,6 @@ mod tests {
         assert_eq!(it.lateness_ms(), Some(-1));
         it.due = None;
         assert_eq!(it.lateness_ms(), None);
-        assert_eq!(it.json()["lateness_ms"], Value::Null);
+        assert_eq!(line(&it)["lateness_ms"], Value::Null);
     }
 }

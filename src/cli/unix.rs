@@ -92,7 +92,7 @@ impl Transport for SocketTransport {
         Ok(amount > 0)
     }
 
-    /// A connection is not reused: a command makes at most two exchanges.
+    /// A connection is not reused, as over TCP.
     fn is_open(&mut self) -> bool {
         false
     }
