@@ -11,25 +11,27 @@ BIN := $(CURDIR)/target/release/tidegate
 TOP := --features tidegate/top
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
-# Installs missing packages only; with everything installed, all targets work without network. An argument is a tool, or
-# tool=package. While apt installs, /usr/sbin/policy-rc.d (unless there is one) keeps it from starting the broker's
-# service.
-define install
-missing=; \
+# Sets `missing` to the packages that are missing: for the tools $(1) (an argument is a tool, or tool=package), the broker,
+# and a C compiler, with which Rust links.
+define missing
+missing=; command -v cc >/dev/null 2>&1 || missing=" gcc libc6-dev"; \
 [ -n "$$TIDEGATE_TEST_AMQP" ] || ls /usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server >/dev/null 2>&1 \
 	|| [ -n "$$TIDEGATE_TEST_SBIN" ] || missing="$$missing rabbitmq-server"; \
-for tool in $(1); do command -v $${tool%=*} >/dev/null 2>&1 || missing="$$missing $${tool#*=}"; done; \
+for tool in $(1); do command -v $${tool%=*} >/dev/null 2>&1 || missing="$$missing $${tool#*=}"; done
+endef
+
+# Installs what `missing` names.
+define apt
 if [ -n "$$missing" ]; then \
 	command -v apt-get >/dev/null 2>&1 || { echo "please install:$$missing"; exit 1; }; \
-	echo "installing$$missing"; guard=; \
-	if [ ! -e /usr/sbin/policy-rc.d ]; then \
-		guard=/usr/sbin/policy-rc.d; trap '$(SUDO) rm -f /usr/sbin/policy-rc.d' EXIT INT TERM; \
-		printf '#!/bin/sh\nexit 101\n' | $(SUDO) tee $$guard >/dev/null; $(SUDO) chmod 755 $$guard; \
-	fi; \
-	$(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null 2>&1 \
-		|| { $(SUDO) apt-get update -qq && \
-			$(SUDO) apt-get install -y -qq --no-install-recommends $$missing >/dev/null; } || exit 1; \
+	echo "installing$$missing"; $(SUDO) sh integration/apt.sh $$missing || exit 1; \
 fi
+endef
+
+# Installs missing packages only; with everything installed, all targets work without network.
+define install
+$(call missing,$(1)); \
+$(apt)
 endef
 
 # A module of Debian's python3: expands to nothing if it is installed, otherwise to its package's name, which `install`
@@ -42,6 +44,7 @@ help: ## this list
 
 .PHONY: fetch
 fetch:
+	@command -v cc >/dev/null 2>&1 || { missing=" gcc libc6-dev"; $(apt); }
 	@$(CARGO) fetch --locked --offline >/dev/null 2>&1 || $(CARGO) fetch --locked
 
 .PHONY: build
@@ -78,20 +81,20 @@ lint: fetch ## formatting and lints, with `tidegate top` and without it
 	$(CARGO) clippy --workspace --all-targets --locked --offline $(TOP) -- -D warnings
 	$(CARGO) clippy -p tidegate --all-targets --locked --offline -- -D warnings
 
-# PostgreSQL for the tests of its store. While this file exists, the package creates no cluster.
-CLUSTERS := /etc/postgresql-common/createcluster.d/tidegate.conf
+# PostgreSQL for the tests of its store.
+DATABASE = $(if $(wildcard /usr/lib/postgresql/*/bin/initdb),,postgresql)
+TOOLS = $(DATABASE) strace faketime $(if $(wildcard /usr/sbin/pgbouncer),,pgbouncer) promtool=prometheus \
+	amqp-publish=amqp-tools curl $(if $(TIDEGATE_CI),systemd-analyze=systemd) \
+	$(call python,pika) $(call python,kombu) $(call python,celery)
 
-define postgres
-ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
-	$(SUDO) mkdir -p $(dir $(CLUSTERS)) && echo 'create_main_cluster = false' | $(SUDO) tee $(CLUSTERS) >/dev/null; \
-	( $(call install,initdb-of-postgresql=postgresql) ); code=$$?; $(SUDO) rm -f $(CLUSTERS); exit $$code; }
-endef
+# The packages without which tests are not run.
+.PHONY: missing
+missing:
+	@$(call missing,$(TOOLS)); echo $$missing
 
 .PHONY: setup
 setup:
-	@$(postgres)
-	@$(call install,strace faketime $(if $(wildcard /usr/sbin/pgbouncer),,pgbouncer) promtool=prometheus amqp-publish=amqp-tools curl \
-		$(if $(TIDEGATE_CI),systemd-analyze=systemd) $(call python,pika) $(call python,kombu) $(call python,celery))
+	@$(call install,$(TOOLS))
 	@[ -d target/node/node_modules/amqplib ] || ! command -v npm >/dev/null 2>&1 \
 		|| timeout 90 npm install --silent --no-save --prefix target/node amqplib@2 >/dev/null \
 		|| echo "no amqplib to be had: the examples for node say that they are skipped"
@@ -158,8 +161,7 @@ demo: fetch ## a demonstration of half a minute: batches, delays, a dead letter,
 
 .PHONY: demo-cluster
 demo-cluster: fetch ## a minute with three daemons on one database: a kill -9, the takeover, a stop in order, and the account
-	@$(postgres)
-	@$(call install,)
+	@$(call install,$(DATABASE))
 	$(CARGO) build --release --locked --offline $(TOP) --bin tidegate --example demo-cluster
 	@target/release/examples/demo-cluster
 

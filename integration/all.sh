@@ -241,7 +241,16 @@ must() {
 	finish
 }
 
-fetch() { run fetch "${MAKE:-make}" -s fetch; }
+# Set-up runs beside the build, but what asks for a password runs before it, in the terminal's foreground: a program that
+# `run` has started would be stopped by the question. In the background sudo does not ask, it fails.
+sudo=
+[ "$(id -u)" = 0 ] || sudo="sudo -n"
+must_ask() { [ -n "$sudo" ] && [ -n "$("${MAKE:-make}" -s missing)" ] && ! $sudo true 2>/dev/null; }
+packages() {
+	: >"$out/packages.log"
+	"${MAKE:-make}" -s setup
+}
+fetch() { run fetch "${MAKE:-make}" -s fetch SUDO="$sudo"; }
 lint() { run lint "$cargo" fmt --all --check; }
 examples() {
 	run examples ${1:-} "$cargo" test -p tidegate -p tidegate-bench --features tidegate/top --example demo --example demo-cluster --bin bench --no-run --locked --offline &&
@@ -281,8 +290,9 @@ run_lib() {
 	! has lint || examples "$nice"
 }
 
+! must_ask || must packages
 must fetch
-(run setup "${MAKE:-make}" -s setup) &
+(run setup "${MAKE:-make}" -s setup SUDO="$sudo") &
 setup_job=$!
 if has lint; then
 	must lint

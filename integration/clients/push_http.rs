@@ -9,6 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{require_python, wait_until, Program, Site};
 
 #[derive(Clone, Copy, PartialEq)]
@@ -34,8 +35,8 @@ struct Taken {
 struct Book {
     modes: HashMap<String, Mode>,
     taken: HashMap<String, Vec<Taken>>,
-    /// Requests received, taken or not.
-    asked: HashMap<String, usize>,
+    /// The keys of the requests received, taken or not.
+    asked: HashMap<String, Vec<String>>,
     connections: usize,
 }
 
@@ -74,7 +75,7 @@ impl Receiver {
         stream.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut reader = BufReader::new(stream.try_clone()?);
         while let Some((customer, key, body)) = request(&mut reader)? {
-            *self.book().asked.entry(customer.clone()).or_default() += 1;
+            self.book().asked.entry(customer.clone()).or_default().push(key.clone());
             let mode = self.book().modes[&customer];
             if mode == Mode::Hangs {
                 let end = Duration::from_secs(60);
@@ -113,8 +114,15 @@ impl Receiver {
         self.book().taken.get(customer).cloned().unwrap_or_default()
     }
 
-    fn asked(&self, customer: &str) -> usize {
-        self.book().asked.get(customer).copied().unwrap_or_default()
+    fn asked(&self, customer: &str) -> Vec<String> {
+        self.book().asked.get(customer).cloned().unwrap_or_default()
+    }
+
+    /// What the consumer reads: the address of each customer.
+    fn addresses(&self, customers: &[&str]) -> String {
+        let address =
+            |customer: &&str| ((*customer).to_owned(), json!(format!("http://{}/{customer}", self.address)));
+        json!(customers.iter().map(address).collect::<serde_json::Map<_, _>>()).to_string()
     }
 
     /// Item ids in the order in which the customer first received them.
@@ -170,10 +178,7 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
     let daemon = site.start(&site.config().set("defaults.max_items", "2"));
     let modes = [Mode::Takes, Mode::Fails, Mode::Hangs, Mode::LosesAnswer];
     let receiver = Receiver::start(&CUSTOMERS.into_iter().zip(modes).collect::<Vec<_>>());
-    let address =
-        |customer: &str| (customer.to_owned(), json!(format!("http://{}/{customer}", receiver.address)));
-    let addresses: serde_json::Map<_, _> = CUSTOMERS.into_iter().map(address).collect();
-    std::fs::write(site.dir.join("addresses.json"), json!(addresses).to_string()).expect("the addresses");
+    std::fs::write(site.dir.join("addresses.json"), receiver.addresses(&CUSTOMERS)).expect("the addresses");
     let quick = [
         ("TIMEOUT = 10 ", "TIMEOUT = 1 "),
         ("PAUSE = 0.5 ", "PAUSE = 0.1 "),
@@ -199,7 +204,7 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
     has_all("good");
     has_all("loses");
     wait_until("the others are tried again", Duration::from_secs(20), || {
-        receiver.asked("fails") > 2 && receiver.asked("hangs") > 1
+        receiver.asked("fails").len() > 2 && receiver.asked("hangs").len() > 1
     });
     assert_eq!((receiver.taken("fails").len(), receiver.taken("hangs").len()), (0, 0));
     let good = receiver.taken("good");
@@ -228,4 +233,61 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
     pusher.wait_for("again in");
     let acked = || site.node.messages(&queue) == Some(0);
     wait_until("all is acked", Duration::from_secs(20), acked);
+}
+
+/// RabbitMQ counts the time for an ack from the delivery. If a batch had its whole time only after those before
+/// it, RabbitMQ would close the channel, for all customers.
+#[test]
+fn what_waits_behind_a_failing_batch_is_given_up_soon_after_it() {
+    if !require_python("pika", "python3-pika") {
+        return;
+    }
+    let site = Site::new("push-late");
+    let daemon = site.start(&site.config().set("defaults.max_items", "1"));
+    let customers = ["fails", "hangs"];
+    let receiver = Receiver::start(&[("fails", Mode::Fails), ("hangs", Mode::Hangs)]);
+    std::fs::write(site.dir.join("addresses.json"), receiver.addresses(&customers)).expect("the addresses");
+    let quick = [
+        ("TIMEOUT = 10 ", "TIMEOUT = 1 "),
+        ("PAUSE = 0.5 ", "PAUSE = 0.1 "),
+        ("MAX_PAUSE = 60", "MAX_PAUSE = 0.1"),
+        ("GIVE_UP = 20 * 60 ", "GIVE_UP = 4 "),
+        ("NO_TRY = 25 * 60 ", "NO_TRY = 6 "),
+    ];
+    let quick = quick.map(|(theirs, ours)| (theirs, ours.to_owned()));
+    let script = example(&site, &daemon, "python/push_http.py", &quick);
+    // All batches are there when the consumer comes, so it has them at one time.
+    let (queue, failed) = (site.queue("shop-push"), format!("{}-failed", site.queue("shop-push")));
+    site.client.queue(&queue, FieldTable::default());
+    site.client.bind(&queue, &site.out(), "shop");
+    let push = |customer: &str, id: &str| site.push("shop", "1").customer(customer).id(id);
+    for customer in customers {
+        site.client.publish_all(ids(customer).iter().map(|id| push(customer, id)));
+    }
+    site.lies(&queue, 20);
+    let pusher = Program::start("python3", &[&script, "addresses.json"], &site.dir);
+
+    wait_until("all are given up", Duration::from_secs(20), || site.client.depth(&failed) == Some(20));
+    let given_up = site.client.consume(&failed).take(20, Duration::from_secs(20));
+    let given_up: Vec<Value> = given_up.iter().map(|batch| batch.json()).collect();
+    for customer in customers {
+        let of_customer = given_up.iter().filter(|batch| batch["customer"] == customer);
+        let order: Vec<&str> = of_customer.filter_map(|batch| batch["items"][0]["id"].as_str()).collect();
+        assert_eq!(order, ids(customer), "{}", pusher.said());
+    }
+    // One with a time of its own would be tried some forty times.
+    let asked = receiver.asked("fails");
+    let last = asked.last().expect("a request");
+    let of_last = asked.iter().filter(|key| *key == last).count();
+    assert!(of_last <= 10, "{of_last} of {} tries: {}", asked.len(), pusher.said());
+    // One after the other, with a second for each, ten batches would take longer than any may stay.
+    let mut tried = receiver.asked("hangs");
+    tried.dedup();
+    assert!(!tried.is_empty() && tried.len() < ITEMS, "{tried:?}: {}", pusher.said());
+
+    // Later batches have their own time.
+    receiver.set("fails", Mode::Takes);
+    site.client.publish(&push("fails", "fails-later"));
+    let later = || receiver.items("fails") == ["fails-later"];
+    wait_until("a receiver that works again gets the next", Duration::from_secs(20), later);
 }

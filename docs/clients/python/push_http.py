@@ -5,7 +5,8 @@
 * A batch is acked once its customer has answered 2xx, so what is not delivered stays in RabbitMQ, over a crash too.
 * Customers do not wait for each other: one that fails or hangs is tried again with a growing pause, and its later
   batches wait behind it, in order. PREFETCH bounds how many batches wait here in all.
-* What has failed for GIVE_UP goes to the queue FAILED, so that RabbitMQ's limit for an ack (30 minutes) is kept.
+* A batch that fails and has been here for GIVE_UP, also behind others, goes to the queue FAILED; after NO_TRY it goes
+  there untried. So RabbitMQ's limit for an ack (30 minutes) is kept.
 * A receiver may see a batch twice (it worked, and its answer was lost). The header Idempotency-Key is the batch id, the
   same in every repeat from here; after a restart of tidegate the same items may come in another batch, so receivers
   drop repeats by item id.
@@ -25,7 +26,8 @@ PREFETCH = 500
 TIMEOUT = 10        # seconds for each step of a request
 PAUSE = 0.5         # seconds before the second try; doubled up to
 MAX_PAUSE = 60
-GIVE_UP = 20 * 60   # seconds from the first try of a batch
+GIVE_UP = 20 * 60   # seconds from the arrival of a batch here
+NO_TRY = 25 * 60    # the same, for a batch that many others have held up
 IDLE = 30           # seconds that a connection is kept without a batch
 
 with open(sys.argv[1], encoding="utf-8") as file:
@@ -52,10 +54,10 @@ def pause_of(answer, attempt):
     return min(pause, MAX_PAUSE)
 
 
-def deliver(client, path, batch_id, body, content_type):
+def deliver(client, path, batch_id, body, content_type, arrived):
     """Tries one batch until it is taken. False: it was given up."""
-    begun, attempt = time.monotonic(), 0
-    while True:
+    attempt = 0
+    while time.monotonic() - arrived <= NO_TRY:
         answer = None
         try:
             client.request("POST", path, body, {"Content-Type": content_type, "Idempotency-Key": batch_id,
@@ -71,11 +73,12 @@ def deliver(client, path, batch_id, body, content_type):
             client.close()              # the next request connects anew
             why = repr(error)
         pause = pause_of(answer, attempt)
-        if time.monotonic() + pause - begun > GIVE_UP:
-            return False
+        if time.monotonic() + pause - arrived > GIVE_UP:
+            break
         print(f"{batch_id}: {why}, again in {pause:.1f} s", file=sys.stderr, flush=True)
         time.sleep(pause)
         attempt += 1
+    return False
 
 
 def serve(customer, address):
@@ -93,8 +96,8 @@ def serve(customer, address):
                 del lines[customer]
                 client.close()
                 return
-            tag, properties, body = line[0]
-        taken = deliver(client, path, properties.message_id, body, properties.content_type)
+            tag, properties, body, arrived = line[0]
+        taken = deliver(client, path, properties.message_id, body, properties.content_type, arrived)
         settle(tag, None if taken else (properties, body))
         with lock:
             line.popleft()
@@ -107,7 +110,8 @@ def on_batch(_channel, method, properties, body):
         return
     with lock:
         is_new = customer not in lines
-        lines.setdefault(customer, collections.deque()).append((method.delivery_tag, properties, body))
+        batch = (method.delivery_tag, properties, body, time.monotonic())
+        lines.setdefault(customer, collections.deque()).append(batch)
         lock.notify_all()
     if is_new:
         threading.Thread(target=serve, args=(customer, addresses[customer]), daemon=True).start()

@@ -463,6 +463,13 @@ impl Node {
 
     fn launch(&self) {
         self.private().launch();
+        if let Some((major, minor)) = self.release() {
+            // Before a program for the inside of the node, whose error would not name the cause.
+            assert!(
+                (major, minor) >= (3, 10),
+                "RabbitMQ {major}.{minor} is too old: tidegate needs 3.10 or later, as in Debian 12 or Ubuntu 24.04"
+            );
+        }
         assert_eq!(self.eval(KEEP_DEAD_LETTERING), "ok");
     }
 }
