@@ -3,7 +3,7 @@
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
 use tidegate_harness::lapin::ExchangeKind;
-use tidegate_harness::{has_disk_store, text, Config, Daemon, Node, Push, Site};
+use tidegate_harness::{has_disk_store, text, wait_until, Config, Daemon, Node, Push, Site};
 
 #[test]
 fn declare_builds_everything_with_default_names() {
@@ -32,9 +32,11 @@ fn declare_builds_everything_with_default_names() {
 fn passive_waits_for_what_is_missing_and_takes_it_when_it_comes() {
     let site = Site::new("passive");
     let daemon = Daemon::start(&site.config().text("amqp.topology", "passive"), &site.dir);
-    std::thread::sleep(Duration::from_secs(2));
-    let (status, missing) = daemon.ask("GET", "/readyz");
-    assert_eq!(status, 503, "{missing}");
+    wait_until("it says what is missing", Duration::from_secs(20), || {
+        let (status, told) = daemon.ask("GET", "/readyz");
+        assert_ne!(status, 200, "{told}");
+        daemon.log().contains(&site.ingest_queue())
+    });
     assert!(!site.client.has_queue(&site.ingest_queue()), "passive creates nothing");
     build(&site);
     let daemon = daemon.ready();
@@ -95,7 +97,10 @@ fn a_second_daemon_does_not_consume_the_same_queue() {
     let dir = tidegate_harness::workdir("second");
     let config = site.config().text("store.path", &dir.join("store").to_string_lossy());
     let second = Daemon::start(&config, &dir);
-    std::thread::sleep(Duration::from_secs(2));
-    let answer = second.ask("GET", "/readyz");
-    assert_eq!(answer.0, 503, "the consumer is exclusive, yet {answer:?}: {}", second.state()["links"]);
+    wait_until("it is refused", Duration::from_secs(20), || {
+        let (status, told) = second.ask("GET", "/readyz");
+        assert_ne!(status, 200, "the consumer is exclusive, yet {told}");
+        let log = second.log();
+        log.lines().any(|line| line.contains(&site.ingest_queue()) && line.contains("WARN"))
+    });
 }
