@@ -100,14 +100,11 @@ pub(crate) struct Customers {
     open_windows: u64,
     /// Customers with a window whose row is out of date.
     dirty: Vec<CustomerId>,
-    /// The first arrival number of this life.
-    born: u64,
 }
 
 impl Customers {
-    /// No customers. `rows`: number of items that fit in memory; `born`: the first arrival number of this
-    /// life.
-    pub(crate) fn new(rows: usize, born: u64, now: Now) -> Self {
+    /// No customers. `rows`: number of items that fit in memory.
+    pub(crate) fn new(rows: usize, now: Now) -> Self {
         Customers {
             table: Slab::new(),
             timers: Schedule::new(now.mono),
@@ -116,7 +113,6 @@ impl Customers {
             waiting: 0,
             open_windows: 0,
             dirty: Vec::new(),
-            born,
         }
     }
 
@@ -475,20 +471,21 @@ impl CustomerMut<'_> {
         self.customers.table[self.id].window.as_ref().is_some_and(|window| window.holds(key))
     }
 
-    /// Opens its window; it must have none. `number`: arrival number of the first member.
-    pub(crate) fn open(&mut self, plan: Plan, number: u64, now: Now) {
+    /// Opens its window; it must have none. `number`: arrival number of the first member; `born`: that of the
+    /// next item.
+    pub(crate) fn open(&mut self, plan: Plan, (number, born): (u64, u64), now: Now) {
         let customer = &mut self.customers.table[self.id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
-        let window = customer.window.insert(Window::new(plan, number, self.customers.born, now));
+        let window = customer.window.insert(Window::new(plan, number, born, now));
         self.customers.timers.insert(self.id.place(), window.check());
         self.customers.open_windows += 1;
         self.active.window_opened(self.id);
     }
 
-    /// Opens a window as a former life left it.
-    pub(crate) fn reopen(&mut self, row: &WindowRow, now: Now) {
+    /// Opens a window as a former life left it. `born`: as in [`CustomerMut::open`].
+    pub(crate) fn reopen(&mut self, row: &WindowRow, born: u64, now: Now) {
         let plan = Plan::of_former(row, self.active.settings().window, now);
-        self.open(plan, row.window, now);
+        self.open(plan, (row.window, born), now);
         if let Some(window) = self.this().window.as_mut() {
             window.recount(row);
         }

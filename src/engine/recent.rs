@@ -74,6 +74,8 @@ impl Recent {
     /// From the rows of the store, and the latest time of the life before. The last row is the bucket filled
     /// last. Its time need not be the latest, as the clock may have been ahead.
     pub(crate) fn new(rows: &[BucketRow], former_wall: u64, now: Now) -> Self {
+        // The life before may have had a clock that was behind.
+        let former_wall = rows.iter().map(|row| row.from).fold(former_wall, u64::max);
         let mut recent = Recent { most_bytes: usize::MAX, former_wall, mono: now.mono, ..Recent::default() };
         for (at, row) in rows.iter().enumerate() {
             let until = rows.get(at + 1).map_or(u64::MAX, |next| next.from.max(row.from));

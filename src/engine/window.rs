@@ -71,6 +71,13 @@ impl Expiries {
             return;
         }
         let at = self.counts.partition_point(|(other, _)| *other < expiry);
+        let is_new = self.counts.get(at).is_some_and(|(other, _)| *other != expiry);
+        if is_new && self.counts.len() == MOST_EXPIRIES {
+            let (_, later) = self.counts.pop().unwrap_or_default();
+            self.counts.last_mut().into_iter().for_each(|(_, count)| *count += later);
+            self.is_coarse = true;
+        }
+        let at = at.min(self.counts.len());
         let is_last = at == self.counts.len() && (self.is_coarse || at == MOST_EXPIRIES);
         match self.counts.get_mut(at) {
             Some((other, count)) if *other == expiry => *count += 1,
@@ -80,11 +87,6 @@ impl Expiries {
                 self.counts.last_mut().into_iter().for_each(|(_, count)| *count += 1);
             }
             None => self.counts.push((expiry, 1)),
-        }
-        if self.counts.len() > MOST_EXPIRIES {
-            let (_, later) = self.counts.pop().unwrap_or_default();
-            self.counts.last_mut().into_iter().for_each(|(_, count)| *count += later);
-            self.is_coarse = true;
         }
     }
 
@@ -115,7 +117,8 @@ pub(crate) struct Window {
     number: u64,
     /// Same as [`Plan::former`].
     former: bool,
-    /// The first arrival number of this life.
+    /// Members with a number below this came before it was opened, as a former life, or a clock that was set
+    /// back since, left them.
     born: u64,
     /// Key of its customer among the timers.
     check: Key,
@@ -123,13 +126,15 @@ pub(crate) struct Window {
     last: u64,
     count: u32,
     weight: u64,
-    /// Expiries of the members. Those of a former life count while they are in memory.
+    /// Expiries of the members. Those of former members count while they are in memory.
     expiries: Expiries,
-    /// Members of a former life that are in the store only, and the most urgent expiry among them, wall
-    /// clock; `u64::MAX` = none. Once its member has left it stays until the others have: what they say is in
-    /// the store.
+    /// Former members that are counted and in the store only, and the most urgent expiry among them, wall
+    /// clock; `u64::MAX` = none. Once its member has left it stays until the others have, since what they say
+    /// is in the store; for ever where no row has counted them all.
     unseen: u32,
     unseen_expiry: u64,
+    /// A row has counted the former members.
+    all_counted: bool,
     /// Members in memory, unordered.
     members: Vec<ItemId>,
     /// Number of members that are in the store only.
@@ -151,7 +156,8 @@ pub(crate) fn length(settings: &AppSettings, now: Now) -> u64 {
 
 impl Window {
     /// A window that opens now, without members. `number`: arrival number of the first member; it orders
-    /// windows that close at the same moment. `born`: the first arrival number of this life.
+    /// windows that close at the same moment. `born`: the arrival number of the next item if former members
+    /// may be in the store, else 0.
     pub(crate) fn new(plan: Plan, number: u64, born: u64, now: Now) -> Self {
         let close = now.mono + plan.length;
         Window {
@@ -167,6 +173,7 @@ impl Window {
             expiries: Expiries::default(),
             unseen: 0,
             unseen_expiry: u64::MAX,
+            all_counted: false,
             members: Vec::new(),
             far: 0,
             long: plan.long,
@@ -287,6 +294,7 @@ impl Window {
         self.weight = row.weight;
         self.unseen = row.count;
         self.unseen_expiry = row.expiry.unwrap_or(u64::MAX);
+        self.all_counted = true;
     }
 
     /// Counts a new item. `overhead`: bytes of an item in addition to its weight.
@@ -297,17 +305,10 @@ impl Window {
 
     /// Counts a loaded item of a former life, unless the window's row included it.
     pub(crate) fn rejoin(&mut self, member: Member, overhead: u64) {
-        let is_former = self.is_former(member);
-        if is_former {
-            self.see_one();
-        }
-        if self.far > 0 {
-            self.far -= 1;
-            if is_former {
-                self.expiries.add(member.expiry);
-            }
-        } else {
+        if !self.take_far(member) {
             self.count_member(member, overhead);
+        } else if self.is_former(member) {
+            self.expiries.add(member.expiry);
         }
     }
 
@@ -315,12 +316,19 @@ impl Window {
         member.seq < self.born
     }
 
-    /// A member of a former life is in the store only no longer.
-    fn see_one(&mut self) {
-        self.unseen = self.unseen.saturating_sub(1);
-        if self.unseen == 0 {
+    /// A member is in the store only no longer. False: it was not counted. Former members are not known one
+    /// by one: one that was not counted takes the place of one that was.
+    fn take_far(&mut self, member: Member) -> bool {
+        let is_former = self.is_former(member);
+        if (if is_former { self.unseen } else { self.far - self.unseen }) == 0 {
+            return false;
+        }
+        self.far -= 1;
+        self.unseen -= u32::from(is_former);
+        if self.unseen == 0 && self.all_counted {
             self.unseen_expiry = u64::MAX;
         }
+        true
     }
 
     fn count_member(&mut self, member: Member, overhead: u64) {
@@ -332,13 +340,10 @@ impl Window {
     /// A member ended. Whether it was the last one. A member of a former life that was in the store only was
     /// never counted if its window had no row.
     pub(crate) fn leave(&mut self, member: Member, overhead: u64, was_far: bool) -> bool {
-        if was_far {
-            let Some(left) = self.far.checked_sub(1) else { return false };
-            self.far = left;
+        if was_far && !self.take_far(member) {
+            return false;
         }
-        if was_far && self.is_former(member) {
-            self.see_one();
-        } else {
+        if !(was_far && self.is_former(member)) {
             self.expiries.remove(member.expiry);
         }
         self.count = self.count.saturating_sub(1);
@@ -580,6 +585,10 @@ mod tests {
             ("row <a <b <c >a ~a", 2_000),
             ("row <a <b <c -a -b A -A", NONE),
             ("row A >A ~A <a <b <c -a", 2_000),
+            ("<a >a <b", 1_000),
+            ("<b A >A <c <A -A", 2_000),
+            ("<c A >A <b ~A", 2_000),
+            ("<b ~c -b", NONE),
         ] {
             let mut window = opened(true, true);
             for event in story.split(' ') {

@@ -262,7 +262,8 @@ impl Landing<'_> {
         let Some(queue) = self.flight().map(|flight| flight.queue) else { return };
         if alone {
             self.failed(
-                "no confirm came in time: a bound queue may have lost its majority",
+                "no confirm came: a bound queue may have lost its majority, or the broker fails over this \
+                 batch (its log says more)",
                 mutated(Mutant::OverdueCounts),
             );
         } else {

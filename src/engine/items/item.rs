@@ -111,7 +111,7 @@ pub(crate) struct LetterFacts {
     pub(crate) due: u64,
     /// Without a store: its former identity, which is remembered with its confirm.
     pub(crate) former: Option<Identity>,
-    /// How often the broker has refused it in this life. Its attempts stay those of the item.
+    /// How often the broker has refused it while it stayed in memory. Its attempts stay those of the item.
     pub(crate) refusals: u32,
 }
 

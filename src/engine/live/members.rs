@@ -65,7 +65,7 @@ impl CustomerItems<'_, '_> {
             let plan = Plan { length, end: now.wall + length, long: length > HORIZON_MS, former: false };
             let shared = mutated(Mutant::WindowsShareANumber);
             let number = if shared { (member.seq & !7).max(1) } else { member.seq };
-            customer.open(plan, number, now);
+            customer.open(plan, (number, 0), now);
         }
         customer.join(member, now)
     }
@@ -77,11 +77,12 @@ impl CustomerItems<'_, '_> {
         let longest = self.at.queue.settings().window;
         let item = &self.at.shared.items[id];
         let (member, key) = (member_of(item), item.key());
+        let born = self.at.shared.journal.next_number();
         let mut customer = self.customer();
         if !customer.has_window() {
             let length = key.due.saturating_sub(now.wall).min(longest);
             let plan = Plan { length, end: key.due, long: false, former: true };
-            customer.open(plan, key.window, now);
+            customer.open(plan, (key.window, born), now);
         }
         if !customer.holds(key) && !mutated(Mutant::RejoinsAnother) {
             return false;

@@ -486,11 +486,12 @@ impl LiveItems {
             let queue = self.queues.id(&row.application);
             self.queues.at(queue).hold(&row.customer, row.until.unwrap_or(FOR_EVER));
         }
+        let born = self.shared.journal.next_number();
         for row in &opened.windows {
             let queue = self.queues.id(&row.application);
             let mut at = self.at(queue);
             let id = at.customer_id(&row.customer);
-            at.customer(id).reopen(row, now);
+            at.customer(id).reopen(row, born, now);
         }
     }
 

@@ -60,14 +60,13 @@ pub(crate) struct SharedItems {
 
 impl SharedItems {
     pub(super) fn new(journal: Journal, budget: Budget, now: Now) -> Self {
-        let born = journal.next_number();
         SharedItems {
             journal,
             reads: Reads::new(),
             watch: Watch::new(),
             counters: Counters::default(),
             items: Items::new(),
-            customers: Customers::new(budget.rows, born, now),
+            customers: Customers::new(budget.rows, now),
             schedule: Schedule::new(now.wall),
             deferred: [VecDeque::new(), VecDeque::new()],
             leaving: VecDeque::new(),
