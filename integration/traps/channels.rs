@@ -463,7 +463,7 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
 /// Judges promise 6.
 #[test]
 fn a_batch_alone_whose_confirm_is_lost_is_given_up_at_last() {
-    const LIMIT: Duration = Duration::from_millis(200);
+    const LIMIT: Duration = Duration::from_millis(700);
     let bound = LIMIT * 10;
     let (go, next) = channel::<()>();
     let next = Mutex::new(next);

@@ -42,8 +42,6 @@ const IDLE_FOR: Duration = Duration::from_secs(300);
 const MAX_APART: usize = 32;
 /// How long a batch may occupy a separate connection while another one waits for it.
 const APART_FOR: Duration = Duration::from_millis(500);
-/// Added to the broker's text if it fails over a batch.
-const CRASHED: &str = "the broker fails over this batch: see its log";
 /// Pause before a batch whose separate connection failed is settled: its retry would open the next one at
 /// once.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -68,6 +66,8 @@ pub(crate) struct AloneAnswer {
     pub(crate) no_connection: Option<String>,
     /// The broker has ended its separate connection over it.
     ended_apart: bool,
+    /// What it said, if it has failed over it.
+    pub(crate) crash: Option<String>,
     /// Its channel is as good as before, for the next batch.
     reusable: bool,
 }
@@ -191,11 +191,17 @@ impl AlonePool {
         }
     }
 
-    /// If the broker has ended the connection over a channel too many that was opened here: how many the next
-    /// connection should have. How many are allowed it says in a text only, and other connections may have a
-    /// part of them.
-    pub(crate) fn fewer(&self) -> Option<usize> {
-        self.over_limit.then_some((self.reached / 2).max(1))
+    /// If the broker has ended the connection over a channel too many, opened here or, `elsewhere`, for
+    /// another purpose: how many the next connection should have. How many are allowed it says in a text
+    /// only, and other connections may have a part of them.
+    pub(crate) fn fewer(&self, elsewhere: bool) -> Option<usize> {
+        let is_over = self.over_limit || elsewhere && self.reached > 0;
+        is_over.then_some((self.reached / 2).max(1))
+    }
+
+    /// At most this many channels from now on, if that is more than before.
+    pub(crate) fn allow(&mut self, most: usize) {
+        self.most = self.most.max(most);
     }
 
     /// Nothing is unconfirmed.
@@ -454,10 +460,11 @@ async fn publish_apart(
         // Once the message is published, nothing else on the connection can be the cause.
         Some(fault) if fault.has_suspects() && answer.outcome != Outcome::Unsent => {
             answer.ended_apart = true;
-            // The broker's failure may pass, and only `retry.attempts` gives the items up. A dead letter is
-            // never given up, and one that is refused waits alone: its queue is not parked.
+            // The broker's failure may pass, and a lost connection is no attempt that counts. A dead letter
+            // that is refused waits alone: its queue is not parked.
             answer.outcome = if fault.is_crash() && !dead {
-                Outcome::Returned(format!("{} ({CRASHED})", fault.text).into())
+                answer.crash = Some(fault.text);
+                Outcome::Overdue
             } else {
                 Outcome::Refused(fault.text.into())
             };
@@ -516,7 +523,15 @@ async fn publish_alone(
 
 impl AloneAnswer {
     fn of(outcome: Outcome, fault: Option<Fault>) -> AloneAnswer {
-        AloneAnswer { outcome, fault, apart: None, no_connection: None, ended_apart: false, reusable: false }
+        AloneAnswer {
+            outcome,
+            fault,
+            apart: None,
+            no_connection: None,
+            ended_apart: false,
+            crash: None,
+            reusable: false,
+        }
     }
 
     /// It was alone on a separate connection, and the broker has ended that, or its channel, over it.

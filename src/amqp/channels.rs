@@ -38,6 +38,9 @@ const OTHER_CHANNELS: u16 = 16;
 /// A batch that was published alone is given up after this many times the confirm time-out, also if no other
 /// needs its channel. A queue without its majority may well have it again sooner, and then confirms.
 const ALONE_FACTOR: u32 = 10;
+/// After a limit on channels was met, twice as many are used after this time without a further one. A limit
+/// that lasts costs a connection each time.
+const MORE_AFTER: Duration = Duration::from_secs(3_600);
 /// Interval between checks of a dead exchange that could not be used.
 const DEAD_RETRY: Duration = Duration::from_secs(30);
 
@@ -79,8 +82,9 @@ pub(crate) struct EgressChannels {
 pub(crate) struct Carried {
     log: RateLimitedLog,
     suspects: Suspects,
-    /// Upper bound on channels for batches that go alone, if the broker has shown that it allows fewer.
-    most_alone: Option<usize>,
+    /// Upper bound on channels for batches that go alone, if the broker has shown that it allows fewer, and
+    /// since when it is that.
+    most_alone: Option<(usize, Instant)>,
 }
 
 impl EgressChannels {
@@ -93,7 +97,7 @@ impl EgressChannels {
         carried: Carried,
     ) -> Self {
         let channels = usize::from(session.channel_max().saturating_sub(OTHER_CHANNELS));
-        let most_alone = carried.most_alone.map_or(channels, |most| most.min(channels));
+        let most_alone = carried.most_alone.map_or(channels, |(most, _)| most.min(channels));
         let mut channels = EgressChannels {
             session,
             options,
@@ -201,6 +205,7 @@ impl EgressChannels {
     /// # Errors
     /// What ends the connection.
     pub(crate) fn check(&mut self, output: &mut TurnOutput) -> Result<(), Fault> {
+        self.allow_more();
         self.session.ensure_channels()?;
         if !self.session.is_connected() {
             return Err(Fault {
@@ -267,6 +272,16 @@ impl EgressChannels {
         Ok(())
     }
 
+    /// Tries more channels again: others may have used them when the broker allowed fewer.
+    fn allow_more(&mut self) {
+        let Some((most, since)) = self.carried.most_alone else { return };
+        if since.elapsed() >= MORE_AFTER {
+            let more = most * 2;
+            self.alone.allow(more);
+            self.carried.most_alone = (more < ALONE_CHANNELS).then(|| (more, Instant::now()));
+        }
+    }
+
     /// Gives up a batch: another one needs its channel, or its place among those that wait for one, or it has
     /// waited for too long.
     fn give_up(&mut self, number: u64, output: &mut TurnOutput) {
@@ -297,9 +312,9 @@ impl EgressChannels {
         self.alone.fail(&Outcome::Unknown, output);
         self.main.settle_waiting(&Outcome::Unsent, output);
         self.dead.settle_waiting(&Outcome::Unsent, output);
-        if let Some(most) = self.alone.fewer() {
-            self.carried.most_alone = Some(most);
-            let text = format!("at most {most} channels for batches that go alone, until a restart");
+        if let Some(most) = self.alone.fewer(fault.is_some_and(Fault::is_over_limit)) {
+            self.carried.most_alone = Some((most, Instant::now()));
+            let text = format!("at most {most} channels for batches that go alone, for the time being");
             let message = "the broker allows fewer channels than were being opened";
             self.carried.log.warn("channels", &text, message);
         }
@@ -447,11 +462,19 @@ impl EgressChannels {
             suspects.convict(id, &application, Instant::now());
         } else if answer.is_known() {
             suspects.clear(id);
+            if answer.apart.is_some() && answer.is_confirmed() {
+                suspects.acquit(&application, Instant::now());
+            }
         } else if answer.outcome != Outcome::Unsent && answer.fault.as_ref().is_some_and(Fault::has_suspects)
         {
             suspects.add([id], Instant::now());
         }
         output.settle(number, answer.outcome);
+        if let Some(text) = answer.crash {
+            let message =
+                "the broker fails over a batch: its application is parked; the broker's log says more";
+            self.carried.log.warn("crash", &format!("application {application}: {text}"), message);
+        }
         if let Some(text) = answer.no_connection {
             let message =
                 "a batch that may have ended the connection gets no separate one: it waits, and everything \
@@ -489,8 +512,7 @@ impl EgressChannels {
         let EgressChannels { session, options, encoder, main, dead, alone, carried, .. } = self;
         if dead.is_open() {
             // Once one has ended a connection, it would end this one with each further try.
-            let now = Instant::now();
-            let is_suspect = |batch: &Batch| carried.suspects.has_convicted(&batch.application, now);
+            let is_suspect = |batch: &Batch| carried.suspects.has_convicted(&batch.application);
             dead.take_alone(is_suspect).into_iter().for_each(|batch| alone.queue(batch));
         }
         main.publish_waiting(encoder, output);

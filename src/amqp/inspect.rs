@@ -109,7 +109,7 @@ async fn creation(
                 "{missing}, and this login may not create it: {refusal}. `tidegate topology print` shows the \
                  rabbitmqctl command that grants the right"
             );
-            (severity_without(object, side, &options.names), text)
+            (severity_without(object, &options.names), text)
         }
         Err(fault) => {
             (Severity::Warning, format!("{missing}; whether this login may create it is not known: {fault}"))
@@ -118,9 +118,10 @@ async fn creation(
     CheckLine::new(severity, side.as_str(), text)
 }
 
-/// How much it matters that an object can never be created. The ingest end works without the dead exchange,
-/// requests find the ingest queue without the map, and a node works without the exchange of the nodes.
-fn severity_without(object: &Declared, side: Side, names: &Names) -> Severity {
+/// How much it matters that an end may not create an object. The other end may create what dead letters need,
+/// and both work without it; requests find the ingest queue without the map, and a node works without the
+/// exchange of the nodes.
+fn severity_without(object: &Declared, names: &Names) -> Severity {
     let map = names.map.iter().flat_map(|map| [&map.exchange, &map.unmapped]);
     let spared: Vec<&String> = map.chain(&names.control).chain([&names.dead.exchange]).collect();
     let is_spared = match object {
@@ -128,7 +129,7 @@ fn severity_without(object: &Declared, side: Side, names: &Names) -> Severity {
         Declared::Queue { name, .. } => names.dead.queue_name() == Some(name.as_str()),
         Declared::Binding { .. } | Declared::ExchangeBinding { .. } => true,
     };
-    if is_spared && side == Side::Ingest {
+    if is_spared {
         Severity::Warning
     } else {
         Severity::Fault
@@ -177,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_side_cannot_do_without_is_a_fault_if_it_can_never_be_created() {
+    fn only_what_no_end_can_do_without_is_a_fault_if_it_can_never_be_created() {
         let mut config = Config { shards: ShardsConfig { count: 2 }, ..Config::default() };
         config.store.kind = StoreKind::Postgres;
         let options = Options::new(&config, 0, None);
         let faults = |side| -> Vec<String> {
             let all = created_at_start(side, &options);
-            let weigh = |object: &&Declared| severity_without(object, side, &options.names);
+            let weigh = |object: &&Declared| severity_without(object, &options.names);
             let faults = all.iter().filter(|object| weigh(object) == Severity::Fault);
             let name = |object: &Declared| match object {
                 Declared::Queue { name, .. } => Some(format!("queue {name}")),
@@ -199,8 +200,7 @@ mod tests {
             "queue tidegate.ingest.1",
         ];
         assert_eq!(faults(Side::Ingest), ingest);
-        let egress = ["exchange tidegate.out", "exchange tidegate.dead", "queue tidegate.dead"];
-        assert_eq!(faults(Side::Egress), egress);
+        assert_eq!(faults(Side::Egress), ["exchange tidegate.out"]);
     }
 
     #[test]

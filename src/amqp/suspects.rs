@@ -2,7 +2,8 @@
 //! unconfirmed then. Pure.
 //!
 //! A suspect that goes alone is published on a separate connection. A batch keeps its id over its attempts,
-//! unless it is split: so what a culprit's application sends alone is suspected too, for a while.
+//! unless it is split, or its queue is parked in between: so what a culprit's application sends alone is
+//! suspected too, until such a batch has been confirmed, and for a while in any case.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,6 +18,7 @@ const MAX_SUSPECTS: usize = 8_192;
 #[derive(Debug, Default)]
 pub(crate) struct Suspects {
     batches: HashMap<[u8; 16], Instant>,
+    /// With the moment until which a confirm does not acquit them.
     applications: HashMap<Box<str>, Instant>,
 }
 
@@ -45,22 +47,29 @@ impl Suspects {
         self.batches.remove(&id.0);
     }
 
+    /// The broker has confirmed a batch of this application on a separate connection.
+    pub(crate) fn acquit(&mut self, application: &str, now: Instant) {
+        if self.applications.get(application).is_some_and(|until| *until <= now) {
+            self.applications.remove(application);
+        }
+    }
+
     /// Whether the batch should be published on a separate connection.
     pub(crate) fn has(&self, id: BatchId, application: &str, now: Instant) -> bool {
         let is_suspect = || self.batches.get(&id.0).is_some_and(|until| *until > now);
         // Usually there are no suspects.
         !(self.batches.is_empty() && self.applications.is_empty())
-            && (is_suspect() || self.has_convicted(application, now))
+            && (is_suspect() || self.has_convicted(application))
     }
 
-    /// Whether a batch of this application has lately ended a separate connection.
-    pub(crate) fn has_convicted(&self, application: &str, now: Instant) -> bool {
-        self.applications.get(application).is_some_and(|until| *until > now)
+    /// Whether a batch of this application has ended a separate connection, and none was confirmed on one
+    /// since.
+    pub(crate) fn has_convicted(&self, application: &str) -> bool {
+        self.applications.contains_key(application)
     }
 
     fn forget(&mut self, now: Instant) {
         self.batches.retain(|_, until| *until > now);
-        self.applications.retain(|_, until| *until > now);
     }
 }
 
@@ -85,9 +94,13 @@ mod tests {
         suspects.convict(id(2), "a", now);
         assert_eq!(seen(&suspects, now), [true; 4], "its halves have other ids");
         assert!(!suspects.has(id(2), "b", now));
-        assert_eq!(["a", "b"].map(|name| suspects.has_convicted(name, now)), [true, false]);
+        assert_eq!(["a", "b"].map(|name| suspects.has_convicted(name)), [true, false]);
+        suspects.acquit("a", now);
+        assert!(suspects.has_convicted("a"), "for a while in any case");
+        assert_eq!(seen(&suspects, now + SUSPECTED), [true; 4], "none was confirmed since");
+        suspects.acquit("a", now + SUSPECTED);
         assert_eq!(seen(&suspects, now + SUSPECTED), [false; 4]);
-        assert!(!suspects.has_convicted("a", now + SUSPECTED));
+        assert!(!suspects.has_convicted("a"));
         suspects.add([id(9)], now + SUSPECTED);
         assert_eq!((suspects.batches.len(), suspects.applications.len()), (1, 0), "nothing is kept");
     }

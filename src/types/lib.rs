@@ -464,8 +464,7 @@ pub enum Outcome {
     Confirmed(BatchId),
     /// The broker answered `basic.nack` (a queue is full, say).
     Nacked,
-    /// Unroutable: `basic.return` with this reply text; or the broker failed over it (541), alone on its
-    /// connection.
+    /// Unroutable: `basic.return` with this reply text.
     Returned(Box<str>),
     /// The broker closed the channel with this text while the batch was unconfirmed on it. A batch that was
     /// alone is the cause; any other is one of the suspects.
@@ -473,7 +472,7 @@ pub enum Outcome {
     /// The exchange is missing or not writable, with the broker's text: the batch was not published.
     Unavailable(Box<str>),
     /// No confirm came in time, or before another batch needed the channel, which was given up; or the broker
-    /// failed (541) while it was out with others. It may or may not have been delivered.
+    /// failed (541) while it was out. It may or may not have been delivered.
     Overdue,
     /// The connection was lost: the batch may or may not have been delivered.
     Unknown,
