@@ -136,21 +136,26 @@ impl Housekeeping {
 
     /// Stops taking requests while the disk is nearly full; waiting items still leave.
     fn check_disk_space(&mut self, shard: &mut Shard, lasting: &Lasting, usage: Usage) {
-        match lasting.config.store.kind {
+        let (limit, is_database) = match lasting.config.store.kind {
             StoreKind::Memory => return,
-            // Old data goes gradually. Tables do not shrink, so a limit on their size would not help.
-            StoreKind::Postgres => return shard.store.reclaim(),
-            StoreKind::Disk => {}
-        }
+            StoreKind::Postgres => {
+                // Old data goes gradually. Tables do not shrink, so a limit on their size would not help.
+                shard.store.reclaim();
+                (0, true)
+            }
+            StoreKind::Disk => (lasting.config.limits.disk, false),
+        };
         let was_low = self.disk.is_low();
-        self.disk.look(usage, lasting.config.limits.disk);
+        self.disk.look(usage, limit);
         let low = self.disk.is_low();
         if low {
             // Deleted data frees its space once the store is idle.
             shard.store.reclaim();
         }
         if low != was_low {
-            if low {
+            if low && is_database {
+                tracing::warn!("the database has no room for what was taken last: no requests are taken");
+            } else if low {
                 tracing::warn!(
                     path = %lasting.config.store.path.display(),
                     free = usage.free,
@@ -158,7 +163,7 @@ impl Housekeeping {
                     "the disk is nearly full or limits.disk is reached: no requests are taken"
                 );
             } else {
-                tracing::info!("there is room on the disk again: requests are taken");
+                tracing::info!("there is room again: requests are taken");
             }
             shard.feed(Input::StoreFull(low));
         }

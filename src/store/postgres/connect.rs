@@ -370,19 +370,26 @@ impl DatabaseLink {
         Ok(rows.first().map_or((0, false), |row| (row.get::<_, i64>(0).unsigned_abs(), row.get(1))))
     }
 
-    /// Writes items of about so many bytes, in a transaction that is undone.
+    /// Writes items of about so many bytes, in a transaction that is undone: bodies that stay in their rows,
+    /// and one that does not.
     ///
     /// # Errors
     ///
-    /// As [`DatabaseLink::run`]. The connection is of no more use then.
+    /// As [`DatabaseLink::run`].
     pub(super) fn try_write(&self, schema: &str, bytes: u64) -> Result<(), DatabaseError> {
         let rows = bytes / TRIED_BODY + 1;
         // No shard has this number, and no other connection these keys.
-        self.execute(&format!(
+        let tried = self.execute(&format!(
             "BEGIN; INSERT INTO \"{schema}\".items (shard, key, head, rest) \
              SELECT -1, int4send(pg_backend_pid()) || int4send(n), ''::bytea, \
-             convert_to(repeat('x', {TRIED_BODY}), 'UTF8') FROM generate_series(1, {rows}) n; ROLLBACK"
-        ))
+             convert_to(repeat('x', {TRIED_BODY}), 'UTF8') FROM generate_series(1, {rows}) n UNION ALL \
+             SELECT -1, int4send(pg_backend_pid()) || int4send(0), ''::bytea, \
+             string_agg(sha512(int4send(n)), ''::bytea) FROM generate_series(1, 1024) n; ROLLBACK"
+        ));
+        if tried.is_err() {
+            self.execute("ROLLBACK")?;
+        }
+        tried
     }
 
     /// Removes some rows of a bucket's earlier epochs, as long as this claim owns the store. Returns their

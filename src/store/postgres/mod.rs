@@ -65,6 +65,11 @@ use tidegate_common::lease::Lease;
 use tidegate_config::DatabaseConfig;
 use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows};
 
+/// Pause between two trials whether a database has room again, and the most bytes that one of them writes: it
+/// has to end well within the lease.
+const TRIAL_PAUSE: Duration = Duration::from_secs(2);
+const TRIAL_MOST: u64 = 1 << 20;
+
 /// A step of a scan ends after this time, because commits wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(20);
 /// Age at which the size of the tables is queried again.
@@ -122,13 +127,6 @@ impl Contender {
         let links = self.links.take().map_or_else(|| self.connect(), Ok)?;
         // The claim does not use the second connection, which must work afterwards.
         links[1].ask("SELECT 1").map_err(|e| links[1].failed(&e))?;
-        let lacking = self.lacking.load(Ordering::Acquire);
-        if lacking > 0 {
-            // A life takes requests, and returns them if its first commit is refused; each return counts.
-            let tried = links[0].try_write(&self.config.schema, lacking.min(GROUP_LIMIT.1));
-            tried.map_err(|e| links[0].failed(&e))?;
-            self.lacking.store(0, Ordering::Release);
-        }
         // A daemon that has left the store to another is no heir for a while.
         let left_at = self.left_at.load(Ordering::Acquire);
         let is_heir = left_at == 0 || now_ms() >= left_at + NO_HEIR_MS;
@@ -163,6 +161,7 @@ impl Contender {
             sweep: Arc::default(),
             left_at: Arc::clone(&self.left_at),
             lacking: Arc::clone(&self.lacking),
+            tried_at: Mutex::default(),
         };
         Ok(OpenStore {
             store: Box::new(store),
@@ -242,6 +241,33 @@ struct PgStore {
     /// Shared with its [`Contender`], as the next one.
     left_at: Arc<AtomicU64>,
     lacking: Arc<AtomicU64>,
+    /// When it was last tried whether there is room again.
+    tried_at: Mutex<Option<Instant>>,
+}
+
+impl PgStore {
+    /// Whether the database has room, as far as is known: after a commit that was refused for lack of it, as
+    /// much is tried now and then. A life that takes requests returns them if its next commit is refused, and
+    /// the broker counts each return.
+    fn has_room(&self) -> Result<bool, UsageError> {
+        let lacking = self.lacking.load(Ordering::Acquire);
+        let mut tried_at = self.tried_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if lacking == 0 {
+            return Ok(true);
+        }
+        if tried_at.is_some_and(|at| at.elapsed() < TRIAL_PAUSE) {
+            return Ok(false);
+        }
+        *tried_at = Some(Instant::now());
+        match self.rows.link().try_write(&self.config.schema, lacking.min(TRIAL_MOST)) {
+            Ok(()) => {
+                self.lacking.store(0, Ordering::Release);
+                Ok(true)
+            }
+            Err(error) if error.is_shortage() => Ok(false),
+            Err(error) => Err(UsageError(error.to_string())),
+        }
+    }
 }
 
 /// The state of the removal of old rows of ended items.
@@ -289,12 +315,14 @@ impl Store for PgStore {
         Ok(heir)
     }
 
-    /// The tables contain the rows of all shards: each shard reports an equal part of their size.
+    /// The tables contain the rows of all shards: each shard reports an equal part of their size. After a
+    /// commit for which there was no room, nothing is free until a trial finds room.
     fn usage(&self) -> Result<Usage, UsageError> {
+        let free = if self.has_room()? { u64::MAX } else { 0 };
         let mut known = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, usage)) = *known {
             if at.elapsed() < USAGE_AGE {
-                return Ok(usage);
+                return Ok(Usage { free, ..usage });
             }
         }
         let size = self.rows.link().size(&self.config.schema);
@@ -304,8 +332,7 @@ impl Store for PgStore {
                 "the server runs with fsync = off by now: a crash of its machine loses confirmed commits"
             );
         }
-        let usage =
-            Usage { used: used / u64::from(self.place.count.max(1)), free: u64::MAX, total: u64::MAX };
+        let usage = Usage { used: used / u64::from(self.place.count.max(1)), free, total: u64::MAX };
         *known = Some((Instant::now(), usage));
         Ok(usage)
     }
