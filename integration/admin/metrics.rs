@@ -139,8 +139,20 @@ tests:
         values: 0x9 _ 160x19 _ 500x90
       - series: tidegate_dead_letters_waiting{instance="full"}
         values: 0x9 2x110
+      - series: tidegate_dead_letters_confirmed_total{instance="full"}
+        values: 7x119
       - series: tidegate_dead_letters_waiting{instance="emptied"}
         values: 0x9 2x40 0x60
+      - series: tidegate_dead_letters_confirmed_total{instance="emptied"}
+        values: 7x50 9x60
+      - series: tidegate_dead_letters_waiting{instance="flowing"}
+        values: 50x119
+      - series: tidegate_dead_letters_confirmed_total{instance="flowing"}
+        values: 0+3000x119
+      - series: up{job="tidegate",instance="flapping"}
+        values: 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1x103
+      - series: process_start_time_seconds{job="tidegate",instance="flapping"}
+        values: 5 _ 5 _ 5 _ 5 _ 5 _ 5 _ 5 _ 5 _ 5x103
     promql_expr_test:
       - expr: count by (instance) (count_over_time(ALERTS{alertname="TidegateRestarts",alertstate="firing"}[23m]))
         eval_time: 23m
