@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tidegate_harness::lapin::types::{AMQPValue, ByteArray, DecimalValue, FieldArray, FieldTable};
 use tidegate_harness::{
-    external_uri, now_ms, text, wait_until, Inbox, Push, Raw, RawProperties, Received, Site, Verdict,
+    external_uri, now_ms, skip, text, wait_until, Inbox, Push, Raw, RawProperties, Received, Site, Verdict,
 };
 
 /// The end of a message.
@@ -361,4 +361,48 @@ fn good_in(site: &Site<'_>, inbox: &Inbox, id: &str, limit: Duration) {
         }
     }
     panic!("`{id}` did not go through within {limit:?}");
+}
+
+/// RabbitMQ converts a message that goes into a stream, and from some release on its channel crashes over such a header.
+/// It ends the connection each time.
+/// Excluded: one message that keeps all applications in a loop of lost connections and repeats; an attempt that counts;
+/// an application that does not go on once the message is cancelled.
+/// Judges promise 6.
+#[test]
+fn a_message_over_which_the_broker_crashes_stops_its_application_alone() {
+    let site = Site::new("crashing");
+    let mut arguments = FieldTable::default();
+    arguments.insert("x-queue-type".into(), text("stream"));
+    site.application_with("log", arguments);
+    let shop = site.inbox("shop");
+    let config = site
+        .config()
+        .text("applications.log.format", "passthrough")
+        .set("applications.log.retry", r#"{ min = "1s", max = "2s", attempts = 2 }"#);
+    let daemon = site.start(&config);
+    let poison = site.push("log", "{}").id("poison").header("x-amqp-1.0-properties", text("x"));
+    site.client.publish(&poison);
+    let told = || daemon.ask("GET", "/api/v1/items/log/poison").1;
+    wait_until("its application is parked, or it is taken", Duration::from_secs(60), || {
+        ["parked", "sent"].iter().any(|state| told()["state"] == *state)
+    });
+    if told()["state"] == "sent" {
+        return skip("this RabbitMQ does not crash over such a message");
+    }
+    let crash = || daemon.log().lines().filter(|line| line.contains("541") && line.contains("log")).count();
+    assert!(crash() > 0, "{}", daemon.log_tail());
+    for n in 0..30 {
+        let id = format!("n{n}");
+        site.client.publish(&site.push("shop", "{}").id(&id));
+        assert_eq!(shop.batch().ids(), [id]);
+    }
+    let poisoned = told();
+    assert_eq!(poisoned["attempts"], 0, "a lost connection is no attempt: {poisoned}");
+    wait_until("it is cancelled", Duration::from_secs(60), || {
+        daemon.cli(&["cancel", "log", "poison"]).code == 0
+    });
+    site.client.publish(&site.push("log", "{}").id("sound"));
+    wait_until("the application goes on", Duration::from_secs(60), || {
+        daemon.ask("GET", "/api/v1/items/log/sound").1["state"] == "sent"
+    });
 }

@@ -273,11 +273,12 @@ fn what_makes_the_broker_fail_ends_its_own_connection_only_once_it_is_suspected(
     for number in [3, 4, 6, 7] {
         assert_eq!(settled[&number], confirmed(number), "batch {number}");
     }
-    assert_eq!(settled[&5], Outcome::Overdue, "it is parked, and no attempt counts");
+    let failed = Outcome::Failed(format!("541 {CRASH}").into());
+    assert_eq!(settled[&5], failed, "it is parked, and no attempt counts");
     let of_culprit = |batch: Batch| Batch { application: "app5".into(), ..batch };
     daemon.amqp.publish(vec![of_culprit(Way::Alone.batch(8)), of_culprit(Way::Letter.batch(9)), batch(10)]);
     let settled = daemon.settled(3);
-    assert_eq!(settled[&8], Outcome::Overdue);
+    assert_eq!(settled[&8], failed);
     assert_eq!(settled[&9], Outcome::Refused(format!("541 {CRASH}").into()));
     assert_eq!(settled[&10], confirmed(10));
     assert_eq!(daemon.amqp.stats().egress_failures, 1, "the first time only");

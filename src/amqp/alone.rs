@@ -66,8 +66,6 @@ pub(crate) struct AloneAnswer {
     pub(crate) no_connection: Option<String>,
     /// The broker has ended its separate connection over it.
     ended_apart: bool,
-    /// What it said, if it has failed over it.
-    pub(crate) crash: Option<String>,
     /// Its channel is as good as before, for the next batch.
     reusable: bool,
 }
@@ -195,8 +193,11 @@ impl AlonePool {
     /// another purpose: how many the next connection should have. How many are allowed it says in a text
     /// only, and other connections may have a part of them.
     pub(crate) fn fewer(&self, elsewhere: bool) -> Option<usize> {
-        let is_over = self.over_limit || elsewhere && self.reached > 0;
-        is_over.then_some((self.reached / 2).max(1))
+        if self.over_limit {
+            return Some((self.reached / 2).max(1));
+        }
+        // Others may use up the limit, and the few here are not to blame.
+        (elsewhere && self.reached > IDLE_CHANNELS).then(|| (self.reached / 2).max(IDLE_CHANNELS))
     }
 
     /// At most this many channels from now on, if that is more than before.
@@ -463,8 +464,7 @@ async fn publish_apart(
             // The broker's failure may pass, and a lost connection is no attempt that counts. A dead letter
             // that is refused waits alone: its queue is not parked.
             answer.outcome = if fault.is_crash() && !dead {
-                answer.crash = Some(fault.text);
-                Outcome::Overdue
+                Outcome::Failed(fault.text.into())
             } else {
                 Outcome::Refused(fault.text.into())
             };
@@ -523,15 +523,7 @@ async fn publish_alone(
 
 impl AloneAnswer {
     fn of(outcome: Outcome, fault: Option<Fault>) -> AloneAnswer {
-        AloneAnswer {
-            outcome,
-            fault,
-            apart: None,
-            no_connection: None,
-            ended_apart: false,
-            crash: None,
-            reusable: false,
-        }
+        AloneAnswer { outcome, fault, apart: None, no_connection: None, ended_apart: false, reusable: false }
     }
 
     /// It was alone on a separate connection, and the broker has ended that, or its channel, over it.

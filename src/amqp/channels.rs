@@ -277,7 +277,8 @@ impl EgressChannels {
         let Some((most, since)) = self.carried.most_alone else { return };
         if since.elapsed() >= MORE_AFTER {
             let more = most * 2;
-            self.alone.allow(more);
+            let channels = usize::from(self.session.channel_max().saturating_sub(OTHER_CHANNELS));
+            self.alone.allow(more.min(channels));
             self.carried.most_alone = (more < ALONE_CHANNELS).then(|| (more, Instant::now()));
         }
     }
@@ -469,12 +470,12 @@ impl EgressChannels {
         {
             suspects.add([id], Instant::now());
         }
-        output.settle(number, answer.outcome);
-        if let Some(text) = answer.crash {
+        if let Outcome::Failed(text) = &answer.outcome {
             let message =
                 "the broker fails over a batch: its application is parked; the broker's log says more";
             self.carried.log.warn("crash", &format!("application {application}: {text}"), message);
         }
+        output.settle(number, answer.outcome);
         if let Some(text) = answer.no_connection {
             let message =
                 "a batch that may have ended the connection gets no separate one: it waits, and everything \

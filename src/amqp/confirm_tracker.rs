@@ -265,6 +265,7 @@ mod tests {
             Outcome::Unknown => 'U',
             Outcome::Unsent => 'S',
             Outcome::Overdue => 'O',
+            Outcome::Failed(_) => 'E',
             Outcome::Unavailable(_) => 'X',
         };
         format!("{}={letter}", settled.number)

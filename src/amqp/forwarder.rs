@@ -253,6 +253,7 @@ impl Forwarder {
                 Outcome::Unsent
                 | Outcome::Unknown
                 | Outcome::Overdue
+                | Outcome::Failed(_)
                 | Outcome::Refused(_)
                 | Outcome::Unavailable(_) => part.forward.repeats(),
             }

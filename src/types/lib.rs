@@ -469,6 +469,9 @@ pub enum Outcome {
     /// The broker closed the channel with this text while the batch was unconfirmed on it. A batch that was
     /// alone is the cause; any other is one of the suspects.
     Refused(Box<str>),
+    /// The broker failed over it (541), alone on its connection, with this text. A lost connection is no
+    /// attempt that counts.
+    Failed(Box<str>),
     /// The exchange is missing or not writable, with the broker's text: the batch was not published.
     Unavailable(Box<str>),
     /// No confirm came in time, or before another batch needed the channel, which was given up; or the broker

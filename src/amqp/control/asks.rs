@@ -112,6 +112,7 @@ impl OpenAsks {
                 | Outcome::Unsent
                 | Outcome::Unknown
                 | Outcome::Overdue
+                | Outcome::Failed(_)
                 | Outcome::Refused(_)
                 | Outcome::Unavailable(_) => open.end(Err(AskFailure::Unanswered)),
             }

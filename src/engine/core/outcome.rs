@@ -143,6 +143,11 @@ impl Landing<'_> {
                 self.note_known();
                 self.failed(&format!("returned by the broker: {text}"), true);
             }
+            Outcome::Failed(text) => {
+                self.counters().unknown += 1;
+                self.note_known();
+                self.failed(&format!("the broker fails over this batch (see its log): {text}"), false);
+            }
             Outcome::Unavailable(text) => {
                 self.core.dispatch.flights.not_published(self.number);
                 self.failed(&text, mutated(Mutant::UnavailableCounts));
@@ -262,8 +267,7 @@ impl Landing<'_> {
         let Some(queue) = self.flight().map(|flight| flight.queue) else { return };
         if alone {
             self.failed(
-                "no confirm came: a bound queue may have lost its majority, or the broker fails over this \
-                 batch (its log says more)",
+                "no confirm came in time: a bound queue may have lost its majority",
                 mutated(Mutant::OverdueCounts),
             );
         } else {

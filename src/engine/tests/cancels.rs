@@ -137,6 +137,38 @@ fn of_unknown_outcome(unknown: &Outcome) -> World {
     w
 }
 
+/// The broker fails over a batch: its application is parked, and no attempt counts.
+/// Excluded: an item that can be cancelled, moved or dropped no more, so that its application is held for ever.
+/// Judges promises 3 and 6.
+#[test]
+fn what_the_broker_fails_over_is_parked_and_may_be_taken_back() {
+    let moved = Answer::Rescheduled { due: T0 + 900_000, before: T0 + 10 };
+    for (command, answer) in [
+        (Command::Cancel(target("a", "x")), TAKEN),
+        (Command::CancelAll(of("ann")), TAKEN),
+        (Command::DropParked("a".into()), TAKEN),
+        (Command::Reschedule(target("a", "x"), Moment::At(T0 + 900_000)), moved),
+    ] {
+        let attempts = Retry { attempts: 1, ..AppSettings::default().retry };
+        let mut w = World::new(with(|app| app.retry = attempts));
+        let named = |id: &str| with_id(id, Keep, at(T0, item("a", "ann", id)));
+        w.send(vec![named("w")]);
+        w.run(10);
+        w.send(vec![named("x")]);
+        w.drain_jobs();
+        // The connection is lost while it is out with others, and it is tried alone.
+        w.settle(0, Outcome::Overdue);
+        w.drain_jobs();
+        assert!(w.out[0].1.alone);
+        w.settle(0, Outcome::Failed("541 INTERNAL_ERROR".into()));
+        w.drain_jobs();
+        let Answer::Found(found) = w.ask(Command::Lookup(target("a", "x"))) else { panic!("it waits") };
+        assert_eq!((found.stage, found.attempts), (ListedStage::Parked, 0), "{found:?}");
+        assert!(found.last_error.as_deref().is_some_and(|text| text.contains("541")), "{found:?}");
+        assert_eq!(w.ask(command.clone()), answer, "{command:?}");
+    }
+}
+
 /// Later the broker refuses the item: it is parked like any other, also after a restart.
 #[test]
 fn what_was_unknown_once_and_returned_later_may_be_taken_back_moved_and_dropped() {

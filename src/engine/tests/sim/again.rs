@@ -21,7 +21,8 @@ impl Model {
             // A refused batch that was sent alone is split.
             Outcome::Unknown | Outcome::Unsent | Outcome::Refused(_) => true,
             Outcome::Overdue => !flight.alone,
-            Outcome::Confirmed(_) | Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) => false,
+            Outcome::Confirmed(_) | Outcome::Nacked | Outcome::Returned(_) => false,
+            Outcome::Failed(_) | Outcome::Unavailable(_) => false,
         };
         if flight.dead || matches!(outcome, Outcome::Confirmed(_)) {
             return;

@@ -222,7 +222,8 @@ impl Model {
         self.ended(settled.number, &flight, &settled.outcome);
         let until = self.now.mono + self.longest_pause(&flight.application);
         let fails = match settled.outcome {
-            Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) | Outcome::Overdue => true,
+            Outcome::Nacked | Outcome::Returned(_) | Outcome::Failed(_) | Outcome::Unavailable(_) => true,
+            Outcome::Overdue => true,
             // A culprit that is found may also park its application.
             Outcome::Refused(_) => flight.alone,
             Outcome::Confirmed(_) | Outcome::Unknown | Outcome::Unsent => false,
@@ -233,7 +234,7 @@ impl Model {
         let call = self.call;
         let retry = self.settings.of(&flight.application).retry;
         let parks = match settled.outcome {
-            Outcome::Nacked | Outcome::Returned(_) | Outcome::Unavailable(_) => true,
+            Outcome::Nacked | Outcome::Returned(_) | Outcome::Failed(_) | Outcome::Unavailable(_) => true,
             Outcome::Overdue => flight.alone,
             Outcome::Confirmed(_) | Outcome::Refused(_) | Outcome::Unknown | Outcome::Unsent => false,
         };
