@@ -221,7 +221,7 @@ impl PgStore {
                 }
                 Err(error) => {
                     if error.is_shortage() {
-                        self.lacking.store(size_of_rows(&rows), Ordering::Release);
+                        self.lacking.fetch_max(size_of_rows(&rows), Ordering::AcqRel);
                     }
                     return Err(self.claim.refused(&error));
                 }

@@ -65,10 +65,8 @@ use tidegate_common::lease::Lease;
 use tidegate_config::DatabaseConfig;
 use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows};
 
-/// Pause between two trials whether a database has room again, and the most bytes that one of them writes: it
-/// has to end well within the lease.
-const TRIAL_PAUSE: Duration = Duration::from_secs(2);
-const TRIAL_MOST: u64 = 1 << 20;
+/// Pause between two trials whether a database has room again.
+const TRIAL_PAUSE: Duration = Duration::from_secs(5);
 
 /// A step of a scan ends after this time, because commits wait for the same thread.
 const LOOK_WITHIN: Duration = Duration::from_millis(20);
@@ -259,7 +257,7 @@ impl PgStore {
             return Ok(false);
         }
         *tried_at = Some(Instant::now());
-        match self.rows.link().try_write(&self.config.schema, lacking.min(TRIAL_MOST)) {
+        match self.rows.link().try_write(&self.config.schema, lacking.min(GROUP_LIMIT.1)) {
             Ok(()) => {
                 self.lacking.store(0, Ordering::Release);
                 Ok(true)
