@@ -84,7 +84,7 @@ impl fmt::Display for BrokerStep {
 /// before stays, and another call continues.
 pub async fn adopt(config: &Config) -> Result<Vec<String>, String> {
     let limit = config.timeouts.connect;
-    let session = open(config, limit).await?;
+    let session = Session::open_any(&config.amqp, limit, "tidegate shards adopt").await?;
     let names = Names::of(config);
     let mut setup = Setup::strict(&session, limit);
     let done = match &names.map {
@@ -97,18 +97,6 @@ pub async fn adopt(config: &Config) -> Result<Vec<String>, String> {
     setup.finish().await;
     session.close(CLOSE_WITHIN).await;
     done
-}
-
-/// Logs in at the first address that answers.
-async fn open(config: &Config, limit: Duration) -> Result<Session, String> {
-    let mut said = Vec::new();
-    for endpoint in &config.amqp.endpoints {
-        match Session::open(endpoint, &config.amqp, limit, "tidegate shards adopt").await {
-            Ok(session) => return Ok(session),
-            Err(error) => said.push(error.to_string()),
-        }
-    }
-    Err(format!("no connection to the broker: {}", said.join("; ")))
 }
 
 /// Does the steps, up to the first that fails.

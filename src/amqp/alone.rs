@@ -366,16 +366,23 @@ impl AlonePool {
     /// The batch that has waited longest for its confirm, if for longer than `limit`. Times count from
     /// `not_before` at the earliest.
     pub(crate) fn oldest(&self, limit: Duration, not_before: Instant) -> Option<u64> {
-        let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
-        let oldest = flights.min_by_key(|flight| flight.since)?;
-        (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
+        self.oldest_of(|_| true, limit, not_before)
     }
 
     /// The batch that was published longest ago, if its confirm is missing for longer than `limit`. Times
     /// count from `not_before` at the earliest.
     pub(crate) fn overdue(&self, limit: Duration, not_before: Instant) -> Option<u64> {
+        self.oldest_of(AloneFlight::is_published, limit, not_before)
+    }
+
+    fn oldest_of(
+        &self,
+        counts: impl Fn(&AloneFlight) -> bool,
+        limit: Duration,
+        not_before: Instant,
+    ) -> Option<u64> {
         let flights = self.slots.iter().filter_map(|slot| slot.flight.as_ref());
-        let oldest = flights.filter(|flight| flight.is_published()).min_by_key(|flight| flight.since)?;
+        let oldest = flights.filter(|flight| counts(flight)).min_by_key(|flight| flight.since)?;
         (oldest.since.max(not_before).elapsed() >= limit).then_some(oldest.number)
     }
 

@@ -87,6 +87,11 @@ pub(crate) struct Carried {
     most_alone: Option<(usize, Instant)>,
 }
 
+/// How many channels of this connection are left for batches that go alone.
+fn channels_for_alone(session: &Session) -> usize {
+    session.channel_max().saturating_sub(OTHER_CHANNELS).into()
+}
+
 impl EgressChannels {
     /// `main` is open already.
     pub(crate) fn new(
@@ -96,7 +101,7 @@ impl EgressChannels {
         options: Arc<Options>,
         carried: Carried,
     ) -> Self {
-        let channels = usize::from(session.channel_max().saturating_sub(OTHER_CHANNELS));
+        let channels = channels_for_alone(&session);
         let most_alone = carried.most_alone.map_or(channels, |(most, _)| most.min(channels));
         let mut channels = EgressChannels {
             session,
@@ -277,8 +282,7 @@ impl EgressChannels {
         let Some((most, since)) = self.carried.most_alone else { return };
         if since.elapsed() >= MORE_AFTER {
             let more = most * 2;
-            let channels = usize::from(self.session.channel_max().saturating_sub(OTHER_CHANNELS));
-            self.alone.allow(more.min(channels));
+            self.alone.allow(more.min(channels_for_alone(&self.session)));
             self.carried.most_alone = (more < ALONE_CHANNELS).then(|| (more, Instant::now()));
         }
     }

@@ -115,6 +115,25 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// Logs in at the first ingest address that answers, for a command.
+    ///
+    /// # Errors
+    /// One sentence: what each address has said.
+    pub(crate) async fn open_any(
+        amqp: &tidegate_config::AmqpConfig,
+        limit: Duration,
+        name: &str,
+    ) -> Result<Session, String> {
+        let mut said = Vec::new();
+        for endpoint in &amqp.endpoints {
+            match Session::open(endpoint, amqp, limit, name).await {
+                Ok(session) => return Ok(session),
+                Err(error) => said.push(error.to_string()),
+            }
+        }
+        Err(format!("no connection to the broker: {}", said.join("; ")))
+    }
+
     pub(crate) async fn open(
         endpoint: &Endpoint,
         amqp: &tidegate_config::AmqpConfig,

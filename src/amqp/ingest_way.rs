@@ -39,21 +39,9 @@ pub async fn lead_to_ingest(config: &Config, name: &str) -> Result<Vec<String>, 
     if mode == Topology::Off {
         return Ok(Vec::new());
     }
-    let session = open(config, name, limit).await?;
+    let session = Session::open_any(&config.amqp, limit, name).await?;
     let led = ensure_way(&session, mode, &names, limit).await;
     session.close(CLOSE_WITHIN).await;
     let notes = led.map_err(|fault| format!("leading requests to queue '{}': {fault}", names.queue))?;
     Ok(notes.into_iter().map(|note| note.text).collect())
-}
-
-/// Logs in at the first address that answers.
-async fn open(config: &Config, name: &str, limit: Duration) -> Result<Session, String> {
-    let mut said = Vec::new();
-    for endpoint in &config.amqp.endpoints {
-        match Session::open(endpoint, &config.amqp, limit, name).await {
-            Ok(session) => return Ok(session),
-            Err(error) => said.push(error.to_string()),
-        }
-    }
-    Err(format!("no connection to the broker: {}", said.join("; ")))
 }

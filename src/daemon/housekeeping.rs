@@ -138,18 +138,15 @@ impl Housekeeping {
     fn check_disk_space(&mut self, shard: &mut Shard, lasting: &Lasting, usage: Usage) {
         let (limit, is_database) = match lasting.config.store.kind {
             StoreKind::Memory => return,
-            StoreKind::Postgres => {
-                // Old data goes gradually. Tables do not shrink, so a limit on their size would not help.
-                shard.store.reclaim();
-                (0, true)
-            }
+            // Tables do not shrink, so a limit on their size would not help.
+            StoreKind::Postgres => (0, true),
             StoreKind::Disk => (lasting.config.limits.disk, false),
         };
         let was_low = self.disk.is_low();
         self.disk.look(usage, limit);
         let low = self.disk.is_low();
-        if low {
-            // Deleted data frees its space once the store is idle.
+        if low || is_database {
+            // Deleted data frees its space once the store is idle; that of a database goes gradually.
             shard.store.reclaim();
         }
         if low != was_low {

@@ -471,8 +471,8 @@ impl CustomerMut<'_> {
         self.customers.table[self.id].window.as_ref().is_some_and(|window| window.holds(key))
     }
 
-    /// Opens its window; it must have none. `number`: arrival number of the first member; `born`: that of the
-    /// next item.
+    /// Opens its window; it must have none. `number`: arrival number of the first member; `born`: as for
+    /// [`Window::new`].
     pub(crate) fn open(&mut self, plan: Plan, (number, born): (u64, u64), now: Now) {
         let customer = &mut self.customers.table[self.id];
         debug_assert!(customer.window.is_none(), "a customer has one window at a time");
