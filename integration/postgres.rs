@@ -130,6 +130,8 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     let config = config.text("store.lease", "3s");
     let inbox = site.inbox("shop");
     let mut first = site.start(&config);
+    // So the first daemon does not deliver it, however long the steps until its end take.
+    assert_eq!(first.cli(&["pause", "shop"]).code, 0);
     site.client.publish(&site.push("shop", "1").id("kept").delay(2_000));
     first.holds("waiting", 1);
     let mut second = Daemon::another(&config);
@@ -155,6 +157,7 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     assert_eq!(second.cli(&["health"]).code, 0);
     first.kill9();
     serves(&second);
+    assert_eq!(second.cli(&["resume", "shop"]).code, 0);
     let kept = inbox.next();
     kept.is_not_early();
     assert_eq!(kept.batch().ids(), ["kept"]);

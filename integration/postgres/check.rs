@@ -481,7 +481,7 @@ fn a_check_beside_a_serving_daemon_hinders_nothing() {
     let conf = "log_lock_waits = on\ndeadlock_timeout = 1ms\nautovacuum = off";
     let Some(server) = Database::own(conf) else { return };
     let site = Site::new("pg-check-beside");
-    let config = site.in_database(site.config(), &server).text("store.lease", "3s");
+    let config = site.in_database(site.config(), &server);
     site.application("shop");
     let ledger = Ledger::new();
     let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);

@@ -144,7 +144,7 @@ fn every_connection_is_used_while_nothing_happens() {
     let Some((site, server, config)) = site("pg-rest") else { return };
     let role = format!("{}_rest", site.schema());
     server.sql(&format!("CREATE ROLE {role} LOGIN; GRANT CREATE ON DATABASE postgres TO {role}"));
-    let daemon = site.start(&config.text("store.uri", &server.uri_of(&role)).text("store.lease", "3s"));
+    let daemon = site.start(&config.text("store.uri", &server.uri_of(&role)));
     let sessions = |which: &str| {
         let of_role = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{role}' AND {which}");
         server.sql(&of_role)

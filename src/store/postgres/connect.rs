@@ -18,7 +18,7 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidegate_config::DatabaseConfig;
 use tokio::runtime::Runtime;
@@ -135,12 +135,21 @@ impl fmt::Display for LoginError {
     }
 }
 
+/// What the server has said on a connection beside its answers.
+#[derive(Default)]
+struct Heard {
+    /// The counter of [`DatabaseLink::warnings`].
+    warnings: AtomicU64,
+    /// Why the connection has ended. The server gives a reason that belongs to no query if it ends a session
+    /// that rests.
+    end: OnceLock<String>,
+}
+
 /// See the module.
 pub(super) struct DatabaseLink {
     client: Client,
     statements: Option<Statements>,
-    /// The counter of [`DatabaseLink::warnings`].
-    warnings: Arc<AtomicU64>,
+    heard: Arc<Heard>,
     limit: Duration,
     place: String,
     /// Present until the link is dropped.
@@ -190,11 +199,11 @@ impl DatabaseLink {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| DatabaseError::saying(format!("no runtime: {e}")));
         let runtime = runtime.map_err(LoginError::Failed)?;
-        let warnings = Arc::new(AtomicU64::new(0));
-        match runtime.block_on(connect(config, (host, *port), wanted, &warnings)) {
+        let heard = Arc::default();
+        match runtime.block_on(connect(config, (host, *port), wanted, &heard)) {
             Ok(client) => {
                 let (limit, place, runtime) = (config.lease, place_of(config), Some(runtime));
-                Ok(DatabaseLink { client, statements: None, warnings, limit, place, runtime })
+                Ok(DatabaseLink { client, statements: None, heard, limit, place, runtime })
             }
             Err(error) => {
                 // An address look-up may still be pending.
@@ -275,7 +284,7 @@ impl DatabaseLink {
 
     /// How often the database has reported that it no longer waits for a replica.
     pub(super) fn warnings(&self) -> u64 {
-        self.warnings.load(Ordering::Acquire)
+        self.heard.warnings.load(Ordering::Acquire)
     }
 
     /// Checks that the database has not reported this since the count `since`. In that case it still reports
@@ -305,7 +314,10 @@ impl DatabaseLink {
             return Err(DatabaseError::saying("the connection is closed"));
         };
         match runtime.block_on(within) {
-            Ok(done) => Ok(done?),
+            Ok(done) => done.map_err(|error| match self.heard.end.get() {
+                Some(reason) if error.is_closed() => DatabaseError::saying(reason),
+                _ => error.into(),
+            }),
             Err(_) => Err(DatabaseError::saying(format!("no answer within {} ms", self.limit.as_millis()))),
         }
     }
@@ -450,18 +462,18 @@ async fn connect(
     config: &DatabaseConfig,
     (host, port): (&str, u16),
     wanted: TargetSessionAttrs,
-    warnings: &Arc<AtomicU64>,
+    heard: &Arc<Heard>,
 ) -> Result<Client, LoginError> {
     let by = Instant::now() + CONNECT_LIMIT;
     if host.starts_with('/') {
         // The directory of a socket.
-        return connect_to(config, (host, port), (&[None], by), wanted, warnings).await;
+        return connect_to(config, (host, port), (&[None], by), wanted, heard).await;
     }
     let found = tokio::time::timeout(CONNECT_LIMIT, tokio::net::lookup_host((host, port))).await;
     let found = found.map_err(|_| LoginError::Silent)?;
     let found = found.map_err(|e| failed_login(format!("error connecting to server: {e}")))?;
     let addresses: Vec<Option<IpAddr>> = found.map(|address| Some(address.ip())).collect();
-    connect_to(config, (host, port), (&addresses, by), wanted, warnings).await
+    connect_to(config, (host, port), (&addresses, by), wanted, heard).await
 }
 
 fn failed_login(text: impl Into<String>) -> LoginError {
@@ -476,7 +488,7 @@ async fn connect_to(
     host: (&str, u16),
     (addresses, by): (&[Option<IpAddr>], Instant),
     wanted: TargetSessionAttrs,
-    warnings: &Arc<AtomicU64>,
+    heard: &Arc<Heard>,
 ) -> Result<Client, LoginError> {
     let login = login(config, host, wanted);
     let tls = config.tls.then(|| trusting(config.ca_file.as_deref())).transpose();
@@ -488,7 +500,7 @@ async fn connect_to(
             login.hostaddr(*address);
         }
         let share = by.saturating_duration_since(Instant::now()) / (addresses.len() - tried) as u32;
-        let logging_in = log_in(&login, tls.clone(), Arc::clone(warnings));
+        let logging_in = log_in(&login, tls.clone(), Arc::clone(heard));
         match tokio::time::timeout(share, logging_in).await {
             Ok(Ok(client)) => return Ok(client),
             Ok(Err(failed)) => error = Some(LoginError::Failed(failed)),
@@ -524,15 +536,15 @@ fn login(
 async fn log_in(
     login: &tokio_postgres::Config,
     tls: Option<ClientConfig>,
-    warnings: Arc<AtomicU64>,
+    heard: Arc<Heard>,
 ) -> Result<Client, DatabaseError> {
     if let Some(tls) = tls {
         let (client, connection) = login.connect(MakeRustlsConnect::new(tls)).await?;
-        tokio::spawn(drive(connection, warnings));
+        tokio::spawn(drive(connection, heard));
         return Ok(client);
     }
     let (client, connection) = login.connect(NoTls).await?;
-    tokio::spawn(drive(connection, warnings));
+    tokio::spawn(drive(connection, heard));
     Ok(client)
 }
 
@@ -542,17 +554,26 @@ const REPLICA_WAIT: &str = "SyncRepWaitForLSN";
 /// Minimum time between two logged warnings; some occur with each transaction.
 const WARNING_PAUSE: Duration = Duration::from_secs(60);
 
-/// Drives a connection until it ends, which the next query notices. Logs and counts warnings.
-async fn drive<T>(mut connection: Connection<Socket, T>, warnings: Arc<AtomicU64>)
+/// Drives a connection until it ends, which the next query notices, and keeps the reason. Logs and counts
+/// warnings.
+async fn drive<T>(mut connection: Connection<Socket, T>, heard: Arc<Heard>)
 where
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     let mut logged: Option<Instant> = None;
-    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-        let AsyncMessage::Notice(notice) = message else { continue };
+    while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+        let notice = match message {
+            Ok(AsyncMessage::Notice(notice)) => notice,
+            Ok(_) => continue,
+            Err(error) => {
+                // Before the connection is dropped, at which its queries fail.
+                let _first = heard.end.set(DatabaseError::from(error).to_string());
+                return;
+            }
+        };
         let is_doubt = notice.routine() == Some(REPLICA_WAIT);
         if is_doubt {
-            warnings.fetch_add(1, Ordering::Release);
+            heard.warnings.fetch_add(1, Ordering::Release);
         }
         if is_doubt || logged.is_none_or(|at| at.elapsed() >= WARNING_PAUSE) {
             logged = Some(Instant::now());
@@ -614,9 +635,9 @@ mod tests {
         let tried = |lasts: [u8; 2]| {
             let addresses = lasts.map(|last| Some(address(last)));
             let (host, by) = (("db.invalid", port), Instant::now() + CONNECT_LIMIT);
-            let warnings = Arc::default();
+            let heard = Arc::default();
             let connecting =
-                connect_to(&config, host, (&addresses, by), TargetSessionAttrs::ReadWrite, &warnings);
+                connect_to(&config, host, (&addresses, by), TargetSessionAttrs::ReadWrite, &heard);
             runtime.block_on(connecting).map(drop)
         };
         assert!(tried([2, 1]).is_ok() && tried([3, 1]).is_ok());
