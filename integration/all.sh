@@ -76,7 +76,8 @@ run() {
 	run_at=$(date +%s)
 	timeout -k 10 "$(left)" "$@" >"$out/$run_name.log" 2>&1 &
 	echo $! >"$out/$run_name.pid"
-	wait $!
+	# The shell would tell here that a program was ended by a signal.
+	wait $! 2>/dev/null
 	run_code=$?
 	rm -f "$out/$run_name.pid"
 	echo "$run_code" >"$out/$run_name.code"

@@ -23,4 +23,22 @@ esac
 export DEBIAN_FRONTEND=noninteractive
 # Another apt may hold the lock, such as the one that runs after a machine's start.
 install() { apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "$@" >/dev/null; }
-install "$@" 2>/dev/null || { apt-get update -qq && install "$@"; }
+# That option does not cover the lock of the lists.
+update() {
+	until=$(($(date +%s) + 300))
+	while :; do
+		said=$(LC_ALL=C apt-get update -qq 2>&1)
+		code=$?
+		case $said in
+		*" lock "*)
+			if [ "$code" -ne 0 ] && [ "$(date +%s)" -lt "$until" ]; then
+				sleep 3
+				continue
+			fi
+			;;
+		esac
+		[ -z "$said" ] || printf '%s\n' "$said" >&2
+		return "$code"
+	done
+}
+install "$@" 2>/dev/null || { update && install "$@"; }

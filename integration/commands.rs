@@ -20,6 +20,9 @@ use tidegate_harness::{wait_until, Daemon};
 /// Three hours, ms: such an item is held in the store only.
 pub(super) const FAR: i64 = 3 * 3_600_000;
 
+/// The log says so if a busy broker does not take an answer in time; its client asks again.
+pub(super) const NOT_SENT: &str = "answers to commands could not be sent";
+
 /// Waits until a look-up returns this state.
 pub(super) fn wait_for(daemon: &Daemon, application: &str, id: &str, state: &str) {
     wait_until(&format!("{application} {id} is {state}"), Duration::from_secs(10), || {

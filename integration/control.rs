@@ -205,7 +205,7 @@ fn what_is_not_answered_in_time_is_told_and_others_are_served_meanwhile() {
     // As many as are served at a time never end: the others wait until these are given up, and are dropped
     // where their askers have gone before.
     let before = asked.load(Ordering::SeqCst);
-    let stuck = (0..64).map(|_| one.ask("other/2", b"never".to_vec(), Duration::from_secs(3)));
+    let stuck = (0..64).map(|_| one.ask("other/2", b"never".to_vec(), Duration::from_secs(15)));
     let late = (0..8).map(|_| one.ask("other/2", b"late".to_vec(), Duration::from_secs(1)));
     let one_at_a_time = async {
         let stuck = futures_util::future::join_all(stuck);
@@ -228,17 +228,20 @@ fn what_is_not_answered_in_time_is_told_and_others_are_served_meanwhile() {
 #[test]
 fn without_a_connection_nothing_is_sent_and_after_it_all_goes_on() {
     let nodes = Linked::new("control-lost");
-    let (other, _) = nodes.started("other/2");
+    let (other, asked) = nodes.started("other/2");
     let (proxy, uri) = nodes.site.node.proxied();
     let (one, _) = nodes.link("one/1", &nodes.config(&uri, "declare"));
     nodes.answers(&one, "other/2", "other/2:hello");
 
     proxy.welcome(Welcome::Refuse);
     // One that is open when the connection is lost ends with it.
+    let before = asked.load(Ordering::SeqCst);
     let cut = async {
         let asking = one.ask("other/2", b"never".to_vec(), LIMIT);
         let cutting = async {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            while asked.load(Ordering::SeqCst) == before {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
             proxy.cut(true);
         };
         futures_util::future::join(asking, cutting).await.0

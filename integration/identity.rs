@@ -9,16 +9,29 @@ mod ended;
 mod waiting;
 
 use std::time::Duration;
-use tidegate_harness::{wait_until, Daemon, Inbox};
+use tidegate_harness::{wait_until, Daemon, Inbox, Item};
 
 /// Three hours, ms: such an item is held in the store only.
 pub(super) const FAR: i64 = 3 * 3_600_000;
 
-/// Payloads of `json` batches as JSON text, in order of arrival, until nothing arrives within `wait`.
-pub(super) fn payloads(inbox: &Inbox, wait: Duration) -> Vec<String> {
-    let messages = std::iter::from_fn(|| inbox.poll(wait));
-    let items = messages.flat_map(|message| message.batch().items);
-    items.map(|item| item.payload.map(|p| p.to_string()).unwrap_or_default()).collect()
+/// Payloads of `json` batches with this many items as sorted JSON text. Panics if another message follows.
+pub(super) fn payloads(inbox: &Inbox, count: usize) -> Vec<String> {
+    let items = inbox.items(count, Duration::from_secs(20));
+    inbox.quiet(Duration::from_millis(500));
+    let text = |item: Item| item.payload.map(|payload| payload.to_string()).unwrap_or_default();
+    let mut texts: Vec<String> = items.into_iter().map(text).collect();
+    texts.sort();
+    texts
+}
+
+/// Pauses or resumes the application `shop`. Where a test needs items that still wait, it pauses them until
+/// then, because a machine with other work may take longer than any delay.
+pub(super) fn order(daemon: &Daemon, verb: &str) {
+    wait_until(verb, Duration::from_secs(10), || {
+        let (status, answer) = daemon.ask("POST", &format!("/api/v1/applications/shop/{verb}"));
+        assert!(matches!(status, 200 | 503), "{verb}: {status} {answer}");
+        status == 200
+    });
 }
 
 /// Waits until a look-up returns this state.

@@ -116,6 +116,10 @@ fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
             daemon.ask("GET", "/api/v1/applications/shop").1["total"] == 200
         });
         node.memory_alarm(true);
+        // The broker raises it after the order has returned.
+        wait_until("the alarm is on", Duration::from_secs(20), || {
+            node.eval("length(rabbit_alarm:get_alarms()).").trim() != "0"
+        });
         assert_eq!(order("resume"), 200);
         wait_until("the state says so", Duration::from_secs(20), || daemon.state()["state"] == "blocked");
     };

@@ -11,12 +11,21 @@ use tidegate_harness::{wait_until, Config, Daemon, Site};
 
 /// Three hours, ms: such an item is held in the store only.
 pub(super) const FAR: i64 = 3 * 3_600_000;
-/// Longer than every test here, ms.
+/// So near that such an item is in memory, ms. A test may take longer: it pauses what must stay.
 pub(super) const NEAR: i64 = 15_000;
 
 /// Windows stay open, and undeliverable items stay parked.
 pub(super) fn config(site: &Site<'_>) -> Config {
-    site.config().text("defaults.window", "60s").set("defaults.retry", r#"{ min = "60s", max = "60s" }"#)
+    site.config().text("defaults.window", "10m").set("defaults.retry", r#"{ min = "10m", max = "10m" }"#)
+}
+
+/// Pauses the application `shop`: its items stay, and are listed, when they are due.
+pub(super) fn pause(daemon: &Daemon) {
+    wait_until("it is paused", std::time::Duration::from_secs(10), || {
+        let (status, answer) = daemon.ask("POST", "/api/v1/applications/shop/pause");
+        assert!(matches!(status, 200 | 503), "{status} {answer}");
+        status == 200
+    });
 }
 
 /// The rows of a listing that fits in one page.
@@ -32,11 +41,13 @@ pub(super) fn ids(daemon: &Daemon, query: &str) -> Vec<String> {
     list(daemon, query).iter().map(id).collect()
 }
 
-/// An item in every state: five of `shop`, one of `mail`, three of `nobody`, which has no queue.
+/// An item in every state: five of `shop`, which is paused, one of `mail`, three of `nobody`, which has no
+/// queue.
 pub(super) fn one_of_each(site: &Site<'_>, daemon: &Daemon) {
     for application in ["shop", "mail"] {
         site.application(application);
     }
+    pause(daemon);
     site.client.publish_all([
         site.push("shop", "1").id("far").customer("a").delay(FAR),
         site.push("shop", "1").id("farther").customer("b").delay(2 * FAR),

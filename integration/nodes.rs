@@ -10,7 +10,7 @@ mod lost;
 mod refused;
 mod restarted;
 
-use crate::shards::{self, applications, home, load, naming, COUNT, LIMIT};
+use crate::shards::{self, applications, home, load, missing, naming, COUNT, LIMIT};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ struct Claim {
     epoch: u64,
 }
 
-/// Lease of these nodes, s: twice the shortest, so that a machine with other work does not end it.
-const LEASE_S: u64 = 6;
+/// Lease of these nodes, s: long enough that a machine with other work does not end it.
+const LEASE_S: u64 = 12;
 
 /// Nodes that share the shards of a site, with two configured applications at home in each shard.
 struct Nodes {
@@ -127,6 +127,17 @@ fn started(config: &Config) -> Daemon {
     let mut node = Daemon::another(config);
     node.start_again();
     node
+}
+
+/// A node's answer about all shards. A node that is busy is left out for a moment, and then it is asked again.
+fn whole(node: &Daemon, path: &str) -> Value {
+    let mut told = Value::Null;
+    wait_until(&format!("{path} leaves out no shard"), LIMIT, || {
+        let (status, answer) = node.ask("GET", path);
+        told = answer;
+        status == 200 && missing(&told).is_empty()
+    });
+    told
 }
 
 /// The node that serves this shard, by the states of all nodes; or what they tell, if they do not agree.

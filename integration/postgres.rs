@@ -8,6 +8,7 @@ mod secured;
 mod takeover;
 
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidegate_harness::{
     now_ms, wait_until, workdir, Config, Daemon, Database, Ledger, Proxy, Recorder, Site, Welcome,
@@ -31,11 +32,13 @@ fn asked(server: &Database, site: &Site<'_>, text: &str) -> String {
 #[test]
 fn everything_that_waits_outlives_kills() {
     let Some((site, server, config)) = site("pg-round") else { return };
-    let config = config.text("defaults.window", "3s");
+    // A daemon that did not know its own store again would wait for the end of the lease: 40 s and more.
+    let config = config.text("defaults.window", "10s").text("store.lease", "60s");
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
+    // So nothing leaves before the kill, however long the steps until then take. Windows close all the same.
+    assert_eq!(daemon.cli(&["pause", "shop"]).code, 0);
     let push = |id: &str| site.push("shop", format!("{{\"n\":\"{id}\"}}")).id(id);
-    site.client.publish(&push("soon").delay(6_000));
     site.client.publish(&push("far").delay(3_600_000).customer("a"));
     site.client.publish(&push("gone").delay(3_600_000).customer("a"));
     assert_eq!(daemon.cli(&["pause", "shop", "--customer", "held"]).code, 0);
@@ -43,8 +46,9 @@ fn everything_that_waits_outlives_kills() {
     // Without a queue these are parked.
     site.client.publish(&site.push("nobody", "1").id("parked"));
     daemon.holds("parked", 1);
-    site.client.publish(&push("w1").customer("b"));
-    site.client.publish(&push("w2").customer("b"));
+    // The last one is due after the window of the others.
+    let near = [push("w1").customer("b"), push("w2").customer("b"), push("soon").delay(12_000)];
+    site.client.publish_all(near);
     assert_eq!(daemon.cli(&["cancel", "shop", "gone"]).code, 0);
     // This one expires before it can be delivered.
     let before = i64::try_from(now_ms()).expect("a moment") + 1_500;
@@ -54,13 +58,14 @@ fn everything_that_waits_outlives_kills() {
     let begun = Instant::now();
     daemon.start_again();
     daemon.wait_ready();
-    assert!(begun.elapsed() < Duration::from_secs(4), "ready after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "ready after {:?}", begun.elapsed());
     assert!(!site.dir.join("store/db").exists() && site.dir.join("store/NODE").exists());
     let listed = daemon.cli(&["list", "--application", "shop", "--output", "json"]);
     for id in ["far", "soon"] {
         assert!(listed.out.contains(&format!("\"{id}\"")), "{listed:?}");
     }
     assert!(!listed.out.contains("\"gone\""), "{listed:?}");
+    assert_eq!(daemon.cli(&["resume", "shop"]).code, 0);
     // First the window that was open during the kill, as one batch, then the item that was due.
     let together = inbox.next();
     together.is_not_early();
@@ -78,6 +83,12 @@ fn everything_that_waits_outlives_kills() {
     );
     assert_eq!(daemon.state()["store"]["kind"], "postgres");
     daemon.holds("parked", 1);
+    // A row that is not removed yet would be delivered again, which is allowed.
+    let left = |count: &str| {
+        let stored = "SELECT count(*) FROM $.waiting WHERE queue = 'shop'";
+        wait_until("so many are left", LIMIT, || asked(server, &site, stored) == count);
+    };
+    left("2");
     daemon.kill9();
     daemon.start_again();
     daemon.wait_ready();
@@ -87,7 +98,7 @@ fn everything_that_waits_outlives_kills() {
     let parked = site.client.consume(&site.queue("nobody"));
     assert_eq!(daemon.cli(&["parked", "retry", "nobody"]).code, 0);
     assert_eq!(parked.next().batch().ids(), ["parked"]);
-    assert_eq!(asked(server, &site, "SELECT count(*) FROM $.waiting WHERE queue = 'shop'"), "1");
+    left("1");
 }
 
 #[test]
@@ -115,9 +126,13 @@ fn kills_under_load_lose_nothing() {
 
 /// Waits until the daemon stands by and is ready to take over. Returns the state's sentence about it.
 fn stands_by(daemon: &Daemon) -> String {
-    wait_until("it stands by", LIMIT, || daemon.stage() == "standby");
-    assert_eq!(daemon.ask("GET", "/readyz").0, 200);
-    daemon.state()["links"][0]["detail"].as_str().expect("a sentence").to_owned()
+    let mut told = String::new();
+    wait_until("it stands by, ready", LIMIT, || {
+        let state = daemon.ask("GET", "/api/v1/state").1;
+        state["links"][0]["detail"].as_str().unwrap_or_default().clone_into(&mut told);
+        state["state"] == "standby" && !told.is_empty() && daemon.ask("GET", "/readyz").0 == 200
+    });
+    told
 }
 
 fn serves(daemon: &Daemon) {
@@ -127,7 +142,7 @@ fn serves(daemon: &Daemon) {
 #[test]
 fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     let Some((site, server, config)) = site("pg-second") else { return };
-    let config = config.text("store.lease", "3s");
+    let config = config.text("store.lease", "12s");
     let inbox = site.inbox("shop");
     let mut first = site.start(&config);
     // So the first daemon does not deliver it, however long the steps until its end take.
@@ -171,7 +186,8 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
     second.start_again();
     stands_by(&second);
     second.term();
-    assert!(second.exit(Duration::from_secs(5)).success());
+    assert!(second.exit(LIMIT).success());
+    assert!(second.log().contains("stopping: there is nothing to finish"), "{}", second.log_tail());
     site.client.publish(&site.push("shop", "1").id("after"));
     assert_eq!(inbox.next().batch().ids(), ["after"]);
 }
@@ -179,8 +195,8 @@ fn a_second_daemon_stands_by_and_takes_over_once_the_lease_is_over() {
 /// Under load, with a standby daemon at all times.
 #[test]
 fn owners_that_are_killed_or_stopped_are_followed_by_others_and_nothing_is_lost() {
-    let Some((site, _, config)) = site("pg-two") else { return };
-    let config = config.text("store.lease", "3s");
+    let Some((site, server, config)) = site("pg-two") else { return };
+    let config = config.text("store.lease", "20s");
     site.application("shop");
     let ledger = Ledger::new();
     let recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
@@ -195,6 +211,7 @@ fn owners_that_are_killed_or_stopped_are_followed_by_others_and_nothing_is_lost(
         ledger.fault();
         if is_killed {
             serving.kill9();
+            asked(server, &site, GIVE_BACK);
         } else {
             serving.term();
             assert!(serving.exit(LIMIT).success(), "{}", serving.log_tail());
@@ -220,6 +237,8 @@ const GIVE_BACK: &str = "UPDATE $.shards SET expires = clock_timestamp()";
 #[test]
 fn whoever_was_robbed_writes_nothing_acks_nothing_and_stands_by() {
     let Some((site, server, config)) = site("pg-zombie") else { return };
+    // Long, so that it learns of that from its next commit and not from its clock.
+    let config = config.text("store.lease", "60s");
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
     asked(server, &site, STEAL);
@@ -245,28 +264,54 @@ fn whoever_was_robbed_writes_nothing_acks_nothing_and_stands_by() {
 #[test]
 fn whoever_wakes_after_its_lease_sends_nothing() {
     let Some((site, server, config)) = site("pg-frozen") else { return };
-    let config = config.text("store.lease", "3s").text("amqp.heartbeat", "60s");
+    let config = config.text("store.lease", "10s").text("amqp.heartbeat", "60s");
     let inbox = site.inbox("shop");
     let daemon = site.start(&config);
-    for n in 0..50 {
-        site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(8_000));
-    }
+    let due = i64::try_from(now_ms()).expect("a moment") + 20_000;
+    let push = |n: u32| site.push("shop", "1").id(&n.to_string()).number("x-deliver-at", due);
+    site.client.publish_all((0..50).map(push));
     daemon.holds("waiting", 50);
-    std::thread::scope(|scope| {
-        let frozen = scope.spawn(|| daemon.freeze(Duration::from_secs(11)));
-        let over = "SELECT expires < clock_timestamp() FROM $.shards";
-        wait_until("its lease is over", LIMIT, || asked(server, &site, over) == "t");
-        asked(server, &site, STEAL);
-        frozen.join().expect("it goes on");
-    });
+    daemon.halt();
+    let over = "SELECT expires < clock_timestamp() FROM $.shards";
+    wait_until("its lease is over", LIMIT, || asked(server, &site, over) == "t");
+    asked(server, &site, STEAL);
+    wait_until("its items are due", LIMIT, || i64::try_from(now_ms()).is_ok_and(|now| now > due));
+    daemon.thaw();
     stands_by(&daemon);
     assert!(daemon.log().contains("may be another daemon's by now"), "{}", daemon.log_tail());
     inbox.quiet(Duration::from_millis(500));
     asked(server, &site, GIVE_BACK);
-    let mut ids: Vec<u32> =
-        (0..50).map(|_| inbox.batch().ids().join("").parse().expect("a number")).collect();
-    ids.sort_unstable();
-    assert_eq!(ids, (0..50).collect::<Vec<_>>());
+    let (mut ids, mut count) = (BTreeSet::new(), 0);
+    while ids.len() < 50 {
+        let batch = inbox.batch();
+        count += batch.items.len();
+        ids.extend(batch.ids().into_iter().map(|id| id.parse::<u32>().expect("a number")));
+    }
+    assert_eq!(ids, (0..50).collect::<BTreeSet<u32>>());
+    // The end of another life may repeat some.
+    let lives_lost = daemon.log().matches("the store is lost: ").count();
+    assert!(count == 50 || lives_lost > 1, "{count} items: {}", daemon.log_tail());
+}
+
+/// Asks a daemon whose database is silent for the state, for longer than an attempt to open the store takes. On a
+/// busy machine one answer may be late; a daemon that did not answer during an attempt would be late each time.
+fn answers_while_it_tries(daemon: &Daemon) {
+    let begun = Instant::now();
+    let (mut answers, mut late) = (0, Vec::new());
+    while begun.elapsed() < Duration::from_secs(12) {
+        let (status, state) = daemon.ask("GET", "/api/v1/state");
+        if status == 503 {
+            late.push(state.to_string());
+        } else {
+            assert_eq!((status, &state["state"]), (200, &"waiting".into()), "while it tries: {state}");
+            answers += 1;
+        }
+        let told = daemon.cli(&["status"]);
+        if told.code != 3 {
+            late.push(format!("{told:?}"));
+        }
+    }
+    assert!(answers > 0 && late.len() < 2, "{answers} answers in time, and late: {late:?}");
 }
 
 /// The connection is cut, and then it is silent.
@@ -278,7 +323,7 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     second.welcome(Welcome::Silent);
     let hosts = format!("{},{}", proxy.address(), second.address());
     let uri = server.uri_by(&proxy).replace(&proxy.address().to_string(), &hosts);
-    let config = config.text("store.lease", "3s").text("store.uri", &uri);
+    let config = config.text("store.lease", "12s").text("store.uri", &uri);
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&config);
     let pid = daemon.pid();
@@ -289,9 +334,10 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
             asked(server, &site, "SELECT count(*) FROM $.items") == count
         });
     };
-    for (turn, is_silent) in [(1, false), (2, true)] {
+    // The first item of each turn is due when the store is lost, after a renewal or at the end of the lease.
+    for (turn, is_silent, in_ms) in [(1, false, 12_000), (2, true, 25_000)] {
         let [before, meanwhile] = ["before", "meanwhile"].map(|when| format!("{turn}-{when}"));
-        site.client.publish(&site.push("shop", "1").id(&before).delay(9_000));
+        site.client.publish(&site.push("shop", "1").id(&before).delay(in_ms));
         stored(1);
         // An idle daemon notices at the next renewal.
         if is_silent {
@@ -309,12 +355,8 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
         let (status, missing) = daemon.ask("GET", "/readyz");
         assert!(status == 503 && missing["missing"][0] == "store", "{status} {missing}");
         assert_eq!(daemon.ask("GET", "/livez").0, 200);
-        let of_attempts = Instant::now() + Duration::from_secs(if is_silent { 12 } else { 0 });
-        while Instant::now() < of_attempts {
-            let (status, state) = daemon.ask("GET", "/api/v1/state");
-            assert_eq!((status, &state["state"]), (200, &"waiting".into()), "while it tries: {state}");
-            let told = daemon.cli(&["status"]);
-            assert_eq!(told.code, 3, "{told:?}");
+        if is_silent {
+            answers_while_it_tries(&daemon);
         }
         let refused = daemon.cli(&["lookup", "shop", &before]);
         assert!(refused.code == 1 && refused.err.contains("there is no store at present"), "{refused:?}");
@@ -343,7 +385,7 @@ fn a_database_that_is_gone_for_a_while_ends_no_process_and_loses_nothing() {
     let ended = json!({ "database": 1, "lease_over": 1, "fenced": 0, "given_away": 0 });
     assert_eq!(store["lives_ended"], ended, "{store}");
     assert_eq!(store["takeovers"], json!({ "free": 1, "expired": 0, "own": 2 }), "{store}");
-    assert!((1..=2_400).contains(&store["lease_remaining_ms"].as_u64().unwrap_or(0)), "{store}");
+    assert!((1..=9_600).contains(&store["lease_remaining_ms"].as_u64().unwrap_or(0)), "{store}");
     let metrics = daemon.ask_whole("GET", "/metrics").expect("an answer").body;
     for line in [
         "tidegate_items_confirmed_total 4",

@@ -1,5 +1,6 @@
 //! Redelivery: consumers reject a message or publish it again, with `redeliver` set.
 
+use crate::letters::{changed, done};
 use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
@@ -25,11 +26,15 @@ fn rejecting(site: &Site<'_>, application: &str) -> Inbox {
     site.client.consume_and_reject(&site.queue(application))
 }
 
+fn is_unchanged(before: &Received, next: &Received, number: usize) {
+    assert_eq!(next.number("x-retry"), Some(number as i64));
+    assert_eq!((next.id(), &next.body), (before.id(), &before.body), "try {number}");
+}
+
 /// Panics unless `next` is retry number `number`, after `before`: not early, and unchanged.
 fn check_try(before: &Received, next: &Received, number: usize) {
     next.is_not_early();
-    assert_eq!(next.number("x-retry"), Some(number as i64));
-    assert_eq!((next.id(), &next.body), (before.id(), &before.body), "try {number}");
+    is_unchanged(before, next, number);
     let came = i64::try_from(before.at_us / 1_000).expect("a sane clock");
     let due = next.number("x-due").expect("x-due");
     assert!(due >= came + PAUSES_MS[number - 1], "try {number}: {due}, {came}");
@@ -49,28 +54,39 @@ fn letter(site: &Site<'_>, daemon: &Daemon) -> Received {
     letter
 }
 
-/// Retries until the item is dead-lettered, with a kill of the daemon in between.
+/// An item whose consumer rejects each try.
+fn tried(site: &Site<'_>, id: Option<&str>) -> Push {
+    let push = site.push("work", "try").content_type("text/plain").customer("anna").delay(50);
+    id.map_or(push.clone(), |id| push.id(id))
+}
+
+/// Waits until the item waits for this retry, durably. Returns when it is due, UTC ms.
+fn waits(daemon: &Daemon, id: &str, number: usize) -> u64 {
+    let path = format!("/api/v1/items/work/{id}");
+    let mut due = None;
+    wait_until("it waits again, durably", Duration::from_secs(10), || {
+        let told = daemon.ask("GET", &path).1;
+        due = told["due"].as_u64();
+        told["state"] == "waiting" && told["retry"] == number
+    });
+    due.expect("a due")
+}
+
+fn due_now(daemon: &Daemon, id: &str) {
+    let moved = daemon.cli(&["reschedule", "work", id, "--delay", "0s"]);
+    assert_eq!(moved.code, 0, "{}", moved.err);
+}
+
+/// Retries until the item is dead-lettered.
 fn until_it_is_dead(format: &str, id: Option<&str>) {
     let site = Site::new(&format!("again-{format}-{}", id.is_some()));
     let inbox = rejecting(&site, "work");
-    let mut daemon = site.start(&config(&site, format));
-    let push = site.push("work", "try").content_type("text/plain").customer("anna").delay(50);
-    let push = id.map_or(push.clone(), |id| push.id(id));
-    assert_eq!(site.client.publish(&push), Verdict::Taken);
+    let daemon = site.start(&config(&site, format));
+    assert_eq!(site.client.publish(&tried(&site, id)), Verdict::Taken);
     let first = inbox.next();
     assert_eq!(first.number("x-retry"), None);
     let mut before = first.clone();
     for number in 1..=PAUSES_MS.len() {
-        if number == 2 {
-            let path = format!("/api/v1/items/work/{}", first.id());
-            wait_until("it waits again, durably", Duration::from_secs(10), || {
-                let told = daemon.ask("GET", &path).1;
-                told["state"] == "waiting" && told["retry"] == number
-            });
-            daemon.kill9();
-            daemon.start_again();
-            daemon.wait_ready();
-        }
         let next = inbox.next();
         check_try(&before, &next, number);
         if format != "passthrough" {
@@ -90,25 +106,67 @@ fn until_it_is_dead(format: &str, id: Option<&str>) {
     }
 }
 
+/// The same with a kill of the daemon before each try. The pauses are so long that no try precedes its kill,
+/// and a command ends them.
+fn until_it_is_dead_over_kills(format: &str, id: Option<&str>) {
+    const HOUR_MS: u64 = 3_600_000;
+    const TRIES: usize = 2;
+    let site = Site::new(&format!("again-kill-{format}-{}", id.is_some()));
+    let inbox = rejecting(&site, "work");
+    let redeliver = format!(r#"{{ min = "1h", max = "1h", attempts = {TRIES} }}"#);
+    let mut daemon = site.start(&config(&site, format).set("defaults.redeliver", &redeliver));
+    assert_eq!(site.client.publish(&tried(&site, id)), Verdict::Taken);
+    let first = inbox.next();
+    assert_eq!(first.number("x-retry"), None);
+    let mut before = first.clone();
+    for number in 1..=TRIES {
+        let due = waits(&daemon, &first.id(), number);
+        assert!(due >= before.at_us / 1_000 + HOUR_MS, "try {number}: {due}");
+        daemon.kill9();
+        daemon.start_again();
+        daemon.wait_ready();
+        assert!(waits(&daemon, &first.id(), number) >= due, "the kill brings no due forward");
+        due_now(&daemon, &first.id());
+        let next = inbox.next();
+        next.is_not_early();
+        is_unchanged(&before, &next, number);
+        if format != "passthrough" {
+            assert_eq!(next.text("x-batch"), first.text("x-batch"), "a batch is the same batch");
+        }
+        before = next;
+    }
+    let letter = site.dead_inbox().next();
+    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
+    let error = letter.text("x-tidegate-error").unwrap_or_default();
+    let wanted = format!("given up after {TRIES} more tries of its consumer (redeliver.attempts)");
+    assert!(error.starts_with(&wanted), "{error}");
+    assert_eq!((letter.id(), &letter.body, letter.key.as_str()), (first.id(), &first.body, "work"));
+    inbox.quiet(Duration::from_millis(500));
+}
+
 #[test]
 fn a_message_that_is_rejected_each_time_comes_so_often_and_is_dead() {
     until_it_is_dead("passthrough", Some("m"));
+    until_it_is_dead_over_kills("passthrough", Some("m"));
 }
 
 #[test]
 fn a_message_without_an_id_that_is_rejected_each_time_comes_so_often_and_is_dead() {
     until_it_is_dead("passthrough", None);
+    until_it_is_dead_over_kills("passthrough", None);
 }
 
 #[test]
 fn a_batch_that_is_rejected_each_time_comes_whole_so_often_and_is_dead() {
     until_it_is_dead("json", Some("m"));
+    until_it_is_dead_over_kills("json", Some("m"));
 }
 
 #[test]
 fn batches_of_the_other_formats_come_whole_as_well() {
     for format in ["ndjson", "cloudevents"] {
         until_it_is_dead(format, None);
+        until_it_is_dead_over_kills(format, None);
     }
 }
 
@@ -195,8 +253,9 @@ fn what_waits_for_its_next_try_is_looked_up_listed_moved_and_cancelled_by_its_id
 fn of_a_batch_the_whole_is_cancelled_by_the_batchs_id_and_the_rest_of_one_comes_item_by_item() {
     let site = Site::new("again-parts");
     let inbox = rejecting(&site, "work");
-    let daemon =
-        site.start(&config(&site, "json").set("defaults.redeliver", r#"{ min = "1h", max = "2h" }"#));
+    // The window closes by its third item, however long the three take to arrive.
+    let config = config(&site, "json").text("defaults.window", "60s").set("defaults.max_items", "3");
+    let daemon = site.start(&config.set("defaults.redeliver", r#"{ min = "1h", max = "2h" }"#));
     let push = |id: &str| site.push("work", "{}").content_type("application/json").customer("anna").id(id);
     site.client.publish_all([push("one"), push("two"), push("three")]);
     let batch = inbox.batch();
@@ -225,15 +284,15 @@ fn where_tries_are_not_counted_a_batch_is_a_letter_that_says_so_and_is_sent_back
     site.client.publish(&site.push("work", "x").customer("anna").id("one"));
     let batch = inbox.next();
     site.lies(&site.dead(), 1);
-    let (_, letters) = daemon.ask("GET", "/api/v1/dead");
+    let letters = done(&daemon, "GET", "/api/v1/dead");
     let error = letters["letters"][0]["error"].as_str().expect("a sentence").to_owned();
     assert!(error.contains("a batch came back") && error.contains("redeliver = { min = "), "{error}");
     // With retries configured, a dead letter that is sent back counts as a retry of its batch.
     daemon.term();
     assert!(daemon.exit(Duration::from_secs(20)).success());
     let daemon = site.start(&config(&site, "json"));
-    let (status, told) = daemon.ask("POST", "/api/v1/dead/retry?all=true");
-    assert_eq!((status, &told["count"]), (200, &json!(1)), "{told}");
+    let told = changed(&daemon, "POST", "/api/v1/dead/retry?all=true", None);
+    assert_eq!(told["count"], 1, "{told}");
     // It is rejected again, and each of these tries is another one.
     for retry in 1..=3 {
         let again = inbox.next();
@@ -251,28 +310,28 @@ fn a_try_that_waits_outlives_a_kill_of_the_broker() {
     let Some(node) = Node::lent("a_try_that_waits_outlives_a_kill_of_the_broker") else { return };
     let site = Site::on(&node, "again-broker");
     let inbox = rejecting(&site, "work");
-    let redeliver = r#"{ min = "4s", max = "4s", attempts = 2 }"#;
+    // So long that no try precedes the kill; a command ends the pauses.
+    let redeliver = r#"{ min = "1h", max = "1h", attempts = 2 }"#;
     let mut daemon = site.start(&site.config().set("defaults.redeliver", redeliver));
     site.client.publish(&site.push("work", "1").id("a").customer("anna"));
     let first = inbox.next();
-    let path = format!("/api/v1/items/work/{}", first.id());
-    let told = || daemon.ask("GET", &path).1;
-    wait_until("it waits again, durably", Duration::from_secs(10), || {
-        let told = told();
-        told["state"] == "waiting" && told["retry"] == 1
-    });
+    waits(&daemon, &first.id(), 1);
     node.kill9();
     node.start_again();
     daemon.wait_ready();
     let client = Client::connect(node.uri());
     let inbox = client.consume_and_reject(&site.queue("work"));
     let mut tries = Vec::new();
-    while tries.last() != Some(&2) {
-        let next = inbox.next();
-        next.is_not_early();
-        assert_eq!((next.text("x-batch"), &next.body), (first.text("x-batch"), &first.body));
-        // A message that was rejected just before the kill may be delivered once more, unchanged.
-        tries.extend(next.number("x-retry"));
+    for number in 1..=2 {
+        waits(&daemon, &first.id(), number);
+        due_now(&daemon, &first.id());
+        while tries.len() < number {
+            let next = inbox.next();
+            next.is_not_early();
+            assert_eq!((next.text("x-batch"), &next.body), (first.text("x-batch"), &first.body));
+            // A message that was rejected just before the kill may be delivered once more, unchanged.
+            tries.extend(next.number("x-retry"));
+        }
     }
     assert_eq!(tries, [1, 2], "no try is lost, and none counts twice");
     wait_until("it is dead after the last", Duration::from_secs(20), || {

@@ -132,6 +132,12 @@ pub(super) fn counted(daemon: &Daemon, key: &str) -> u64 {
     state["map"][key].as_u64().unwrap_or_else(|| panic!("no map.{key}: {}", state["map"]))
 }
 
+/// Waits until a number of `map` is as large as this, and not larger: what has arrived is counted a moment later.
+fn counts(daemon: &Daemon, key: &str, number: u64) {
+    wait_until(&format!("{number} are {key}"), LIMIT, || counted(daemon, key) >= number);
+    assert_eq!(counted(daemon, key), number, "{key}");
+}
+
 /// Publishes a request with this id for each application, which arrives once.
 fn arrives(site: &Site<'_>, applications: &[(String, Inbox)], id: &str) {
     site.client.publish_all(applications.iter().map(|(name, _)| site.push(name, "{}").id(id)));

@@ -110,7 +110,7 @@ fn a_port_of_the_other_kind_is_named() {
     for (uri, wants) in
         [(format!("amqps://u:p@{plain}"), "write amqp://"), (format!("amqp://u:p@{tls}"), "write amqps://")]
     {
-        let config = site.config().text("amqp.uri", &uri).text("timeouts.connect", "5s");
+        let config = site.config().text("amqp.uri", &uri).text("timeouts.connect", "120s");
         let found = tidegate_harness::Daemon::stopped(&config, &site.dir).cli(&["push", "shop", "x"]);
         assert!(found.code == 1 && found.err.contains(wants), "{uri}: {found:?}");
     }

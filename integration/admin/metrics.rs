@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use tidegate_harness::lapin::ExchangeKind;
 use tidegate_harness::{require, wait_until, workdir, Daemon, Site};
 
 fn page(daemon: &Daemon) -> String {
@@ -61,7 +62,9 @@ fn what_has_passed_is_told_also_after_a_reconnect() {
                 value(&self::page(&daemon), failed) > before
             });
             // The next connection declares the exchange again, without its bindings.
-            wait_until("the exchange", Duration::from_secs(20), || daemon.ask("GET", "/readyz").0 == 200);
+            wait_until("the exchange", Duration::from_secs(20), || {
+                site.client.has_exchange(&site.out(), ExchangeKind::Direct)
+            });
             site.client.bind(&site.queue("shop"), &site.out(), "shop");
             assert_eq!(inbox.items(1, Duration::from_secs(20)).len(), 1);
         }

@@ -1,9 +1,9 @@
 //! A start that ends before it has received a message says nothing about messages.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
-use tidegate_harness::{Daemon, Site};
+use tidegate_harness::{wait_until, Daemon, Site};
 
 #[test]
 fn a_taken_admin_port_is_no_quick_death() {
@@ -17,6 +17,8 @@ fn a_taken_admin_port_is_no_quick_death() {
     let starts = fs::read_to_string(site.dir.join("store/STARTS")).unwrap_or_else(|_| "0\n".to_owned());
     assert_eq!(starts, "0\n", "{}", daemon.log_tail());
     drop(taken);
+    // A process that another test has just started has a copy of it until it becomes another program.
+    wait_until("the port is free", Duration::from_secs(10), || TcpStream::connect(daemon.admin()).is_err());
     daemon.start_again();
     daemon.wait_ready();
     assert!(!daemon.log().contains("quick deaths"), "{}", daemon.log_tail());

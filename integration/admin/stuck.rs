@@ -36,7 +36,7 @@ fn a_part_that_stands_still_is_named_by_the_probes_and_the_log_until_it_moves_ag
         let lines =
             |what: &str| daemon.log().lines().filter(|l| l.contains(what) && l.contains(&begins)).count();
         wait_until("a line for its begin", LIMIT, || lines("stuck: this part has work") == 1);
-        let health = daemon.cli(&["health"]);
+        let health = daemon.cli(&["health", "--timeout", "60s"]);
         assert!(health.code == 1 && health.err.contains(part), "{health:?}");
         if part == "egress" {
             assert_eq!(daemon.state()["state"], "stuck");
@@ -53,9 +53,14 @@ fn a_part_that_stands_still_is_named_by_the_probes_and_the_log_until_it_moves_ag
     assert_eq!(site.client.consume(&site.queue("shop")).take(2, LIMIT).len(), 2, "what waited has gone out");
 }
 
-/// Over several intervals nothing is reported stuck, and the daemon stays live.
+/// A part is stuck after a time for which a busy machine may stop the whole process, or a sync may take.
+fn patient(site: &Site<'_>) -> Config {
+    site.config().text("timeouts.stuck_after", "8s")
+}
+
+/// For longer than `patient` allows nothing is reported stuck, and the daemon stays live.
 fn stays_live(daemon: &Daemon, what: &str) {
-    let end = Instant::now() + Duration::from_secs(8);
+    let end = Instant::now() + Duration::from_secs(12);
     while Instant::now() < end {
         let (livez, readyz) = (daemon.ask("GET", "/livez"), daemon.ask("GET", "/readyz"));
         assert_eq!(livez.0, 200, "{what}: {livez:?}\n{}", daemon.log_tail());
@@ -70,7 +75,7 @@ fn what_waits_for_somebody_else_is_not_stuck() {
     let Some(node) = Node::lent("what_waits_for_somebody_else_is_not_stuck") else { return };
     let site = Site::on(&node, "waits");
     ["shop", "paused", "silent"].into_iter().for_each(|name| site.application(name));
-    let daemon = site.start(&quick(&site));
+    let daemon = site.start(&patient(&site));
     stays_live(&daemon, "idle");
     let send = |name: &str, count: usize| site.client.publish_all((0..count).map(|_| site.push(name, "{}")));
     send("parked", 3);
@@ -87,12 +92,12 @@ fn what_waits_for_somebody_else_is_not_stuck() {
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
     stays_live(&daemon, "parked, paused, silent");
     node.wake(&queue);
-    site.client.publish(&site.push("shop", "{}").delay(3_000));
+    site.client.publish(&site.push("shop", "{}").delay(1_000));
     node.memory_alarm(true);
     wait_until("a blocked connection", LIMIT, || daemon.state()["state"] == "blocked");
     stays_live(&daemon, "blocked");
     node.memory_alarm(false);
-    site.client.publish(&site.push("shop", "{}").delay(5_000));
+    site.client.publish(&site.push("shop", "{}").delay(3_000));
     node.stop();
     wait_until("no connection", LIMIT, || daemon.ask("GET", "/readyz").0 == 503);
     stays_live(&daemon, "no broker");
@@ -107,11 +112,11 @@ fn a_network_that_carries_nothing_is_not_taken_for_a_part_that_stands_still() {
     let site = Site::on(node, "stalled-network");
     site.application("shop");
     let (proxy, uri) = node.proxied();
-    let daemon = site.start(&quick(&site).text("amqp.uri", &uri));
+    let daemon = site.start(&patient(&site).text("amqp.uri", &uri));
     site.client.publish_all((0..20).map(|n| site.push("shop", "{}").delay(500 + n * 500)));
     wait_until("they are there", LIMIT, || daemon.items("waiting") > 0);
     proxy.stall();
-    for round in ["stalled", "and no connection comes about", "still"] {
+    for round in ["stalled", "and no connection comes about"] {
         stays_live(&daemon, round);
     }
     proxy.heal();

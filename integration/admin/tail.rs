@@ -6,7 +6,9 @@ use tidegate_harness::{wait_until, Node, Site};
 #[test]
 fn a_parked_backlog_is_left_alone() {
     let site = Site::new("tailparked");
-    let mut daemon = site.start(&site.config());
+    // A probe on its way is in flight and not parked, so the next one waits for an order.
+    let retry = r#"{ min = "600s", max = "600s" }"#;
+    let mut daemon = site.start(&site.config().set("defaults.retry", retry));
     site.client.publish(&site.push("shop", "1").id("kept"));
     wait_until("it is parked", Duration::from_secs(10), || daemon.items("parked") == 1);
     let refused = daemon.cli(&["tail", "shop", "--for", "2s"]);
@@ -16,7 +18,15 @@ fn a_parked_backlog_is_left_alone() {
         "{refused:?}"
     );
     daemon.holds("parked", 1);
-    let drained = daemon.cli(&["tail", "shop", "--count", "1", "--for", "120s", "--drain"]);
+    let drained = std::thread::scope(|scope| {
+        let tail = scope.spawn(|| daemon.cli(&["tail", "shop", "--count", "1", "--for", "120s", "--drain"]));
+        // The first probes may leave before its queue is bound.
+        while !tail.is_finished() {
+            daemon.ask("POST", "/api/v1/applications/shop/retry");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        tail.join().expect("the command ends")
+    });
     assert!(drained.code == 0 && drained.out.contains("kept"), "{drained:?}");
     // If the daemon does not answer, the command is refused too.
     daemon.kill9();

@@ -21,10 +21,21 @@ impl Language {
         Program::start(self.interpreter, &whole, &site.dir)
     }
 
+    /// The answer that its `cancel` prints; `None` if it says that there is none.
+    fn cancelled(&self, site: &Site<'_>, daemon: &Daemon) -> Option<serde_json::Value> {
+        let (has_succeeded, said) = self.run(site, daemon, "cancel").ended();
+        // By HTTP a cancel may overtake its request for longer than the example repeats it.
+        if said.contains("no answer") || said.contains("unknown") {
+            return None;
+        }
+        assert!(has_succeeded, "{said}");
+        Some(serde_json::from_str(said.trim()).expect("an answer"))
+    }
+
     /// Runs all examples of a language. `told` is what its consumer prints for the batches.
     fn judge(&self, test: &str, told: [&str; 8]) {
         let site = Site::new(test);
-        let daemon = site.start(&site.config().text("defaults.window", "1s"));
+        let daemon = site.start(&site.config().text("defaults.window", "600s"));
         if self.interpreter == "sh" {
             // The shell example leaves the binding to others, as its comment says.
             let queue = site.queue("shop-batches");
@@ -37,9 +48,20 @@ impl Language {
         wait_until("the consumer has its queue", Duration::from_secs(20), listens);
         self.run(&site, &daemon, "schedule").end();
         self.run(&site, &daemon, "batch").end();
-        let cancelled = self.run(&site, &daemon, "cancel").end();
-        let answer: serde_json::Value = serde_json::from_str(cancelled.trim()).expect("an answer");
-        assert_eq!(answer, json!({"count": 1, "result": "cancelled"}));
+        let mut cancelled = None;
+        // Asking again is its own advice: the daemon drops an answer that a busy broker does not take.
+        wait_until("it is answered", Duration::from_secs(20), || {
+            cancelled = self.cancelled(&site, &daemon);
+            cancelled.is_some()
+        });
+        assert_eq!(cancelled, Some(json!({"count": 1, "result": "cancelled"})));
+        // The windows of all six orders end now.
+        wait_until("all orders are there", Duration::from_secs(20), || {
+            let of = |customer: &str| daemon.ask("GET", &format!("/api/v1/customers/shop/{customer}")).1;
+            of("anna")["waiting"] == 3 && of("ben")["waiting"] == 3
+        });
+        let flushed = daemon.ask("POST", "/api/v1/applications/shop/flush");
+        assert_eq!(flushed, (200, json!({"result": "flushed", "count": 6})));
         for text in told {
             consumer.wait_for(text);
         }

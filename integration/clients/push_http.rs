@@ -179,11 +179,8 @@ fn every_customer_gets_all_in_order_and_none_waits_for_another() {
     let modes = [Mode::Takes, Mode::Fails, Mode::Hangs, Mode::LosesAnswer];
     let receiver = Receiver::start(&CUSTOMERS.into_iter().zip(modes).collect::<Vec<_>>());
     std::fs::write(site.dir.join("addresses.json"), receiver.addresses(&CUSTOMERS)).expect("the addresses");
-    let quick = [
-        ("TIMEOUT = 10 ", "TIMEOUT = 1 "),
-        ("PAUSE = 0.5 ", "PAUSE = 0.1 "),
-        ("MAX_PAUSE = 60", "MAX_PAUSE = 1"),
-    ];
+    // Its time limit stays: a busy machine may not answer for "good" within a second.
+    let quick = [("PAUSE = 0.5 ", "PAUSE = 0.1 "), ("MAX_PAUSE = 60", "MAX_PAUSE = 1")];
     let quick = quick.map(|(theirs, ours)| (theirs, ours.to_owned()));
     let script = example(&site, &daemon, "python/push_http.py", &quick);
     let start = || Program::start("python3", &[&script, "addresses.json"], &site.dir);

@@ -2,9 +2,9 @@
 
 use super::{wait_for, FAR};
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
-use tidegate_harness::{correlation_of, now_ms, wait_until, Asker, Push, Site, Way};
+use tidegate_harness::{now_ms, wait_until, Asker, Push, Site, Way};
 
 #[test]
 fn a_cancelled_item_never_comes_back() {
@@ -12,22 +12,23 @@ fn a_cancelled_item_never_comes_back() {
     let inbox = site.inbox("shop");
     let config = site
         .config()
-        .text("defaults.window", "3s")
+        .text("defaults.window", "600s")
         .set("applications.nobody.retry", r#"{ min = "200ms", max = "200ms" }"#);
     let mut daemon = site.start(&config);
-    let near = i64::try_from(now_ms()).expect("a date") + 4500;
+    site.client.publish(&site.push("nobody", "1").id("parked"));
+    wait_for(&daemon, "nobody", "parked", "parked");
+    // The cancels are over by then.
+    let near = i64::try_from(now_ms()).expect("a date") + 20_000;
     site.client.publish_all([
         site.push("shop", "1").id("near").number("x-deliver-at", near),
         site.push("shop", "1").id("beside").number("x-deliver-at", near),
         site.push("shop", "1").id("far").delay(FAR),
         site.push("shop", "1").id("window").customer("c"),
-        site.push("nobody", "1").id("parked"),
     ]);
-    wait_for(&daemon, "nobody", "parked", "parked");
     let all = [("shop", "near"), ("shop", "far"), ("shop", "window"), ("nobody", "parked")];
     for (application, id) in all {
         wait_until("it is cancelled", Duration::from_secs(10), || {
-            // The parked item may be in flight as a probe.
+            // The parked item may be in flight as a probe, and a request still on its way through the broker.
             daemon.ask("DELETE", &format!("/api/v1/items/{application}/{id}")).1["result"] == "cancelled"
         });
     }
@@ -39,52 +40,65 @@ fn a_cancelled_item_never_comes_back() {
         let found = daemon.ask("GET", &format!("/api/v1/items/{application}/{id}")).1;
         assert_eq!(found["state"], "cancelled", "{found}");
     }
+    let flushed = daemon.ask("POST", "/api/v1/customers/shop/c/flush");
+    assert_eq!(flushed, (200, json!({"result": "flushed", "count": 0})));
     assert_eq!(inbox.batch().ids(), ["beside"], "it was due with the near one");
     inbox.quiet(Duration::from_millis(500));
     daemon.holds("waiting", 0);
     daemon.holds("parked", 0);
 }
 
+/// Repeated with more time if a busy machine reaches the moment at which the items are due before all are cancelled.
 #[test]
 fn killed_between_command_and_answer() {
+    assert!([6_000, 20_000, 60_000].into_iter().any(are_cancelled_over_kills), "they were always due before");
+}
+
+/// Half of the items are due after this many milliseconds. Whether all are cancelled before that.
+fn are_cancelled_over_kills(delay: u64) -> bool {
     const COUNT: usize = 200;
-    let site = Site::new("between");
+    let site = Site::new(&format!("between-{delay}"));
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config());
     let asker = Asker::new(&site);
-    let due = i64::try_from(now_ms()).expect("a date") + 6000;
+    let due = now_ms() + delay;
     site.client.publish_all((0..COUNT).map(|n| {
         let push = site.push("shop", "1").id(&format!("{n}")).customer(&format!("c{}", n % 9));
         if n % 2 == 0 {
-            push.number("x-deliver-at", due)
+            push.number("x-deliver-at", i64::try_from(due).expect("a date"))
         } else {
             push.delay(FAR)
         }
     }));
-    wait_until("all wait", Duration::from_secs(10), || daemon.items("waiting") == COUNT as u64);
+    let all_wait = || daemon.items("waiting") == COUNT as u64 || now_ms() >= due;
+    wait_until("all wait", Duration::from_secs(10), all_wait);
+    let cancel = |n: usize| {
+        let id = n.to_string();
+        (id.clone(), asker.command(site.push("shop", "").id(&id), "tidegate.cancel", &id))
+    };
+    let cancels: BTreeMap<String, Push> = (0..COUNT).map(cancel).collect();
     for part in 0..2 {
         let of_part = (0..COUNT).filter(|n| n % 2 == part);
-        site.client.publish_all(of_part.map(|n| {
-            asker.command(site.push("shop", "").id(&format!("{n}")), "tidegate.cancel", &format!("{n}"))
-        }));
+        site.client.publish_all(of_part.map(|n| cancels[&n.to_string()].clone()));
         daemon.kill9();
         daemon.start_again();
         daemon.wait_ready();
     }
-    let mut open: BTreeSet<String> = (0..COUNT).map(|n| n.to_string()).collect();
-    while !open.is_empty() {
-        let answer = asker.next();
+    let answers = asker.answers_to(&cancels);
+    if now_ms() >= due {
+        return false;
+    }
+    for answer in answers.values() {
         // A command done before the kill gets the same answer.
-        assert_eq!(answer.json(), json!({"result": "cancelled", "count": 1}));
-        open.remove(&correlation_of(&answer));
+        assert_eq!(*answer, json!({"result": "cancelled", "count": 1}));
     }
     for n in 0..COUNT {
         let found = daemon.ask("GET", &format!("/api/v1/items/shop/{n}")).1;
         assert_eq!(found["state"], "cancelled", "{found}");
     }
     daemon.holds("waiting", 0);
-    let left = u64::try_from(due).expect("a date").saturating_sub(now_ms());
-    inbox.quiet(Duration::from_millis(left + 500));
+    inbox.quiet(Duration::from_millis(due.saturating_sub(now_ms()) + 500));
+    true
 }
 
 #[test]
@@ -103,7 +117,7 @@ fn killed_while_a_customer_is_cancelled() {
     daemon.kill9();
     daemon.start_again();
     daemon.wait_ready();
-    let answer = asker.next().json();
+    let answer = &asker.answers_to(&BTreeMap::from([("all".to_owned(), command)]))["all"];
     assert_eq!(answer["result"], "cancelled", "{answer}");
     wait_until("it is as the answer says", Duration::from_secs(10), || daemon.items("waiting") == 1000);
     let counts = |customer: &str| daemon.ask("GET", &format!("/api/v1/customers/shop/{customer}")).1;
@@ -120,7 +134,7 @@ fn comes_again(name: &str, selector: impl Fn(Push) -> Push) {
     let config = site.config().text("amqp.uri", &uri).text("egress.uri", site.node.uri());
     let daemon = site.start(&config);
     let asker = Asker::new(&site);
-    let due = i64::try_from(now_ms()).expect("a date") + 2500;
+    let due = i64::try_from(now_ms()).expect("a date") + 3_600_000;
     let item = || site.push("shop", "1").id("x").customer("c").number("x-deliver-at", due);
     // Blocks acks and answers.
     ingest.stall_one(Way::Up);
@@ -132,9 +146,17 @@ fn comes_again(name: &str, selector: impl Fn(Push) -> Push) {
     wait_until("it is durable", Duration::from_secs(10), || daemon.state()["uncommitted"] == 0);
     ingest.cut(true);
     ingest.heal();
-    let answer = asker.next();
-    assert_eq!(answer.json(), json!({"result": "cancelled", "count": 1}));
-    // What followed the cancel is delivered again too, and is not taken for the cancelled item.
+    match asker.poll(Duration::from_secs(60)) {
+        Some(answer) => assert_eq!(answer.json(), json!({"result": "cancelled", "count": 1})),
+        // Asked again, it would be another cancel.
+        None => assert!(daemon.log().contains(super::NOT_SENT), "{}", daemon.log_tail()),
+    }
+    // What followed the cancel is delivered again too, and is not taken for the cancelled item. Then comes this one.
+    site.client.publish(&site.push("shop", "1").id("behind").delay(FAR));
+    wait_for(&daemon, "shop", "behind", "waiting");
+    wait_until("it is there again, and leaves now", Duration::from_secs(10), || {
+        daemon.ask("POST", "/api/v1/items/shop/x/reschedule?delay=0").1["result"] == "rescheduled"
+    });
     assert_eq!(inbox.batch().ids(), ["x"]);
     wait_for(&daemon, "shop", "x", "sent");
     inbox.quiet(Duration::from_millis(200));

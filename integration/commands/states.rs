@@ -3,7 +3,7 @@
 use super::{wait_for, FAR};
 use serde_json::{json, Value};
 use std::time::{Duration, Instant};
-use tidegate_harness::{now_ms, wait_until, Asker, Config, Daemon, Inbox, Proxy, Site, Way};
+use tidegate_harness::{now_ms, wait_until, Asker, Config, Daemon, Inbox, Node, Proxy, Site, Way};
 
 fn item(daemon: &Daemon, application: &str, id: &str) -> Value {
     daemon.ask("GET", &format!("/api/v1/items/{application}/{id}")).1
@@ -139,26 +139,38 @@ fn without_confirms(site: &Site<'_>) -> (Inbox, Proxy, Daemon) {
 
 #[test]
 fn in_flight_the_answer_waits_for_the_outcome() {
-    let site = Site::new("flying");
-    let (inbox, egress, daemon) = without_confirms(&site);
-    site.client.publish_all(["x", "y"].map(|id| site.push("shop", "1").id(id).customer(id)));
-    inbox.items(2, Duration::from_secs(10));
-    wait_for(&daemon, "shop", "x", "in_flight");
+    let Some(node) = Node::controlled("in_flight_the_answer_waits_for_the_outcome") else { return };
+    let site = Site::on(node, "flying");
+    let inbox = site.inbox("shop");
+    let daemon = site.start(&config(&site).text("timeouts.confirm", "120s"));
+    site.client.publish(&site.push("shop", "1").id("first"));
+    assert_eq!(inbox.batch().ids(), ["first"]);
+    wait_for(&daemon, "shop", "first", "sent");
+    site.client.publish_all(["x", "y"].map(|id| site.push("shop", "1").id(id).customer("c")));
+    daemon.holds("waiting", 2);
+    // A network that carries nothing would be given up sooner, and the batch published again.
+    let queue = [site.queue("shop")];
+    node.silence(&queue);
+    assert_eq!(daemon.ask("POST", "/api/v1/customers/shop/c/flush").1["count"], 2);
+    for id in ["x", "y"] {
+        wait_for(&daemon, "shop", id, "in_flight");
+    }
     let start = Instant::now();
     assert_eq!(cancel(&daemon, "shop", "x"), (200, json!({"result": "in_flight"})));
     let waited = start.elapsed();
     assert!(waited >= Duration::from_millis(4500), "{waited:?}");
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| cancel(&daemon, "shop", "x"));
-        let all = scope.spawn(|| daemon.ask("DELETE", "/api/v1/customers/shop/y/items"));
+        let all = scope.spawn(|| daemon.ask("DELETE", "/api/v1/customers/shop/c/items"));
         // Both commands should be under way when the outcome arrives; if not, they get the same answers.
         std::thread::sleep(Duration::from_millis(300));
-        egress.heal();
+        node.wake(&queue);
         let (status, answer) = asked.join().expect("an answer");
         assert_eq!((status, &answer["result"]), (200, &json!("sent")), "{answer}");
         let all = all.join().expect("an answer");
         assert_eq!(all, (200, json!({"result": "cancelled", "count": 0})));
     });
+    assert_eq!(inbox.batch().ids(), ["x", "y"]);
     inbox.quiet(Duration::from_millis(300));
 }
 

@@ -5,7 +5,7 @@ use serde_json::{json, Value};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidegate_harness::{schema_faults, wait_until, Daemon, Site};
+use tidegate_harness::{schema_faults, wait_until, Daemon, HttpAnswer, Site};
 
 /// A daemon, its document, and the operations called so far.
 struct Told<'d> {
@@ -23,12 +23,23 @@ impl<'d> Told<'d> {
         Told { daemon, document, asked: RefCell::default() }
     }
 
+    /// The answer to an operation. Looks are repeated while the daemon, or its broker, is too busy to answer.
+    fn answer(&self, method: &str, path: &str, status: u16) -> HttpAnswer {
+        let mut last = None;
+        wait_until("an answer other than 503", Duration::from_secs(10), || {
+            last = self.daemon.ask_whole(method, path);
+            let is_busy = last.as_ref().is_some_and(|answer| answer.status == 503) && status != 503;
+            method != "GET" || !is_busy
+        });
+        last.expect("an answer")
+    }
+
     /// Calls an operation and checks the response against the document. Returns the body.
     fn ask(&self, method: &str, template: &str, path: &str, status: u16) -> Value {
         self.asked.borrow_mut().insert(format!("{method} {template}"));
         let operation = &self.document["paths"][template][method.to_lowercase()];
         assert!(operation.is_object(), "the document does not tell of {method} {template}");
-        let answer = self.daemon.ask_whole(method, path).expect("an answer");
+        let answer = self.answer(method, path, status);
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
         let of_status = operation["responses"].get(status.to_string());
         let response = self.followed(of_status.unwrap_or(&operation["responses"]["default"]));

@@ -1,5 +1,6 @@
 //! Many items due at one instant, many customers, long waits, and windows across a kill.
 
+use super::{held, order};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tidegate_harness::{now_ms, wait_until, Client, Node, Site};
@@ -57,17 +58,17 @@ fn a_window_ends_after_a_kill_and_within_its_time() {
     let site = Site::new("window-kill");
     let inbox = site.inbox("shop");
     let mut daemon = site.start(&site.config().text("defaults.window", "6s"));
+    // No window's items leave before the kill.
+    order(&daemon, "pause");
     let start = now_ms();
     let of = |customer: &str, n: u32| site.push("shop", "1").customer(customer).id(&format!("{customer}{n}"));
     site.client.publish_all((0..30).map(|n| of(["a", "b", "c"][n % 3], n as u32)));
-    wait_until("the windows are stored", Duration::from_secs(10), || {
-        let state = daemon.state();
-        state["items"]["waiting"] == 30 && state["uncommitted"] == 0
-    });
+    held(&daemon, 30);
     daemon.kill9();
     daemon.start_again();
     daemon.wait_ready();
     let back = now_ms();
+    order(&daemon, "resume");
     site.client.publish(&of("a", 99));
     let mut seen = BTreeSet::new();
     while seen.len() < 31 {

@@ -1,5 +1,6 @@
 //! Own times: never early, short delays not behind long ones, and precise.
 
+use super::{held, order};
 use std::time::Duration;
 use tidegate_harness::{alone, best_of_three, now_ms, now_us, percentile, Inbox, Machine, Push, Site};
 
@@ -44,11 +45,14 @@ mod alone {
 fn max_items_only_splits_what_is_due_together() {
     let site = Site::new("split");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config().set("defaults.max_items", "4"));
+    let daemon = site.start(&site.config().set("defaults.max_items", "4"));
+    order(&daemon, "pause");
     let at = i64::try_from(now_ms()).expect("a date") + 1000;
     let pushes =
         (0..10).map(|n| site.push("shop", "{}").customer("c").id(&format!("{n}")).number("x-deliver-at", at));
     site.client.publish_all(pushes);
+    held(&daemon, 10);
+    order(&daemon, "resume");
     let mut ids = Vec::new();
     for size in [4, 4, 2] {
         let batch = inbox.batch();

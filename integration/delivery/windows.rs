@@ -1,7 +1,9 @@
 //! The causes that close a window, and which items of a customer leave together.
 
+use super::{held, order};
+use serde_json::{json, Value};
 use std::time::Duration;
-use tidegate_harness::{now_ms, Batch, Push, Site};
+use tidegate_harness::{now_ms, wait_until, Batch, Push, Site};
 
 fn cause(batch: &Batch) -> String {
     batch.message.text("x-closed-by").expect("header x-closed-by")
@@ -15,15 +17,19 @@ fn some(site: &Site<'_>, customer: &str, count: usize) -> Vec<Push> {
 fn time_closes_it_and_each_customer_has_a_batch() {
     let site = Site::new("time");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config().text("defaults.window", "3s"));
+    let daemon = site.start(&site.config().text("defaults.window", "3s"));
     let start = i64::try_from(now_ms()).expect("a date");
-    let mut all = Vec::new();
-    for n in 0..20 {
-        for customer in ["a", "b", "c"] {
-            all.push(site.push("shop", "{}").customer(customer).id(&format!("{customer}{n}")));
-        }
-    }
-    site.client.publish_all(all);
+    // As one array, which is judged in one turn: single requests may take longer to arrive than a window lasts.
+    let entry = |n: usize, customer: &str| {
+        let id = format!("{customer}{n}");
+        json!({ "customer": customer, "id": id, "payload": {} })
+    };
+    let all: Vec<Value> = (0..20).flat_map(|n| ["a", "b", "c"].map(|customer| entry(n, customer))).collect();
+    let body = json!(all).to_string();
+    site.client.publish(&site.push("shop", body).content_type("application/vnd.tidegate+json"));
+    wait_until("all are taken", Duration::from_secs(10), || daemon.state()["totals"]["accepted"] == 60);
+    // The moment of receipt is rounded up.
+    let taken = i64::try_from(now_ms()).expect("a date") + 1;
     for _ in 0..3 {
         let batch = inbox.batch();
         let customer = batch.customer.clone().expect("a customer");
@@ -35,10 +41,10 @@ fn time_closes_it_and_each_customer_has_a_batch() {
         assert!(batch.items.iter().all(|i| i.due == due), "one window, one due");
         // By the daemon's own time stamps: the moment of arrival also depends on the machine.
         let first = batch.items.iter().map(|item| item.received).min().expect("an item");
-        // Never before the first item arrived; items that are read together are accepted in one turn of the
-        // loop.
+        // Never before the first item arrived.
         let counted = due - first;
-        assert!((3000..4000).contains(&counted), "{counted} ms from the first that came");
+        assert!(counted >= 3000, "{counted} ms from the first that came");
+        assert!(due <= taken + 3000, "{due}, and all had come at {taken}");
         assert!(first >= start, "{first} and {start}");
     }
     inbox.quiet(Duration::from_millis(300));
@@ -65,8 +71,8 @@ fn count_closes_it_at_once() {
 fn bytes_close_it_and_bound_the_body() {
     let site = Site::new("bytes");
     let inbox = site.inbox("shop");
-    let _daemon =
-        site.start(&site.config().text("defaults.window", "1s").text("defaults.max_bytes", "16KiB"));
+    let daemon =
+        site.start(&site.config().text("defaults.window", "60s").text("defaults.max_bytes", "16KiB"));
     let body = format!("\"{}\"", "x".repeat(3000));
     let pushes = (0..20).map(|n| {
         site.push("shop", body.clone()).content_type("application/json").customer("a").id(&format!("{n}"))
@@ -75,6 +81,13 @@ fn bytes_close_it_and_bound_the_body() {
     // A first item always fits, whatever its size.
     let huge = format!("\"{}\"", "y".repeat(40_000));
     site.client.publish(&site.push("shop", huge).content_type("application/json").customer("b").id("huge"));
+    wait_until("all are taken", Duration::from_secs(10), || daemon.state()["totals"]["accepted"] == 21);
+    // The last part of them is in an open window, if it has room.
+    wait_until("it is closed", Duration::from_secs(10), || {
+        let (status, answer) = daemon.ask("POST", "/api/v1/customers/shop/a/flush");
+        assert!(matches!(status, 200 | 404 | 503), "{status} {answer}");
+        status != 503
+    });
     let mut ids = Vec::new();
     while ids.len() < 21 {
         let batch = inbox.batch();
@@ -95,7 +108,8 @@ fn bytes_close_it_and_bound_the_body() {
 fn quiet_closes_it() {
     let site = Site::new("quiet");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config().text("defaults.window", "120s").text("defaults.quiet", "2s"));
+    // The pause between two of them may be seconds on a machine with other work.
+    let _daemon = site.start(&site.config().text("defaults.window", "120s").text("defaults.quiet", "15s"));
     let mut last = 0;
     for push in some(&site, "a", 5) {
         std::thread::sleep(Duration::from_millis(150));
@@ -105,7 +119,7 @@ fn quiet_closes_it() {
     let batch = inbox.batch();
     assert_eq!((batch.ids(), cause(&batch).as_str()), (vec!["a0", "a1", "a2", "a3", "a4"], "quiet"));
     let waited = batch.message.at_us / 1000 - last;
-    assert!(waited >= 2000, "VERDICT: left {waited} ms after the last");
+    assert!(waited >= 15_000, "VERDICT: left {waited} ms after the last");
 }
 
 #[test]
@@ -123,7 +137,8 @@ fn aligned_windows_end_at_multiples() {
 fn what_of_one_customer_is_due_together_leaves_together() {
     let site = Site::new("together");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config().text("defaults.window", "60s").text("defaults.coalesce", "1s"));
+    let daemon = site.start(&site.config().text("defaults.window", "60s").text("defaults.coalesce", "1s"));
+    order(&daemon, "pause");
     let base = now_ms() / 1000 * 1000 + 2000;
     let at = |ms: u64| i64::try_from(base + ms).expect("a date");
     let push = |customer: &str, id: &str, ms| {
@@ -134,12 +149,16 @@ fn what_of_one_customer_is_due_together_leaves_together() {
         push("a", "a1", 300),
         push("b", "b1", 500),
         push("a", "a2", 600),
-        push("a", "next", 1400),
+        push("a", "next", 3_600_400),
     ]);
-    let mut batches: Vec<Batch> = (0..3).map(|_| inbox.batch()).collect();
+    held(&daemon, 5);
+    order(&daemon, "resume");
+    let mut batches: Vec<Batch> = (0..2).map(|_| inbox.batch()).collect();
     batches.sort_by_key(|b| (b.items[0].due, b.customer.clone()));
     let shown: Vec<_> = batches.iter().map(|b| (b.items[0].due, b.ids())).collect();
-    assert_eq!(shown, [(at(1000), vec!["a3", "a1", "a2"]), (at(1000), vec!["b1"]), (at(2000), vec!["next"])]);
+    assert_eq!(shown, [(at(1000), vec!["a3", "a1", "a2"]), (at(1000), vec!["b1"])]);
+    let (status, next) = daemon.ask("GET", "/api/v1/items/shop/next");
+    assert_eq!((status, &next["due"]), (200, &json!(at(3_601_000))), "{next}");
 }
 
 /// Judges promise 5.
@@ -183,7 +202,7 @@ fn the_counters_add_up() {
     site.client.publish_all((0..300).map(|n| site.push("shop", "{}").customer(&format!("c{}", n % 7))));
     site.client.publish_all((0..10).map(|_| site.push("shop", "{}").with("x-delay", "soon")));
     inbox.items(300, Duration::from_secs(10));
-    tidegate_harness::wait_until("all is settled", Duration::from_secs(10), || {
+    wait_until("all is settled", Duration::from_secs(10), || {
         let totals = daemon.state()["totals"].clone();
         totals["confirmed"] == 300 && totals["dead_confirmed"] == 10
     });

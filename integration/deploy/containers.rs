@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::Duration;
 use tidegate_config::Config;
-use tidegate_harness::{binary, Site};
+use tidegate_harness::{binary, wait_until, Site};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/deploy")
@@ -205,8 +206,7 @@ fn the_check_of_the_image_tells_whether_it_lives() {
         ("TIDEGATE__ADMIN__LISTEN".to_owned(), everywhere),
     ]);
     let arguments: Vec<&str> = checked[1..].iter().map(String::as_str).collect();
-    let told = run(&arguments, &given);
-    assert!(told.status.success(), "{told:?}");
+    wait_until("it says that it lives", Duration::from_secs(10), || run(&arguments, &given).status.success());
     daemon.kill9();
     let told = run(&arguments, &given);
     assert_eq!(told.status.code(), Some(1), "{told:?}");

@@ -2,6 +2,7 @@
 
 use super::site;
 use crate::dropin::passthrough;
+use crate::requests::order;
 use std::time::Duration;
 use tidegate_harness::lapin::types::{
     AMQPValue, ByteArray, DecimalValue, FieldArray, FieldTable, LongString,
@@ -107,6 +108,8 @@ fn what_was_stored_and_read_again_arrives_equal() {
     let site = site("stored");
     let inbox = site.inbox("mykey");
     let mut daemon = site.start(&passthrough(&site));
+    // It is not to leave before the kill.
+    order(&daemon, "mykey", "pause");
     let mut push = site.push("mykey", noise(1 << 20));
     push.headers = every_type();
     push.properties = every_property();
@@ -119,6 +122,8 @@ fn what_was_stored_and_read_again_arrives_equal() {
     wait_until("it is stored", Duration::from_secs(10), stored);
     daemon.kill9();
     daemon.start_again();
+    daemon.wait_ready();
+    order(&daemon, "mykey", "resume");
     check_whole(&inbox.next(), &push);
 }
 

@@ -46,7 +46,7 @@ fn every_type_of_number_is_a_delay() {
         let waits = received.number("x-due").expect("x-due") - from;
         assert_eq!(received.body_text(), n.to_string());
         received.is_not_early();
-        assert!((*delay..delay + 5000).contains(&waits), "{value:?}: {waits} ms");
+        assert!((*delay..delay + 25_000).contains(&waits), "{value:?}: {waits} ms");
         // The plugin negates it to prevent a second delay; tidegate passes it on unchanged.
         assert_eq!(received.header("x-delay"), Some(value));
     }

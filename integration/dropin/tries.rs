@@ -4,6 +4,7 @@
 //! Judges promise 14.
 
 use super::passthrough;
+use crate::requests::close_window;
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
 use tidegate_harness::{text, wait_until, Daemon, Push, Received, Site, Verdict};
@@ -103,12 +104,13 @@ fn by_publishing(id: Option<&str>) {
     let next = inbox.next();
     check_next(Some(&last), &next, ROUNDS);
     site.client.publish(&again(&site, &last).with("x-on-duplicate", "keep"));
+    let dropped = || daemon.state()["totals"]["tries_dropped"].clone();
+    wait_until("both are counted", Duration::from_secs(10), || dropped() == 2);
     inbox.quiet(Duration::from_millis(1_000));
     wait_until("the log says so", Duration::from_secs(10), || {
         daemon.log().contains("was dropped as a duplicate")
     });
-    let dropped = daemon.state()["totals"]["tries_dropped"].clone();
-    assert_eq!(dropped, 2, "counted");
+    assert_eq!(dropped(), 2, "counted");
     site.lies(&site.dead(), 0);
 }
 
@@ -127,9 +129,10 @@ fn published_again_it_comes_each_time_with_an_id() {
 fn items_of_a_batch_are_tried_again_one_by_one() {
     let site = Site::new("items");
     let inbox = site.inbox("mykey");
-    let _daemon = site.start(&site.config().text("defaults.window", "200ms"));
+    let daemon = site.start(&site.config().text("defaults.window", "60s"));
     let push = |body: &str| site.push("mykey", body).customer("c");
     site.client.publish_all([push("1").id("given"), push("2")]);
+    close_window(&daemon, "mykey", "c", 2);
     let mut batch = inbox.batch();
     assert_eq!(batch.items.len(), 2);
     for round in 1..4 {
@@ -138,6 +141,7 @@ fn items_of_a_batch_are_tried_again_one_by_one() {
             let again = push("again").id(id).with("x-batch", &batch.id);
             site.client.publish_all([again.clone(), again]);
         }
+        close_window(&daemon, "mykey", "c", 2);
         let next = inbox.batch();
         assert_eq!(next.ids(), ids, "round {round}");
         assert_ne!(next.id, batch.id, "round {round}");

@@ -26,7 +26,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The longest wait of a script for its client.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const BASIC: u16 = 60;
 
 /// The behaviour of one connection; the number counts the connections of its side from 0.

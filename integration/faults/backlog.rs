@@ -70,6 +70,11 @@ fn count(context: &Context) -> u64 {
     }
 }
 
+/// Longer than it takes to publish this many, ms.
+fn lead_ms(count: u64) -> u64 {
+    20_000 + count / 10
+}
+
 /// Everything becomes due within one second while the daemon runs; another application continues.
 pub fn one_second(context: &Context) -> Row {
     let mut scene = Scene::on(context, &context.node, "burst", |_, c| c);
@@ -77,8 +82,7 @@ pub fn one_second(context: &Context) -> Row {
     scene.send([(scene.site.push("shop", "{}").id("first"), "shop".to_owned(), None, None)]);
     let count = count(context);
     let inbox = scene.site.inbox("big");
-    let lead = 5_000 + count / 10;
-    let due = now_ms() + lead;
+    let due = now_ms() + lead_ms(count);
     publish(&scene, count, due);
     scene.check(now_ms() < due, "publishing took longer than the lead");
     scene.check_soon("all of it is accepted", Duration::from_secs(120), |s| s.total("accepted") > count);
@@ -99,7 +103,7 @@ fn stopped_with_a_backlog<'c>(context: &'c Context, name: &str) -> (Scene<'c>, I
     scene.start();
     let count = count(context);
     let inbox = scene.site.inbox("big");
-    let due = now_ms() + 5_000 + count / 10;
+    let due = now_ms() + lead_ms(count);
     publish(&scene, count, due);
     scene.check(now_ms() < due, "publishing took longer than the lead");
     scene.check_soon("all of it is accepted", Duration::from_secs(120), |s| s.total("accepted") == count);
@@ -118,7 +122,7 @@ pub fn terminated(context: &Context) -> Row {
     let (mut scene, inbox, _) = stopped_with_a_backlog(context, "replay");
     for _ in 0..3 {
         scene.start();
-        let came = inbox.poll(Duration::from_secs(30));
+        let came = inbox.poll(Duration::from_secs(180));
         scene.check(came.is_some(), "nothing leaves");
         came.into_iter().for_each(|received| scene.ledger.received(received));
         scene.fault();
@@ -138,9 +142,9 @@ pub fn overdue(context: &Context) -> Row {
     let (mut scene, inbox, due) = stopped_with_a_backlog(context, "overdue");
     let begun = Instant::now();
     scene.daemon.start_again();
-    let first = inbox.poll(Duration::from_secs(30));
+    let first = inbox.poll(Duration::from_secs(180));
     let took = begun.elapsed();
-    scene.check(took < Duration::from_secs(10), format!("the first delivery came {took:?} after the start"));
+    scene.check(took < Duration::from_secs(30), format!("the first delivery came {took:?} after the start"));
     if let Some(first) = first {
         let oldest = first.number("x-due").is_some_and(|at| at < i64::try_from(due).unwrap_or(0) + 100);
         scene.check(oldest, "the oldest is not the first");

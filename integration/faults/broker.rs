@@ -5,7 +5,27 @@
 use crate::scene::{Bystander, Context, Row, Scene, Sending};
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
-use tidegate_harness::{now_ms, text, Node};
+use tidegate_harness::{now_ms, percentile, text, Node};
+
+/// Bound of the lateness of 95 % of what arrives for the application beside, us.
+const LATEST_US: i64 = 1_000_000;
+
+/// Runs a row until the application beside it is in time, three times at most, because other work on the machine
+/// delays a run. `run` returns that application's lateness, us, sorted.
+fn in_time(run: impl Fn() -> (Row, Vec<i64>)) -> Row {
+    let (mut last, mut late_ms) = (Row::default(), Vec::new());
+    for _ in 0..3 {
+        let (row, lateness_us) = run();
+        let late_us = percentile(&lateness_us, 95.0);
+        if late_us < LATEST_US || !row.wrong.is_empty() {
+            return row;
+        }
+        late_ms.push(late_us / 1000);
+        last = row;
+    }
+    last.wrong.push(format!("another application was late by {late_ms:?} ms in as many runs"));
+    last
+}
 
 fn is_parked(scene: &Scene<'_>, application: &str) -> bool {
     let state = scene.daemon.ask("GET", "/api/v1/state").1;
@@ -15,6 +35,10 @@ fn is_parked(scene: &Scene<'_>, application: &str) -> bool {
 
 /// A full queue nacks: its application waits, and another does not.
 pub fn overflow(context: &Context) -> Row {
+    in_time(|| overflow_once(context))
+}
+
+fn overflow_once(context: &Context) -> (Row, Vec<i64>) {
     let mut scene = Scene::under_load(context, "overflow", 200, |_, c| c);
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length".into(), AMQPValue::LongLongInt(20));
@@ -34,17 +58,21 @@ pub fn overflow(context: &Context) -> Row {
     };
     scene.check_soon("the queue is full", Duration::from_secs(10), full);
     scene.check(scene.total("nacked") > 0, "nothing was nacked");
-    bystander.finish(&mut scene, Duration::from_secs(1));
+    let lateness_us = bystander.end(&mut scene);
     scene.record("slow");
     scene.healed();
     let ledger = std::sync::Arc::clone(&scene.ledger);
     scene.stop_load();
     scene.check_soon("it drains", Duration::from_secs(60), |_| ledger.missing() == 0);
-    scene.finish().without_repeats()
+    (scene.finish().without_repeats(), lateness_us)
 }
 
 /// The binding is removed and restored while batches are in flight.
 pub fn unbound(context: &Context) -> Row {
+    in_time(|| unbound_once(context))
+}
+
+fn unbound_once(context: &Context) -> (Row, Vec<i64>) {
     let mut scene = Scene::under_load(context, "unbound", 800, |_, c| c);
     let bystander = Bystander::start(&scene);
     let (queue, out) = (scene.site.queue("shop"), scene.site.out());
@@ -58,8 +86,8 @@ pub fn unbound(context: &Context) -> Row {
         scene.healed();
     }
     scene.moments.pause(1000, 1500);
-    bystander.finish(&mut scene, Duration::from_secs(1));
-    scene.finish().without_repeats()
+    let lateness_us = bystander.end(&mut scene);
+    (scene.finish().without_repeats(), lateness_us)
 }
 
 /// The exchange is deleted, which closes the publishing channel; intake continues.
@@ -189,7 +217,7 @@ pub fn restarted(context: &Context) -> Row {
 
 /// The memory alarm blocks publishers: requests are still accepted and acked, and nothing is sent again.
 pub fn alarm(context: &Context) -> Row {
-    let mut scene = Scene::under_load(context, "alarm", 300, |_, c| c.text("timeouts.confirm", "3s"));
+    let mut scene = Scene::under_load(context, "alarm", 300, |_, c| c.text("timeouts.confirm", "10s"));
     scene.moments.pause(500, 800);
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
@@ -208,7 +236,7 @@ pub fn alarm(context: &Context) -> Row {
         |s: &Scene<'_>| s.site.client.depth(&queue) == Some(0) && s.daemon.state()["uncommitted"] == 0;
     scene.check_soon("what waits in the queue is taken", Duration::from_secs(10), taken);
     // Longer than the confirm timeout, which does not run while the broker blocks.
-    std::thread::sleep(Duration::from_secs(if context.long { 300 } else { 6 }));
+    std::thread::sleep(Duration::from_secs(if context.long { 300 } else { 13 }));
     let unknown = scene.total("unknown");
     scene.check(unknown == 0, format!("{unknown} publishes were given up while blocked"));
     context.node.memory_alarm(false);

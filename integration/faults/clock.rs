@@ -80,8 +80,9 @@ pub fn backward(context: &Context) -> Row {
     };
     scene.stop_load();
     scene.check_soon("nothing of the load waits", Duration::from_secs(10), |s| s.ledger.missing() == 0);
-    let due = now_ms() + 8_000;
-    scene.send(timed(&scene, "timed", 200, 8_000));
+    // Enough for a busy machine to send them and to notice the step.
+    let due = now_ms() + 20_000;
+    scene.send(timed(&scene, "timed", 200, 20_000));
     scene.fault();
     clock.set(-3_600_000);
     let told = |s: &Scene<'_>| s.total("clock_backward") == 1;

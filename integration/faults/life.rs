@@ -68,7 +68,9 @@ pub fn same_request(context: &Context) -> Row {
 
 /// Orderly stops under load, and then one that a second signal cuts short.
 pub fn terminated(context: &Context) -> Row {
-    let mut scene = Scene::under_load(context, "term", 800, |_, c| c);
+    // Longer than the row takes to see that it drains, before the second signal.
+    let change = |c: tidegate_harness::Config| c.text("timeouts.drain", "120s");
+    let mut scene = Scene::under_load(context, "term", 800, |_, c| change(c));
     scene.restarted = true;
     for _ in 0..3 {
         scene.moments.pause(500, 1200);

@@ -189,10 +189,32 @@ impl<'n> Pair<'n> {
         self.flows();
     }
 
+    /// As [`Pair::finish`], and nothing may arrive twice, unless a lease has run out.
+    fn finish_without_repeats(mut self) -> Row {
+        end(&mut self.spare);
+        let is_judged = self.others() == 0;
+        let row = self.finish_ended();
+        if is_judged {
+            row.without_repeats()
+        } else {
+            row
+        }
+    }
+
     /// Ends both, and returns the verdict.
     fn finish(mut self) -> Row {
         end(&mut self.spare);
-        let others = (losses(&self.scene.daemon) + losses(&self.spare)).saturating_sub(self.losses);
+        self.finish_ended()
+    }
+
+    /// How often the two have lost the store by no fault of the row.
+    fn others(&self) -> usize {
+        (losses(&self.scene.daemon) + losses(&self.spare)).saturating_sub(self.losses)
+    }
+
+    /// The verdict, once the spare has ended.
+    fn finish_ended(mut self) -> Row {
+        let others = self.others();
         if others > 0 {
             // Each of them returns what is not acked.
             say(&format!("{others} leases ran out on this busy machine: repeats are not judged"));
@@ -497,12 +519,12 @@ pub fn held_snapshot(context: &Context) -> Row {
         while !held.is_finished() {
             std::thread::sleep(Duration::from_millis(500));
             let missing = pair.scene.ledger.missing();
-            // Windows, own times of up to two seconds, and as much again for a busy machine.
-            pair.scene.check(missing < 5 * RATE, format!("{missing} requests are late"));
+            // Windows, own times of up to two seconds, and three times as much again for a busy machine.
+            pair.scene.check(missing < 10 * RATE, format!("{missing} requests are late"));
         }
     });
     say(&format!("size of the store before {before:?}, after {:?}", size(&pair)));
-    pair.finish().without_repeats()
+    pair.finish_without_repeats()
 }
 
 /// A daemon whose clock is an hour off does not take the store, even where no other daemon has it.
@@ -562,7 +584,7 @@ pub fn other_format(context: &Context) -> Row {
         pair.settle();
         pair.flows();
     }
-    pair.finish().without_repeats()
+    pair.finish_without_repeats()
 }
 
 /// A request that kills each daemon that receives it: the queue's delivery limit removes it, and everything

@@ -112,8 +112,7 @@ fn canaries_are_never_told() {
     wait_until("all have come to rest", Duration::from_secs(20), || {
         site.client.depth(&site.dead()) == Some(3) && told(&daemon, &["parked", "list"]).contains("nobody")
     });
-    let told_state = state();
-    assert!(told_state.starts_with("HTTP/1.1 200"), "{told_state}");
+    wait_until("the state is told", Duration::from_secs(20), || state().starts_with("HTTP/1.1 200"));
 
     for path in [
         "/api/v1/state",

@@ -51,7 +51,9 @@ fn what_only_looks_alike_is_not_the_same() {
     let site = Site::new("alike");
     let names = ["a", "ab", "A"];
     let inboxes = names.map(|name| site.inbox(name));
-    let daemon = site.start(&site.config().text("defaults.window", "700ms"));
+    // Each window closes by its last item.
+    let config = site.config().text("defaults.window", "10m").set("defaults.max_items", "8");
+    let daemon = site.start(&config);
     let ids = ["c", "bc", "C", "c ", " c", "c/0", "ç", "c\u{327}"];
     let customers = ["k", "K", "k ", "kk", "k\u{301}"];
     let mut wanted = BTreeSet::new();

@@ -34,6 +34,24 @@ fn close_once(node: &Node, daemon: &Daemon) {
     wait_until("the connection is closed", LIMIT, || losses(daemon) > before);
 }
 
+/// Waits until so many items are confirmed: what is not would be sent again after a loss.
+fn confirmed(daemon: &Daemon, items: u64) {
+    wait_until("all is confirmed", LIMIT, || {
+        daemon.state()["totals"]["confirmed"].as_u64().is_some_and(|confirmed| confirmed >= items)
+    });
+}
+
+/// Waits until so many applications are parked beside one whose queue does not confirm. At any moment some of
+/// them are tried again, and are in flight.
+fn parked(daemon: &Daemon, applications: u64) {
+    wait_until("they are parked", LIMIT, || {
+        let state = daemon.state();
+        let number = |section: &str, key: &str| state[section][key].as_u64().unwrap_or(0);
+        number("totals", "returned") >= applications
+            && number("items", "parked") + number("items", "in_flight") > applications
+    });
+}
+
 /// Waits until a batch of the application is published but unconfirmed.
 pub(super) fn in_flight(daemon: &Daemon, application: &str) {
     wait_until("an item is in flight", LIMIT, || {
@@ -58,6 +76,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     node.silence(&[site.queue("mute")]);
     site.client.publish(&site.push("mute", "{}").id("kept"));
     in_flight(&daemon, "mute");
+    confirmed(&daemon, 1);
     close_once(node, &daemon);
     for n in 0..20 {
         site.client.publish(&site.push("other", "{}").id(&format!("after{n}")));
@@ -67,6 +86,7 @@ fn a_connection_lost_while_a_queue_keeps_silent_stops_nobody() {
     node.silence(&[site.dead()]);
     site.client.publish(&site.push("other", "{}").with("x-delay", "soon").id("bad"));
     wait_until("the letter is out", LIMIT, || daemon.state()["dead_letters"]["in_flight"] == 1);
+    confirmed(&daemon, 21);
     close_once(node, &daemon);
     site.client.publish(&site.push("other", "{}").id("last"));
     assert_eq!(other.batch().ids(), ["last"], "{}", daemon.log_tail());
@@ -97,7 +117,7 @@ fn many_lost(name: &str, store: &str, (applications, losses_of_all): (u64, usize
     site.client.publish(&site.push("mute", "{}").id("mute"));
     site.client.publish(&site.push("a0", "{}").with("x-delay", "soon").id("bad"));
     site.client.publish_all((0..PARKED).map(|n| site.push(&format!("p{n}"), "{}").id(&format!("p{n}"))));
-    wait_until("they are parked", LIMIT, || daemon.items("parked") >= PARKED);
+    parked(&daemon, PARKED);
 
     let ledger = Ledger::new();
     let recorder = Recorder::start(node.uri(), &[site.queue("all")], &ledger);

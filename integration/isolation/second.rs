@@ -18,8 +18,11 @@ fn consumers(site: &Site<'_>) -> u64 {
 
 fn waits(daemon: &Daemon) {
     wait_until("the second one's reason", LIMIT, || daemon.log().contains("another tidegate serves queue"));
+    // The state tells it a moment after the log.
+    wait_until("the lock in its links", LIMIT, || {
+        daemon.state()["links"].to_string().contains("tidegate.lock.")
+    });
     assert_eq!(daemon.ask("GET", "/readyz").0, 503);
-    assert!(daemon.state()["links"].to_string().contains("tidegate.lock."), "{}", daemon.state()["links"]);
 }
 
 #[test]

@@ -53,8 +53,9 @@ impl Cluster {
     fn settled(&self) {
         wait_until("one that serves", LIMIT, || state_of(&self.serving) == "running");
         for spare in &self.spares {
-            wait_until("one that stands by", LIMIT, || state_of(spare) == "standby");
-            assert_eq!(spare.ask("GET", "/readyz").0, 200);
+            wait_until("one that stands by, and is ready", LIMIT, || {
+                state_of(spare) == "standby" && spare.ask("GET", "/readyz").0 == 200
+            });
             assert!(spare.state()["shards"][0]["owner"].is_null(), "who has the items is not known");
         }
         let told = self.serving.state();
@@ -195,14 +196,17 @@ fn its_own_former_consumers_are_no_others() {
 fn one_that_was_frozen_stands_by_afterwards() {
     let site = Site::new("spare-frozen");
     site.application("shop");
-    let config = site.config().text("amqp.heartbeat", "2s");
+    // Longer than a busy machine stands still: nobody else loses a connection.
+    let config = site.config().text("amqp.heartbeat", "6s");
     let mut cluster = Cluster::start(&site, &config, 1);
     let ledger = Ledger::new();
     let _recorder = Recorder::start(site.node.uri(), &[site.queue("shop")], &ledger);
     let load = site.load(&ledger, RATE);
     wait_until("a flow", LIMIT, || ledger.arrived_count() > 200);
     ledger.fault();
-    cluster.serving.freeze(Duration::from_secs(12));
+    cluster.serving.halt();
+    wait_until("the spare serves", LIMIT, || state_of(&cluster.spares[0]) == "running");
+    cluster.serving.thaw();
     std::mem::swap(&mut cluster.serving, &mut cluster.spares[0]);
     cluster.settled();
     ledger.healed();

@@ -1,6 +1,6 @@
 //! Retried dead letters: sent back as the requests they were, at a given time.
 
-use super::{died, done, invalid, lie_there, listed};
+use super::{carried_out, changed, died, invalid, lie_there, listed, told_in_the_log};
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tidegate_harness::{now_ms, wait_until, Site};
@@ -15,13 +15,13 @@ fn one_goes_at_a_new_time_and_the_rest_at_once() {
     died(&site, [invalid(&site, "shop", "s0").customer("anna"), invalid(&site, "shop", "s1"), expired], 3);
     let key = listed(&daemon, "?limit=1")[0]["key"].as_str().expect("a key").to_owned();
     let sent_at = Instant::now();
-    let answer = done(&daemon, "POST", &format!("/api/v1/dead/retry?key={key}&delay=1500"));
+    let answer = changed(&daemon, "POST", &format!("/api/v1/dead/retry?key={key}&delay=1500"), None);
     assert_eq!((&answer["count"], &answer["left"]), (&json!(1), &json!(2)));
     let batch = inbox.batch();
     assert_eq!((batch.ids(), batch.customer.as_deref()), (vec!["s0"], Some("anna")));
     assert!(sent_at.elapsed() >= Duration::from_millis(1_500), "{:?}", sent_at.elapsed());
     // Without a new time, and without the expiry that the item has missed.
-    let answer = done(&daemon, "POST", "/api/v1/dead/retry?all=true");
+    let answer = changed(&daemon, "POST", "/api/v1/dead/retry?all=true", None);
     assert_eq!((&answer["count"], &answer["kept"], &answer["more"]), (&json!(2), &json!(0), &json!(false)));
     let mut ids: Vec<String> =
         inbox.items(2, Duration::from_secs(10)).into_iter().map(|item| item.id).collect();
@@ -29,7 +29,7 @@ fn one_goes_at_a_new_time_and_the_rest_at_once() {
     assert_eq!(ids, ["late", "s1"]);
     lie_there(&site, 0);
     assert_eq!(daemon.state()["totals"]["dead_confirmed"], 3, "none died again");
-    assert_eq!(daemon.log().matches("admin action action=\"dead_retry\"").count(), 2);
+    told_in_the_log(&daemon, "dead_retry", 2);
 }
 
 /// An id may be dead-lettered and used again any number of times. The message arrives unchanged except for
@@ -45,14 +45,14 @@ fn what_was_given_up_goes_out_once_its_queue_is_there() {
     let pushes = (0..5).map(|n| site.push("nobody", "{}").id(&format!("n{n}")).with("lang", "en"));
     died(&site, pushes, 5);
     // No queue is bound yet: they are dead-lettered again under the same ids, and not dropped as duplicates.
-    let answer = done(&daemon, "POST", "/api/v1/dead/retry?reason=attempts");
+    let answer = changed(&daemon, "POST", "/api/v1/dead/retry?reason=attempts", None);
     assert_eq!(answer["count"], 5);
     wait_until("all have died twice", Duration::from_secs(20), || {
         daemon.state()["totals"]["dead_confirmed"] == 10
     });
     lie_there(&site, 5);
     let inbox = site.inbox("nobody");
-    let told = daemon.cli(&["dead", "retry", "--application", "nobody", "--yes"]);
+    let told = carried_out(&daemon, &["dead", "retry", "--application", "nobody", "--yes"]);
     assert_eq!((told.code, told.out.trim()), (0, "sent back: 5 letters; left in the queue: 0"), "{told:?}");
     let mut ids = Vec::new();
     for message in inbox.take(5, Duration::from_secs(20)) {
@@ -74,7 +74,7 @@ fn an_envelope_takes_no_new_time() {
     let daemon = site.start(&site.config());
     let broken = site.push("shop", "[]").id("e").content_type("application/vnd.tidegate+json");
     died(&site, [broken, invalid(&site, "shop", "plain")], 2);
-    let told = daemon.cli(&["dead", "retry", "--all", "--delay", "1h", "--yes"]);
+    let told = carried_out(&daemon, &["dead", "retry", "--all", "--delay", "1h", "--yes"]);
     assert_eq!((told.code, told.out.trim()), (3, "sent back: 1 letter; left in the queue: 1"), "{told:?}");
     assert!(told.err.contains("an envelope contains its times"), "{}", told.err);
     wait_until("the other waits", Duration::from_secs(10), || {

@@ -1,6 +1,6 @@
 //! Limits and failures: a full queue, queues with other arguments, an unavailable broker.
 
-use super::{died, done, ids, invalid, lie_there, listed};
+use super::{carried_out, changed, died, ids, invalid, is_silence, lie_there, listed, looked};
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::ExchangeKind;
 use serde_json::{json, Value};
@@ -20,7 +20,7 @@ fn a_call_keeps_to_its_limit_and_nothing_is_meant_by_default() {
     let site = Site::new("letters-limit");
     let daemon = site.start(&site.config());
     died(&site, (0..5).map(|n| invalid(&site, "shop", &n.to_string())), 5);
-    let answer = done(&daemon, "DELETE", "/api/v1/dead?reason=invalid&limit=2");
+    let answer = changed(&daemon, "DELETE", "/api/v1/dead?reason=invalid", Some(2));
     assert_eq!((&answer["count"], &answer["left"], &answer["more"]), (&json!(2), &json!(3), &json!(true)));
     assert_eq!(ids(&listed(&daemon, "")), ["2", "3", "4"]);
     for (method, path) in [
@@ -46,10 +46,10 @@ fn no_name_stands_for_what_could_not_be_read() {
         letters.iter().map(|letter| letter["application"].as_str().unwrap_or("none").to_owned()).collect()
     };
     assert_eq!(of(&listed(&daemon, "?unreadable=true")), [""]);
-    let told = daemon.cli(&["dead", "drop", "--application", "-", "--yes"]);
+    let told = carried_out(&daemon, &["dead", "drop", "--application", "-", "--yes"]);
     assert_eq!((told.code, told.out.trim()), (0, "dropped: 1 letter; left in the queue: 2"), "{told:?}");
     assert_eq!(of(&listed(&daemon, "")), ["", "shop"]);
-    let told = daemon.cli(&["dead", "drop", "--unreadable", "--yes"]);
+    let told = carried_out(&daemon, &["dead", "drop", "--unreadable", "--yes"]);
     assert_eq!((told.code, told.out.trim()), (0, "dropped: 1 letter; left in the queue: 1"), "{told:?}");
     assert_eq!(of(&listed(&daemon, "")), ["shop"]);
 }
@@ -59,16 +59,17 @@ fn all_means_all() {
     let site = Site::new("letters-all");
     let daemon = site.start(&site.config());
     died(&site, (0..1_300).map(|n| invalid(&site, "shop", &n.to_string())), 1_300);
-    let told = daemon.cli(&["dead", "drop", "--all"]);
+    let told = looked(&daemon, &["dead", "drop", "--all"]);
     assert_eq!(told.code, 2, "{told:?}");
     assert!(told.err.contains("1300 letters: --yes deletes them permanently"), "{}", told.err);
-    let told = daemon.cli(&["dead", "drop", "--reason", "invalid", "--limit", "100", "--yes"]);
+    let some = ["dead", "drop", "--reason", "invalid", "--limit", "100", "--yes"];
+    let told = carried_out(&daemon, &some);
     assert_eq!(
         (told.code, told.out.trim()),
         (0, "dropped: 100 letters; left in the queue: 1200"),
         "{told:?}"
     );
-    let told = daemon.cli(&["dead", "drop", "--all", "--yes"]);
+    let told = carried_out(&daemon, &["dead", "drop", "--all", "--yes"]);
     assert_eq!((told.code, told.out.trim()), (0, "dropped: 1200 letters; left in the queue: 0"), "{told:?}");
     lie_there(&site, 0);
 }
@@ -89,8 +90,7 @@ fn what_does_not_fit_waits_and_follows() {
     });
     let mut dropped = 0;
     wait_until("all have come by", LIMIT, || {
-        let (status, answer) = daemon.ask("DELETE", "/api/v1/dead?all=true");
-        assert_eq!(status, 200, "{answer}");
+        let answer = changed(&daemon, "DELETE", "/api/v1/dead?all=true", None);
         dropped += answer["count"].as_u64().expect("a count");
         dropped >= 20
     });
@@ -165,7 +165,11 @@ fn is_not_worn_out(site: &Site<'_>, daemon: &Daemon) {
     let mut looks = 0;
     let mut told = None;
     while told.is_none() && looks < LOOKS {
-        let (status, text) = refused(daemon, "GET", "/api/v1/dead");
+        let (mut status, mut text) = (0, String::new());
+        wait_until("an answer", LIMIT, || {
+            (status, text) = refused(daemon, "GET", "/api/v1/dead");
+            status != 503
+        });
         if status == 200 {
             looks += 1;
         } else {
@@ -225,7 +229,7 @@ fn what_is_sent_back_reaches_the_ingest_queue_and_not_just_another() {
     site.client.queue(&tap, FieldTable::default());
     site.client.bind(&tap, &site.ingest(), "");
     site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
-    assert_eq!(done(&daemon, "POST", "/api/v1/dead/retry?all=true")["count"], 1);
+    assert_eq!(changed(&daemon, "POST", "/api/v1/dead/retry?all=true", None)["count"], 1);
     assert_eq!(inbox.batch().ids(), ["late"]);
     site.lies(&tap, 1);
 }
@@ -258,12 +262,16 @@ fn a_letter_that_nobody_takes_stays() {
     daemon.wait_ready();
     died(&site, (0..3).map(|n| invalid(&site, "shop", &n.to_string())), 3);
     site.client.unbind(&site.ingest_queue(), &site.ingest(), "");
-    let (status, text) = refused(&daemon, "POST", "/api/v1/dead/retry?all=true");
+    let (mut status, mut text) = (0, String::new());
+    wait_until("an answer", LIMIT, || {
+        (status, text) = refused(&daemon, "POST", "/api/v1/dead/retry?all=true");
+        !is_silence(&text)
+    });
     assert!(
         status == 503 && text.contains("312 NO_ROUTE") && text.contains(&site.ingest()),
         "{status} {text}"
     );
     lie_there(&site, 3);
     site.client.bind(&site.ingest_queue(), &site.ingest(), "");
-    assert_eq!(done(&daemon, "POST", "/api/v1/dead/retry?all=true")["count"], 3);
+    assert_eq!(changed(&daemon, "POST", "/api/v1/dead/retry?all=true", None)["count"], 3);
 }

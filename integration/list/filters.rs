@@ -89,7 +89,7 @@ fn what_is_in_flight_is_listed_as_such() {
     site.client.publish_all([
         site.push("shop", "1").id("x").customer("a"),
         site.push("shop", "1").id("y").delay(300),
-        site.push("shop", "1").id("later").delay(NEAR),
+        site.push("shop", "1").id("later").delay(FAR),
     ]);
     wait_until("the window is open", Duration::from_secs(10), || daemon.items("windows") == 1);
     daemon.ask("POST", "/api/v1/customers/shop/a/flush");

@@ -1,6 +1,6 @@
 //! Paging to the end: each item exactly once, whatever changes in between.
 
-use super::{config, FAR, NEAR};
+use super::{config, pause, FAR, NEAR};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -61,6 +61,7 @@ fn each_item_exactly_once_in_order() {
     let site = Site::new("pages");
     site.application("shop");
     let mut daemon = site.start(&config(&site));
+    pause(&daemon);
     site.client.publish_all(everywhere(&site, COUNT));
     wait_until("all are there", Duration::from_secs(20), || {
         daemon.items("waiting") + daemon.items("parked") == COUNT && daemon.items("parked") == COUNT / 6
@@ -104,6 +105,7 @@ mod alone {
         let inbox = site.inbox("mail");
         site.application("shop");
         let daemon = site.start(&config(&site).text("applications.mail.window", "50ms"));
+        pause(&daemon);
         site.client.publish_all((0..STAY).map(|n| {
             let delay = if n % 2 == 0 { NEAR + n as i64 } else { FAR + n as i64 % 3 };
             site.push("shop", "1").id(&format!("stays{n}")).delay(delay)

@@ -1,7 +1,7 @@
 //! A node joins: it gets an even part, what waits moves with its shard, and requests find their home at
 //! whichever node it is.
 
-use super::{parts_of, Nodes};
+use super::{parts_of, whole, Nodes};
 use crate::shards::{applications, consumed, counted, home, listed, nothing_more, LIMIT};
 use serde_json::{json, Value};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn a_third_node_gets_its_part_of_four_shards_and_then_nothing_moves() {
     assert!((1..=2).contains(&moved), "{moved} have moved: {before:?} {claims:?}");
     for node in &nodes.able {
         // Each tells of a shard what its owner says.
-        let state = node.state();
+        let state = whole(node, "/api/v1/state");
         assert_eq!(state["shards"].as_array().map(Vec::len), Some(claims.len()), "{state}");
         for (shard, claim) in (0..).zip(&claims) {
             let line = &state["shards"][usize::from(shard)];
@@ -41,7 +41,7 @@ fn a_third_node_gets_its_part_of_four_shards_and_then_nothing_moves() {
     }
     let begun = Instant::now();
     wait_until("the time without a move is over", LIMIT, || {
-        assert_eq!(nodes.claims().as_ref(), Ok(&claims));
+        assert_eq!(nodes.recorded(), claims);
         begun.elapsed() >= STILL
     });
 }

@@ -5,7 +5,7 @@
 use super::{application, order, run};
 use serde_json::{json, Value};
 use std::time::Duration;
-use tidegate_harness::{wait_until, Push, Site};
+use tidegate_harness::{wait_until, Daemon, Push, Site};
 
 /// Two hundred each: windowed, timed, and due at once.
 fn some<'a>(site: &'a Site<'_>, application: &'a str, name: &'a str) -> impl Iterator<Item = Push> + 'a {
@@ -17,6 +17,11 @@ fn some<'a>(site: &'a Site<'_>, application: &'a str, name: &'a str) -> impl Ite
             _ => push,
         }
     })
+}
+
+/// Waits until a kill costs nothing of what has happened: what has left does not come again.
+fn is_stored(daemon: &Daemon) {
+    wait_until("all is stored", Duration::from_secs(10), || daemon.state()["uncommitted"] == 0);
 }
 
 #[test]
@@ -38,6 +43,7 @@ fn held_back_over_kills_and_then_all_of_it_once() {
         let told = application(&daemon, "shop");
         assert_eq!((&told["paused"], &told["total"]), (&json!(true), &json!(600)), "{round}: {told}");
         assert_ne!(application(&daemon, "mail")["paused"], true);
+        is_stored(&daemon);
         daemon.kill9();
         daemon.start_again();
         daemon.wait_ready();
@@ -93,6 +99,7 @@ fn what_is_held_back_can_be_cancelled_listed_replaced_and_expires() {
     let replace = push("replaced").with("x-on-duplicate", "replace").content_type("application/json");
     site.client.publish(&Push { body: b"2".to_vec(), ..replace });
     wait_until("it is replaced", Duration::from_secs(10), || daemon.state()["totals"]["replaced"] == 1);
+    is_stored(&daemon);
     let (_, list) = daemon.ask("GET", "/api/v1/items?application=shop&state=waiting");
     let ids: Vec<&Value> = list["items"].as_array().expect("items").iter().map(|row| &row["id"]).collect();
     assert!(ids.contains(&&json!("stays")) && !ids.contains(&&json!("cancelled")), "{list}");

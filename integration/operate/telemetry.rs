@@ -63,13 +63,19 @@ fn context(trace: u32, span: u32, flags: u8) -> String {
     format!("00-{trace:032x}-{span:016x}-{flags:02x}")
 }
 
+/// Repeated if a busy machine does not take the spans in time: the daemon gives them up after two seconds, and says so.
 #[test]
 fn a_sampled_batch_is_a_span_that_goes_on_or_links() {
+    assert!((0..4).any(|_| spans_reach_the_collector()), "the spans do not reach the collector");
+}
+
+/// Whether the spans of some batches reach the collector; if so, they are as they must be.
+fn spans_reach_the_collector() -> bool {
     let site = Site::new("telemetry");
     let inbox = site.inbox("shop");
     let collector = Collector::start();
     let config = site.config().text("telemetry.otlp_endpoint", &collector.endpoint);
-    let daemon = site.start(&config.text("defaults.window", "1s"));
+    let daemon = site.start(&config.text("defaults.window", "600s"));
     let push = |customer: &str, id: &str, context: &str| {
         site.push("shop", "1").customer(customer).id(id).with("traceparent", context)
     };
@@ -81,11 +87,18 @@ fn a_sampled_batch_is_a_span_that_goes_on_or_links() {
         push("unsampled", "d", &context(10, 4, 0)),
         site.push("shop", "1").customer("none").id("e"),
     ]);
+    daemon.holds("waiting", 5);
+    let (_, flushed) = daemon.ask("POST", "/api/v1/applications/shop/flush");
+    assert_eq!(flushed["count"], 5, "{flushed}");
     for _ in 0..4 {
         let batch = inbox.next();
         batches.insert(batch.text("x-customer").expect("a customer"), batch);
     }
-    wait_until("both spans", Duration::from_secs(20), || collector.spans().len() >= 2);
+    let are_lost = || daemon.log().contains("do not reach the collector");
+    wait_until("both spans", Duration::from_secs(20), || collector.spans().len() >= 2 || are_lost());
+    if are_lost() {
+        return false;
+    }
     let spans = collector.spans();
     let of = |customer: &str| {
         let parent = batches[customer].text("traceparent").expect("a context");
@@ -107,7 +120,8 @@ fn a_sampled_batch_is_a_span_that_goes_on_or_links() {
     assert!(number(one, "startTimeUnixNano") < number(one, "endTimeUnixNano"), "{one}");
     assert!(one["status"].get("code").is_none(), "it was confirmed");
     assert_eq!(spans.len(), 2, "what nobody samples is nobody's: {spans:?}");
-    assert!(!daemon.log().contains("do not reach the collector"), "{}", daemon.log_tail());
+    assert!(!are_lost(), "{}", daemon.log_tail());
+    true
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! Judges promise 11.
 
-use super::{asked, serves, site, stands_by, LIMIT};
+use super::{asked, serves, site, stands_by, GIVE_BACK, LIMIT};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,20 +27,20 @@ impl Drop for Over<'_> {
 #[test]
 fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     let Some((site, _, config)) = site("pg-heir") else { return };
-    let config = config.text("store.lease", "3s").text("timeouts.connect", "2s");
+    let config = config.text("store.lease", "10s").text("timeouts.connect", "2s");
     let proxy = Proxy::start(site.node.login().0);
     let inbox = site.inbox("shop");
     let mut near = site.start(&config.clone().text("amqp.uri", &proxy.uri("guest", "%2f")));
-    site.client.publish(&site.push("shop", "1").id("kept").delay(15_000));
+    site.client.publish(&site.push("shop", "1").id("kept").delay(30_000));
     near.holds("waiting", 1);
     proxy.welcome(Welcome::Refuse);
     proxy.cut(true);
     // While no other daemon stands by, it keeps the store.
+    let begun = Instant::now();
     wait_until("it has waited for three leases", LIMIT, || {
-        near.state()["links"][1]["state"] == "down" && near.state()["store"]["lives"] == 1
+        near.state()["links"][1]["state"] == "down" && begun.elapsed() > Duration::from_secs(33)
     });
-    std::thread::sleep(Duration::from_secs(10));
-    assert_eq!(near.state()["store"]["lives"], 1, "{}", near.log_tail());
+    assert_eq!(near.state()["store"]["lives_ended"]["given_away"], 0, "{}", near.log_tail());
     let mut far = Daemon::another(&config);
     far.start_again();
     serves(&far);
@@ -69,15 +69,14 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
 /// Frozen until another daemon has the store, and a command is given to that one.
 #[test]
 fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
-    /// Longer than the delay of the items.
-    const SLEEP: Duration = Duration::from_secs(32);
-    let Some((site, _, config)) = site("pg-past") else { return };
-    let config = config.text("store.lease", "3s").text("amqp.heartbeat", "60s");
+    const LEASE: Duration = Duration::from_secs(20);
+    let Some((site, server, config)) = site("pg-past") else { return };
+    let config = config.text("store.lease", &format!("{}s", LEASE.as_secs())).text("amqp.heartbeat", "60s");
     let inbox = site.inbox("shop");
     let first = site.start(&config);
-    for n in 0..20 {
-        site.client.publish(&site.push("shop", "1").id(&n.to_string()).delay(30_000));
-    }
+    let due = i64::try_from(now_ms()).expect("a moment") + 30_000;
+    let push = |n: u32| site.push("shop", "1").id(&n.to_string()).number("x-deliver-at", due);
+    site.client.publish_all((0..20).map(push));
     first.holds("waiting", 20);
     let second = &mut Daemon::another(&config);
     second.start_again();
@@ -86,7 +85,9 @@ fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let over = Over(&is_over);
-        let frozen = scope.spawn(|| first.freeze(SLEEP));
+        first.halt();
+        let halted = Instant::now();
+        asked(server, &site, GIVE_BACK);
         wait_until("the second has the store", LIMIT, || second.state()["store"]["lives"] == 1);
         for n in 0..20 {
             let (status, said) = second.ask("DELETE", &format!("/api/v1/items/shop/{n}"));
@@ -105,8 +106,11 @@ fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
                 })
             })
             .collect();
-        frozen.join().expect("it goes on");
-        assert!(cancelled.elapsed() > Duration::from_secs(2), "it had woken when they were cancelled");
+        wait_until("its items are due and its own lease is over", LIMIT, || {
+            let is_due = i64::try_from(now_ms()).is_ok_and(|now| now > due + 2_000);
+            is_due && halted.elapsed() > LEASE && cancelled.elapsed() > Duration::from_secs(2)
+        });
+        first.thaw();
         stands_by(&first);
         drop(over);
         let answers: Vec<_> = asking.into_iter().flat_map(|asked| asked.join().expect("answers")).collect();
@@ -121,25 +125,28 @@ fn whoever_wakes_neither_sends_what_was_cancelled_nor_tells_of_the_past() {
 
 /// The daemon that takes over has a clock that is ahead by this time, ms. It uses its own clock.
 fn taken_over_by(name: &str, ahead_ms: i64) {
-    let Some((site, _, config)) = site(name) else { return };
-    let config = config.text("store.lease", "3s").text("defaults.window", "8s");
+    let Some((site, server, config)) = site(name) else { return };
+    let config = config.text("store.lease", "20s").text("defaults.window", "10s");
     let inbox = site.inbox("shop");
     let mut second = Daemon::another(&config);
     let Some(()) = WallClock::ahead(&mut second, ahead_ms) else { return };
     let mut first = site.start(&config);
     second.start_again();
     stands_by(&second);
+    // So nothing leaves the first daemon, however long the steps until its end take. Windows close all the same.
+    assert_eq!(first.cli(&["pause", "shop"]).code, 0);
     let push = |id: &str| site.push("shop", "1").id(id);
-    site.client.publish(&push("soon").delay(14_000));
     site.client.publish(&push("far").delay(3_600_000));
     site.client.publish(&push("gone").delay(3_600_000));
-    for id in ["w1", "w2", "w3"] {
-        site.client.publish(&push(id).customer("b"));
-    }
+    let windowed = ["w1", "w2", "w3"].map(|id| push(id).customer("b"));
+    // It is due after their window.
+    site.client.publish_all(windowed.into_iter().chain([push("soon").delay(12_000)]));
     first.holds("waiting", 6);
     assert_eq!(first.ask("DELETE", "/api/v1/items/shop/gone").0, 200);
     first.kill9();
+    asked(server, &site, GIVE_BACK);
     serves(&second);
+    assert_eq!(second.cli(&["resume", "shop"]).code, 0);
     // First the window that was open at the takeover, as one batch: by the new clock at most its length is
     // left. Each item arrives once.
     for ids in [&["w1", "w2", "w3"][..], &["soon"]] {
@@ -198,15 +205,22 @@ fn a_clock_too_far_off_claims_nothing() {
         let mut daemon = Daemon::stopped(&config, &site.dir);
         let Some(()) = WallClock::ahead(&mut daemon, ahead_ms) else { return };
         daemon.start_again();
-        wait_until("it waits", LIMIT, || daemon.stage() == "waiting");
-        let told = daemon.state()["links"][0]["detail"].as_str().expect("a sentence").to_owned();
         let way = if ahead_ms > 0 { "s behind this machine's" } else { "s ahead of this machine's" };
-        assert!(told.contains(way) && told.contains("does not claim the store"), "{told}");
+        // On a busy machine the first login may take too long, and is made again.
+        wait_until("it waits, and names its clock", LIMIT, || {
+            let state = daemon.ask("GET", "/api/v1/state").1;
+            let told = state["links"][0]["detail"].as_str().unwrap_or_default();
+            let is_named = told.contains(way) && told.contains("does not claim the store");
+            state["state"] == "waiting" && is_named
+        });
         assert_eq!(daemon.ask("GET", "/readyz").0, 503);
         assert_eq!(asked(server, &site, "SELECT owner IS NULL FROM $.shards"), "t");
         // It goes on trying, says so once, and ends at once.
         std::thread::sleep(Duration::from_secs(3));
-        assert_eq!(daemon.log().matches("waiting for the store").count(), 1, "{}", daemon.log_tail());
+        let log = daemon.log();
+        let waits = log.lines().filter(|line| line.contains("waiting for the store"));
+        let (of_clock, others): (Vec<_>, Vec<_>) = waits.partition(|line| line.contains(way));
+        assert!((1..=1 + others.len()).contains(&of_clock.len()), "{}", daemon.log_tail());
         daemon.term();
         assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
     }
@@ -258,8 +272,9 @@ mod alone {
             let serving = site.start(&by(&ways[0]));
             let mut spare = Daemon::another(&by(&ways[1]));
             spare.start_again();
-            stands_by(&spare);
-            Pair { server, ledger: Ledger::new(), serving, spare, ways, turn: 0, best }
+            let mut pair = Pair { server, ledger: Ledger::new(), serving, spare, ways, turn: 0, best };
+            pair.settled();
+            pair
         }
 
         /// How often the lease has ended before it was renewed, or the server has ended a transaction whose next
@@ -310,9 +325,31 @@ mod alone {
             *best = gap.min(*best);
         }
 
+        /// Waits until one of them serves and the other one is its standby.
+        fn settled(&mut self) {
+            wait_until("one is the other one's spare", LIMIT, || {
+                if self.spare.stage() == "running" {
+                    self.swap();
+                }
+                self.stages() == ["running", "standby"] && self.spare.ask("GET", "/readyz").0 == 200
+            });
+        }
+
+        fn stages(&self) -> [String; 2] {
+            [&self.serving, &self.spare].map(Daemon::stage)
+        }
+
+        fn one_serves(&self) {
+            wait_until("one has it", LIMIT, || self.stages().iter().any(|stage| stage == "running"));
+        }
+
         /// The standby serves, and the other one becomes its standby.
         fn swapped(&mut self) {
             serves(&self.spare);
+            self.swap();
+        }
+
+        fn swap(&mut self) {
             std::mem::swap(&mut self.serving, &mut self.spare);
             self.turn = 1 - self.turn;
         }
@@ -349,7 +386,10 @@ mod alone {
             Duration::ZERO
         });
         pair.spare.start_again();
-        stands_by(&pair.spare);
+        pair.settled();
+        if pair.stops() > 0 {
+            return stood_still(&pair, load);
+        }
 
         let repeats = pair.ledger.repeats();
         pair.within("SIGTERM", 4 * second, |pair| {
@@ -364,14 +404,16 @@ mod alone {
         assert!(exit.success(), "{}", pair.spare.log_tail());
         assert_eq!(pair.ledger.repeats(), repeats, "a stop has no repeats");
         pair.spare.start_again();
-        stands_by(&pair.spare);
+        pair.settled();
 
         pair.within("kill and restart of the same node", 2 * second, |pair| {
             pair.serving.kill9();
             pair.serving.start_again();
-            serves(&pair.serving);
+            // If it is the other one, that has waited for the end of the lease: longer than the bound.
+            pair.one_serves();
             Duration::ZERO
         });
+        pair.settled();
 
         let pids = [pair.serving.pid(), pair.spare.pid()];
         for how in [Shutdown::InOrder, Shutdown::AtOnce] {
@@ -396,18 +438,7 @@ mod alone {
             begun.elapsed()
         });
         // The first to connect has the store.
-        wait_until("one has it", LIMIT, || {
-            [&pair.serving, &pair.spare].iter().any(|of| of.stage() == "running")
-        });
-        wait_until("the other one stands by", LIMIT, || {
-            [&pair.serving, &pair.spare].iter().any(|of| of.stage() == "standby")
-        });
-        if pair.serving.stage() == "standby" {
-            pair.swapped();
-        }
-        wait_until("one is the other one's spare", LIMIT, || {
-            pair.serving.stage() == "running" && pair.spare.stage() == "standby"
-        });
+        pair.settled();
         let stops = pair.stops();
         pair.within("the owner is cut off", LEASE + 2 * second, |pair| {
             pair.ways[pair.turn].welcome(Welcome::Silent);
@@ -420,7 +451,7 @@ mod alone {
         way.cut(true);
         wait_until("it calls itself nothing", LIMIT, || pair.spare.stage() == "waiting");
         way.heal();
-        stands_by(&pair.spare);
+        pair.settled();
         let mut now = [pair.serving.pid(), pair.spare.pid()];
         if now[0] != pids[0] {
             now.reverse();

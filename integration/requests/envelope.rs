@@ -1,6 +1,7 @@
 //! The JSON envelope: one object or an array of them.
 
 use super::site;
+use crate::requests::{due_of, leave_now};
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::{now_ms, Inbox, Push, Site};
@@ -15,8 +16,8 @@ fn envelope(site: &Site<'_>, key: &str, body: &Value) -> Push {
 fn an_object_carries_all_fields() {
     let site = site("object");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&site.config());
-    let at = now_ms() + 700;
+    let daemon = site.start(&site.config());
+    let at = now_ms() + 3_600_000;
     let body = format!(
         r#"{{"application": "shop", "customer": 42, "deliver_at": {at}, "id": "e1", "deliver_before": {},
             "on_duplicate": "keep", "payload": {{"a": [1, 2.50]}}}}"#,
@@ -24,13 +25,14 @@ fn an_object_carries_all_fields() {
     );
     let push = Push::new(&site.ingest(), "ignored", body).content_type(TYPE);
     site.client.publish(&push);
+    assert_eq!(due_of(&daemon, "shop", "e1"), at);
+    leave_now(&daemon, "shop", "e1");
     let received = inbox.next();
     received.is_not_early();
     assert!(received.body_text().contains(r#"{"a": [1, 2.50]}"#), "as written: {}", received.body_text());
     let batch = received.batch();
     assert_eq!((batch.customer.as_deref(), batch.ids()), (Some("42"), vec!["e1"]));
     assert_eq!(batch.items[0].content_type.as_deref(), Some("application/json"));
-    assert_eq!(batch.items[0].due, i64::try_from(at).expect("a date"));
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The four body formats, the properties of a batch, and the properties that are never copied.
 
 use super::site;
+use crate::requests::{close_window, due_of, order};
 use serde_json::Value;
+use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldArray};
-use tidegate_harness::{text, Client, Node, Push, Received, Site};
+use tidegate_harness::{now_ms, text, wait_until, Client, Node, Push, Received, Site};
 
 fn property(value: &Option<tidegate_harness::lapin::types::ShortString>) -> &str {
     value.as_ref().map_or("", |v| v.as_str())
@@ -27,11 +29,20 @@ fn mixed(site: &Site<'_>) -> Vec<Push> {
     ]
 }
 
+/// A batch of all of them, which were held back until their time had come: so they leave together, however
+/// slowly they have come.
 fn one_batch(site: &Site<'_>, format: &str) -> Received {
     let inbox = site.inbox("shop");
-    let _daemon =
+    let daemon =
         site.start(&site.config().text("applications.shop.format", format).text("defaults.window", "1s"));
+    order(&daemon, "shop", "pause");
     site.client.publish_all(mixed(site));
+    wait_until("all are due", Duration::from_secs(10), || {
+        let state = daemon.state();
+        let closed = state["items"]["waiting"] == 5 && state["items"]["windows"] == 0;
+        closed && due_of(&daemon, "shop", "enc") < now_ms()
+    });
+    order(&daemon, "shop", "resume");
     inbox.next()
 }
 
@@ -151,7 +162,7 @@ fn cc_does_not_re_route() {
         site.client.publish(&site.push("shop", "x").header(name, array).with("x-delay", "bad"));
         assert!(dead.next().header(name).is_none(), "nor to the dead exchange");
     }
-    elsewhere.quiet(std::time::Duration::from_millis(300));
+    elsewhere.quiet(Duration::from_millis(300));
 }
 
 #[test]
@@ -179,8 +190,8 @@ fn a_foreign_user_id_travels_as_a_header() {
 fn events_that_come_in_go_out_as_themselves() {
     let site = site("own-events");
     let inbox = site.inbox("shop");
-    let config = site.config().text("applications.shop.format", "cloudevents").text("defaults.window", "1s");
-    let _daemon = site.start(&config);
+    let config = site.config().text("applications.shop.format", "cloudevents").text("defaults.window", "60s");
+    let daemon = site.start(&config);
     let structured = r#"{"specversion":"1.0","id":"e-1","source":"/s","type":"t.one","data":[1]}"#;
     let binary =
         [("specversion", "1.0"), ("id", "e-2"), ("source", "/s"), ("type", "t.two"), ("subject", "x")];
@@ -192,6 +203,7 @@ fn events_that_come_in_go_out_as_themselves() {
         binary.content_type("application/json").customer("c").id("b"),
         site.push("shop", "3").content_type("application/json").customer("c").id("plain"),
     ]);
+    close_window(&daemon, "shop", "c", 3);
     let received = inbox.next();
     assert_eq!(property(received.properties.content_type()), "application/cloudevents-batch+json");
     let events = received.json();

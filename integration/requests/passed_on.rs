@@ -1,10 +1,11 @@
 //! Fields of requests that the entries of a batch pass on: `copy_headers` and `copy_properties`.
 
 use super::site;
+use crate::requests::{close_window, leave_now};
 use serde_json::{json, Value};
 use std::time::Duration;
 use tidegate_harness::lapin::types::{AMQPValue, FieldTable};
-use tidegate_harness::{wait_until, Config, Push, Received, Site};
+use tidegate_harness::{wait_until, Config, Daemon, Push, Received, Site};
 
 const TRACE: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
@@ -56,8 +57,9 @@ fn json_and_ndjson() {
     for format in ["json", "ndjson"] {
         let site = site(&format!("passed-{format}"));
         let inbox = site.inbox("shop");
-        let _daemon = site.start(&passing_on(&site, format));
+        let daemon = site.start(&passing_on(&site, format).text("defaults.window", "60s"));
         site.client.publish_all(two(&site));
+        close_window(&daemon, "shop", "c", 2);
         let entries = entries(&inbox.next());
         assert_eq!(entries.len(), 2);
         check_entry(&entries[0]);
@@ -72,8 +74,9 @@ fn json_and_ndjson() {
 fn cloudevents() {
     let site = site("passed-events");
     let inbox = site.inbox("shop");
-    let _daemon = site.start(&passing_on(&site, "cloudevents"));
+    let daemon = site.start(&passing_on(&site, "cloudevents").text("defaults.window", "60s"));
     site.client.publish_all(two(&site));
+    close_window(&daemon, "shop", "c", 2);
     let events = entries(&inbox.next());
     assert_eq!((&events[0]["traceparent"], &events[0]["xtenant"]), (&json!(TRACE), &json!("blue")));
     assert_eq!((&events[0]["correlationid"], &events[0]["type"]), (&json!("c-9"), &json!("order.placed")));
@@ -95,7 +98,10 @@ fn they_outlive_a_kill_and_a_retry() {
     let parked = traced.delay(300);
     let mail = site.inbox("mail");
     site.client.publish_all([far, parked]);
-    wait_until("it is parked", Duration::from_secs(10), || daemon.items("parked") == 1);
+    wait_until("it is parked, and all is stored", Duration::from_secs(10), || {
+        let state = daemon.state();
+        state["items"]["parked"] == 1 && state["uncommitted"] == 0
+    });
     daemon.kill9();
     // The choice is made on arrival and stays, even if the configuration changes.
     daemon.rewrite(&config.clone().set("defaults.copy_headers", "[]"));
@@ -114,7 +120,7 @@ fn a_reload_counts_for_what_comes_then() {
     let before = config.clone().unset("defaults.copy_headers").unset("defaults.copy_properties");
     let daemon = site.start(&before);
     let [traced, _] = two(&site);
-    site.client.publish(&traced.clone().id("early").delay(1_500));
+    site.client.publish(&traced.clone().id("early").delay(3_600_000));
     wait_until("it is taken", Duration::from_secs(10), || daemon.items("waiting") == 1);
     daemon.rewrite(&config);
     daemon.hup();
@@ -123,6 +129,7 @@ fn a_reload_counts_for_what_comes_then() {
     let late = entries(&inbox.next()).remove(0);
     assert_eq!(late["id"], "late");
     check_entry(&late);
+    leave_now(&daemon, "shop", "early");
     let early = entries(&inbox.next()).remove(0);
     assert_eq!((&early["id"], early.get("headers")), (&json!("early"), None));
     // A faulty file changes nothing, and the log names the key.
@@ -140,6 +147,13 @@ fn what_is_passed_on_counts_towards_max_bytes() {
         let inbox = site.inbox("shop");
         let config = passing_on(&site, format).text("defaults.max_bytes", "16KiB");
         let mut daemon = site.start(&config);
+        // No item of this customer is to leave before the kill.
+        let of_customer = "/api/v1/customers/shop/b";
+        let order = |daemon: &Daemon, verb: &str| {
+            let path = format!("{of_customer}/{verb}");
+            wait_until(verb, Duration::from_secs(10), || daemon.ask("POST", &path).0 == 200);
+        };
+        order(&daemon, "pause");
         // Each control character is encoded in six bytes; a table in an event is JSON text inside JSON text.
         let mut table = FieldTable::default();
         table.insert("\"k\"".into(), tidegate_harness::text(&"\"\\".repeat(100)));
@@ -151,10 +165,14 @@ fn what_is_passed_on_counts_towards_max_bytes() {
         let windowed = (0..20).map(|n| push(n).customer("a"));
         let at_once = (20..40).map(|n| push(n).customer("b").delay(3_000));
         site.client.publish_all(windowed.chain(at_once));
-        wait_until("all is taken", Duration::from_secs(10), || daemon.items("waiting") >= 20);
+        wait_until("all is stored", Duration::from_secs(10), || {
+            daemon.ask("GET", of_customer).1["waiting"] == 20 && daemon.state()["uncommitted"] == 0
+        });
         // Also for items that are read from the store.
         daemon.kill9();
         daemon.start_again();
+        daemon.wait_ready();
+        order(&daemon, "resume");
         let mut seen = std::collections::BTreeSet::new();
         let (mut largest, mut batches) = (0, 0);
         while seen.len() < 40 {
@@ -215,10 +233,7 @@ fn a_batch_has_a_trace_context_of_its_own_and_each_entry_that_of_its_request() {
     let batch = |customer: &str, pushes: Vec<tidegate_harness::Push>| {
         let count = pushes.len();
         site.client.publish_all(pushes);
-        wait_until("all are there", Duration::from_secs(10), || {
-            daemon.ask("GET", &format!("/api/v1/customers/shop/{customer}")).1["waiting"] == count
-        });
-        daemon.ask("POST", &format!("/api/v1/customers/shop/{customer}/flush"));
+        close_window(&daemon, "shop", customer, count);
         inbox.next()
     };
     let (one, two, other) = (context(7, 1), context(7, 2), context(8, 3));

@@ -1,9 +1,9 @@
 //! Faults of the broker: a queue of a shard that is missing, and connections that are closed.
 
-use super::{applications, consumed, home, killed, queues, site};
+use super::{applications, consumed, home, killed, queues, site, COUNT};
 use std::time::Duration;
 use tidegate_harness::lapin::types::FieldTable;
-use tidegate_harness::{text, wait_until, Ledger, Node, Recorder};
+use tidegate_harness::{text, wait_until, Daemon, Ledger, Node, Recorder};
 
 /// Time limit of a wait.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -11,6 +11,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MISSING: u16 = 2;
 /// A user of this test alone, by which its daemon's connections are closed.
 const CLOSED: &str = "shards-closed";
+/// Connections of its daemon: those that consume, publish and forward for each shard, and that of the sharder.
+const CONNECTIONS: u64 = 3 * COUNT as u64 + 1;
 
 #[test]
 fn a_deleted_queue_of_a_shard_is_made_again_and_nothing_is_lost() {
@@ -72,6 +74,13 @@ fn while_the_queue_of_one_shard_is_missing_the_others_go_on() {
     }
 }
 
+/// Connections that the daemon has lost or could not open so far; `None` without an answer.
+fn losses(daemon: &Daemon) -> Option<u64> {
+    let metrics = daemon.ask_whole("GET", "/metrics").filter(|answer| answer.status == 200)?.body;
+    let lines = metrics.lines().filter(|line| line.starts_with("tidegate_connections_failed_total{"));
+    Some(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum())
+}
+
 #[test]
 fn closed_connections_lose_nothing_and_explain_every_repeat() {
     let Some(node) = Node::controlled("closed_connections_lose_nothing_and_explain_every_repeat") else {
@@ -93,9 +102,16 @@ fn closed_connections_lose_nothing_and_explain_every_repeat() {
     };
     for _ in 0..3 {
         some_more();
+        let mut before = None;
+        wait_until("its figures", LIMIT, || {
+            before = losses(&daemon);
+            before.is_some()
+        });
         ledger.fault();
         node.close_connections(CLOSED);
-        wait_until("they are lost", LIMIT, || daemon.ask("GET", "/readyz").0 != 200);
+        wait_until("all of them are lost", LIMIT, || {
+            losses(&daemon) >= before.map(|before| before + CONNECTIONS)
+        });
         daemon.wait_ready();
         ledger.healed();
     }

@@ -1,6 +1,6 @@
 //! Two daemons with stores of their own: all queues belong to the one that has the ingest queue.
 
-use super::{consumed, queues, site};
+use super::{consumed, queues, site, stored};
 use std::time::Duration;
 use tidegate_harness::{wait_until, workdir, Daemon};
 
@@ -35,13 +35,17 @@ fn the_shards_of_a_second_daemon_wait_for_its_sharder() {
         applications.iter().for_each(|(_, inbox)| assert_eq!(inbox.batch().ids(), [round]));
     };
     publish("first");
+    // What is not acked at the kill would come to the second one.
+    stored(&site);
     first.kill9();
     second.wait_ready();
     publish("second");
     wait_until("all queues are the second one's", LIMIT, || {
         queues(&site).all(|queue| site.node.consumers(&queue) == Some(1))
     });
-    assert_eq!(second.state()["totals"]["confirmed"], applications.len());
+    wait_until("its own batches are confirmed", LIMIT, || {
+        second.state()["totals"]["confirmed"] == applications.len()
+    });
     second.term();
     assert!(second.exit(LIMIT).success(), "{}", second.log_tail());
 }

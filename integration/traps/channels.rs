@@ -282,17 +282,19 @@ fn a_queue_of_dead_letters_that_does_not_answer_holds_up_nobody() {
         }
     });
     let mut options = options(FakeBroker::start("127.0.0.1", ingest, egress).port);
-    options.timeouts.connect = Duration::from_secs(1);
+    // It bounds each step of both ends, of which one has no answer.
+    options.timeouts.connect = Duration::from_secs(12);
     let mut config = Config::default();
     config.dead.queue.name = "letters".to_owned();
     (options.names, options.dead) = (Names::of(&config), config.dead);
     let daemon = Daemon::start(options);
-    daemon.ready();
-    daemon.amqp.publish(vec![batch(1), letter(100), batch(2)]);
     // Which end is the first is open.
     let (mut settled, mut is_taken) = (BTreeMap::new(), false);
     daemon.wait("all outcomes and a request", |event| {
         match event {
+            Event::Broker(BrokerEvent::EgressReady) => {
+                daemon.amqp.publish(vec![batch(1), letter(100), batch(2)]);
+            }
             Event::Settled(all) => settled.extend(all.into_iter().map(|one| (one.number, one.outcome))),
             Event::Requests { .. } => is_taken = true,
             Event::Broker(_) => {}
@@ -407,7 +409,7 @@ fn a_refused_dead_letter_closes_the_channel_of_dead_letters_alone() {
 /// Judges promise 6.
 #[test]
 fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
-    const LIMIT: Duration = Duration::from_secs(2);
+    const LIMIT: Duration = Duration::from_secs(12);
     let (go, next) = channel::<()>();
     let next = Mutex::new(next);
     let script: Script = Box::new(move |mut peer, n| {
@@ -442,7 +444,7 @@ fn an_unanswered_batch_holds_up_nothing_and_is_not_given_up_without_need() {
     daemon.amqp.publish((10..10 + count).map(alone).collect());
     daemon.amqp.publish(vec![batch(1)]);
     assert_eq!(daemon.settled(1)[&1], confirmed(1));
-    daemon.quiet_for(LIMIT * 2, |event| {
+    daemon.quiet_for(LIMIT + LIMIT / 4, |event| {
         matches!(event, Event::Settled(_) | Event::Broker(BrokerEvent::EgressLost))
     });
     daemon.amqp.publish(vec![alone(2)]);
@@ -534,7 +536,7 @@ fn a_login_with_few_channels_sends_what_goes_alone_over_as_many_as_it_may() {
 /// Judges promise 6.
 #[test]
 fn a_channel_that_is_being_opened_is_used_by_the_next_batch() {
-    const LIMIT: Duration = Duration::from_secs(4);
+    const LIMIT: Duration = Duration::from_secs(12);
     // An opening that is not answered, and in the end how many there were.
     let (sender, told) = channel::<Option<usize>>();
     let sender = Mutex::new(sender);

@@ -20,8 +20,7 @@ use super::prefetch::Prefetch;
 use super::quarantine::Quarantine;
 use super::shared::Shared;
 use super::supervise::{
-    frame_note, requested, supervise, time_left, unless_shutdown, ConnectionUser, Dialer, NoteLog,
-    RateLimitedLog,
+    frame_note, requested, supervise, unless_shutdown, ConnectionUser, Dialer, NoteLog, RateLimitedLog,
 };
 use super::topology::{count_queue, lead_requests, prepare_ingest};
 use super::{BrokerEvent, Event, Forwarding, IngestOrder, LinkStatus, Options, ShutdownSignal, Side, FAR_MS};
@@ -267,7 +266,7 @@ impl Ingest {
         if let Some(session) = &lock {
             // Nothing was consumed yet, so the channel has exactly one consumer.
             if let Err(fault) = shared.while_waiting(Side::Ingest, self.check_alone(session, 1)).await {
-                shared.while_waiting(Side::Ingest, consumer.close(time_left(&self.shutdown))).await?;
+                shared.while_waiting(Side::Ingest, consumer.close(&self.shutdown)).await?;
                 return Err(fault);
             }
         }
@@ -302,7 +301,7 @@ impl Ingest {
                 "returned {returned} deliveries to the queue"
             );
         }
-        let closing = consumer.close(time_left(&self.shutdown));
+        let closing = consumer.close(&self.shutdown);
         let closed = shared.while_waiting(Side::Ingest, closing).await;
         match result {
             Ok(AfterGeneration::Returned) => closed.map(|()| AfterGeneration::Returned),

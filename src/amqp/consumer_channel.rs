@@ -12,7 +12,9 @@
 //! [`super::prefetch`] decides.
 
 use super::fault::{Fault, FaultKind, CAUSE_LIMIT};
+use super::supervise::time_left;
 use super::unacked::{Unacked, UnackedLoad, MOST_UNAPPLIED};
+use super::ShutdownSignal;
 use futures_util::stream::{ReadyChunks, StreamExt};
 use lapin::message::Delivery;
 use lapin::options::{BasicAckOptions, BasicCancelOptions, BasicConsumeOptions, BasicQosOptions};
@@ -21,12 +23,14 @@ use lapin::{Channel, Consumer};
 use std::task::Poll;
 use std::time::Duration;
 use tidegate_types::Ack;
-use tokio::time::timeout;
+use tokio::time::{timeout, Instant};
 
 /// Upper bound on deliveries taken from lapin at once.
 const CHUNK: usize = 512;
-/// Time limit for the queue to apply the last acks.
-const APPLIED_WITHIN: Duration = Duration::from_secs(3);
+/// Time limit for the queue to apply the last acks; less if a stop leaves less.
+const APPLIED_WITHIN: Duration = Duration::from_secs(10);
+/// What is left of a stop then, for closing.
+const CLOSED_WITHIN: Duration = Duration::from_secs(1);
 
 /// State of a [`ConsumerChannel`] at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,17 +191,18 @@ impl ConsumerChannel {
 
     /// Closes the channel, if it is still open: all that is unacked goes back to the queue at once. What was
     /// acked does not, unless the queue does not apply the acks within [`APPLIED_WITHIN`].
-    pub(crate) async fn close(mut self, limit: Duration) -> Result<(), Fault> {
+    pub(crate) async fn close(mut self, shutdown: &ShutdownSignal) -> Result<(), Fault> {
         if !self.is_connected() {
             return Ok(());
         }
         if self.unapplied > MOST_UNAPPLIED {
-            let applied = timeout(APPLIED_WITHIN, self.have_acks_applied()).await;
+            let applied = timeout(time_to_apply(shutdown), self.have_acks_applied()).await;
             if !matches!(applied, Ok(Ok(()))) {
                 let queue = &self.queue;
                 tracing::info!("queue '{queue}' has not applied the last acks: some messages may come again");
             }
         }
+        let limit = time_left(shutdown);
         match timeout(limit, self.channel.close(200, "OK".into())).await {
             Ok(done) => Ok(done?),
             Err(_) => Err(Fault::timeout("closing the consumer's channel", limit)),
@@ -295,4 +300,10 @@ impl ConsumerChannel {
             Err(_) => Err(Fault::timeout("cancelling the consumer", self.limit)),
         }
     }
+}
+
+/// [`APPLIED_WITHIN`], or what the shutdown leaves for it.
+fn time_to_apply(shutdown: &ShutdownSignal) -> Duration {
+    let left = shutdown.borrow().map(|end| end.saturating_duration_since(Instant::now()));
+    left.map_or(APPLIED_WITHIN, |left| left.saturating_sub(CLOSED_WITHIN).min(APPLIED_WITHIN))
 }

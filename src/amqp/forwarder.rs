@@ -370,7 +370,7 @@ impl ConnectionUser for Forwarder {
         // The queue may not exist yet.
         self.careful = true;
         let mut channel = PublishChannel::new(channel, forward_id_of);
-        let bindings = self.mapper.connected(session);
+        let bindings = self.mapper.connected(session, options.timeouts.confirm);
         let result = tokio::select! {
             biased;
             result = self.forward(session, &mut channel, &up) => result,

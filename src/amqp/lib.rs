@@ -264,6 +264,9 @@ pub struct Options {
     /// How long deliveries may be held while the intake is paused; less than the broker's consumer timeout
     /// (30 min unless configured otherwise).
     pub held_limit: Duration,
+    /// How long an answer to a command may take, from its hand-over to its confirm. The command is acked only
+    /// then, and others wait behind it.
+    pub answer_limit: Duration,
 }
 
 /// How a consumer passes requests on to other shards.
@@ -294,6 +297,9 @@ const ABORT_WITHIN: Duration = Duration::from_millis(500);
 /// Default of [`Options::held_limit`].
 const HELD_LIMIT: Duration = Duration::from_secs(25 * 60);
 
+/// Default of [`Options::answer_limit`].
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+
 impl Options {
     /// From the checked configuration.
     pub fn new(config: &Config, store_identity: u64, quarantine: Option<u16>) -> Self {
@@ -315,6 +321,7 @@ impl Options {
             forwarding: None,
             quarantine,
             held_limit: HELD_LIMIT,
+            answer_limit: ANSWER_LIMIT,
         }
     }
 }
@@ -470,8 +477,8 @@ impl Amqp {
         let _ = self.egress.send(handover);
     }
 
-    /// Hands over answers to commands. Each is reported exactly once by [`BrokerEvent::Answered`], within
-    /// about 5 s, whether or not it could be sent.
+    /// Hands over answers to commands. Each is reported exactly once by [`BrokerEvent::Answered`], soon after
+    /// [`Options::answer_limit`] at the latest, whether or not it could be sent.
     pub fn reply(&self, replies: Vec<OutgoingReply>) {
         // After the shutdown no loop is left that waits for it.
         let _ = self.replies.send((Instant::now(), replies));

@@ -29,8 +29,6 @@ use tidegate_wire::Forward;
 use tokio::sync::mpsc::{channel, Receiver, Sender};
 use tokio::time::Instant;
 
-/// For one answer of the broker.
-const STEP_WITHIN: Duration = Duration::from_secs(5);
 /// Longer than a request takes from the ingest queue to the queue of its shard.
 const QUIET: Duration = Duration::from_millis(100);
 /// For an application whose requests come all the time.
@@ -102,16 +100,18 @@ impl Mapper {
         &self.map
     }
 
-    /// There is a new connection. Returns what carries out the orders on it, without an end.
+    /// There is a new connection. Returns what carries out the orders on it, without an end. `limit`: for one
+    /// answer of the broker.
     pub(crate) fn connected<'s>(
         &mut self,
         session: &'s Session,
+        limit: Duration,
     ) -> impl Future<Output = Infallible> + Send + use<'s> {
         let (answer, orders) = self.opened();
         let (names, shard) = (Arc::clone(&self.names), self.shard);
         async move {
             let mut orders = orders;
-            let mut setup = MapSetup::new(session, STEP_WITHIN);
+            let mut setup = MapSetup::new(session, limit);
             while let Some(MapOrder { application, wrong }) = orders.recv().await {
                 let done = setup.lead(&names, shard, application.as_str(), wrong).await;
                 // Without its reader the connection is ending.

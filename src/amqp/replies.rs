@@ -38,8 +38,6 @@ const MAX_OPEN: usize = 64;
 /// Upper bound on answers that wait to be published: beyond it the oldest are given up, since their clients
 /// stop waiting first.
 const MAX_WAITING: usize = 10_000;
-/// Time limit from hand-over to confirm. The command is acked only then, and others wait behind it.
-const TIME_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between a fault and the next attempt; also how long the reason of a loss may take to arrive, and the
 /// accuracy of the time limit.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -267,7 +265,8 @@ impl Replies {
     /// Gives up what has waited too long, and a channel that is lost or no longer answers.
     fn check(&mut self, now: Instant) {
         let blocked = self.blocked();
-        let late = |since: Instant| now.saturating_duration_since(since) >= TIME_LIMIT;
+        let limit = self.options.answer_limit;
+        let late = |since: Instant| now.saturating_duration_since(since) >= limit;
         let excess = self.waiting.len().saturating_sub(MAX_WAITING);
         self.give_up(excess, "more than 10,000 were waiting", "");
         let overdue = self.waiting.iter().take_while(|(since, _)| late(*since)).count();

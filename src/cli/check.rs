@@ -105,9 +105,7 @@ fn shards(config: &Config) -> Option<CheckLine> {
 fn store(config: &Config, is_connecting: bool) -> CheckLine {
     let path = &config.store.path;
     let database = match (config.store.kind, &config.store.database) {
-        (StoreKind::Memory, _) => {
-            return CheckLine::new(Severity::Good, "store", "memory: nothing is written")
-        }
+        (StoreKind::Memory, _) => return memory(path),
         (StoreKind::Postgres, Some(db)) => {
             let hosts: Vec<_> = db.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
             let (name, hosts, schema) = (&db.database, hosts.join(", "), &db.schema);
@@ -133,6 +131,19 @@ fn store(config: &Config, is_connecting: bool) -> CheckLine {
         Ok(text) => CheckLine::new(Severity::Good, "store", database + &text),
         Err(text) => CheckLine::new(Severity::Fault, "store", text),
     }
+}
+
+/// A start opens a store on the disk that was left in the path, and counts its items. A check opens none.
+fn memory(path: &Path) -> CheckLine {
+    let Some(left) = tidegate_store::left_behind(path) else {
+        return CheckLine::new(Severity::Good, "store", "memory: nothing is written");
+    };
+    let text = format!(
+        "memory: nothing is written; but {} holds a store on the disk: if items wait in it, the daemon does \
+         not start, since they would not be delivered. Run it with store.kind = \"disk\" until nothing waits",
+        left.display()
+    );
+    CheckLine::new(Severity::Warning, "store", text)
 }
 
 fn directory(path: &Path) -> Result<String, String> {
@@ -422,6 +433,10 @@ mod tests {
         (config.store.path, config.store.kind) = (link, StoreKind::Postgres);
         let found = store(&config, false);
         assert!(found.severity == Severity::Fault && found.text.contains("symbolic link"), "{found:?}");
+        config.store.kind = StoreKind::Memory;
+        let found = store(&config, false);
+        let left = format!("but {} holds a store on the disk", single.canonicalize().unwrap().display());
+        assert!(found.severity == Severity::Warning && found.text.contains(&left), "{found:?}");
         let entries = |path| std::fs::read_dir(path).unwrap().count();
         assert_eq!((entries(&single), entries(&shards), entries(&importing)), (1, 5, 1), "nothing is made");
     }

@@ -180,7 +180,8 @@ fn held(application: &str, customer: Option<&str>, verb: &str) -> String {
 /// As [`flush`].
 pub(super) fn retry(client: &Client, args: &ApplicationArgs, output: Output) -> Result<(), Failure> {
     let path = path(&["applications", &args.application, "retry"]);
-    let words = Wording { changed: ["tried now", "there was nothing to try: it is not parked"], ..CANCELLED };
+    let nothing = "there was nothing to try: it is not parked, or is paused";
+    let words = Wording { changed: ["tried now", nothing], ..CANCELLED };
     conclude(&client.ask(Method::POST, &path)?, words, output)
 }
 

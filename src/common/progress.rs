@@ -160,16 +160,18 @@ pub struct ProgressMarks {
     waiting: AtomicU64,
     /// When [`ProgressMarks::look`] was last called, ms since `epoch`; [`RESTS`]: never.
     looked_at: AtomicU64,
-    /// No part is reported before this moment, ms since `epoch`.
-    silent_until: AtomicU64,
+    /// The last look before the latest long gap, ms since `epoch`; [`RESTS`]: there was no such gap.
+    frozen_at: AtomicU64,
+    /// Until then the parts are judged as of `frozen_at`, ms since `epoch`.
+    thawing_until: AtomicU64,
     /// The parts are being ended.
     over: AtomicBool,
 }
 
 /// The part has nothing to do.
 const RESTS: u64 = u64::MAX;
-/// The observer looks each second; after a gap longer than this, the whole process was frozen, ms. All parts
-/// then get this long to recover.
+/// The observer looks each second; after a gap longer than this, the whole process was probably frozen, ms.
+/// All parts then get this long to recover.
 const FROZEN_MS: u64 = 3_000;
 
 impl Default for ProgressMarks {
@@ -189,7 +191,8 @@ impl ProgressMarks {
             told_at: DaemonPart::ALL.map(|_| AtomicU64::new(0)),
             waiting: AtomicU64::new(0),
             looked_at: AtomicU64::new(RESTS),
-            silent_until: AtomicU64::new(0),
+            frozen_at: AtomicU64::new(RESTS),
+            thawing_until: AtomicU64::new(0),
             over: AtomicBool::new(false),
         }
     }
@@ -268,23 +271,42 @@ impl ProgressMarks {
     }
 
     /// Called by the observer each second. A late call means that the observer was held up, and probably all
-    /// other parts with it: a process that was frozen is judged only after it has recovered.
+    /// other parts with it.
     pub fn look(&self) {
         let now = self.now();
-        let before = self.looked_at.swap(now, Ordering::AcqRel);
-        if before != RESTS && now.saturating_sub(before) > FROZEN_MS {
-            self.silent_until.store(now + FROZEN_MS, Ordering::Release);
-        }
+        // First, so that no other thread takes this look for the one before the gap.
+        self.judged_at(now);
+        self.looked_at.store(now, Ordering::Release);
     }
 
     /// The decision at this moment. Takes no lock and asks no part. It does not depend on the observer, which
     /// a stuck reader of the log may hold up.
+    ///
+    /// A process that was frozen is judged only after it has recovered: until then, a part is stuck if it was
+    /// so before and has not moved since.
     pub fn verdict(&self) -> ProgressVerdict {
-        let now = self.now();
-        if self.is_over() || now < self.silent_until.load(Ordering::Acquire) {
+        if self.is_over() {
             return ProgressVerdict::default();
         }
-        judge(self.still(now), self.stuck_after_ms())
+        judge(self.still(self.judged_at(self.now())), self.stuck_after_ms())
+    }
+
+    /// The moment as of which the parts are judged: the present one; or, for some time after a long gap in
+    /// the looks is first noticed, the last look before it. A part that has moved since then has no age. Each
+    /// gap counts once, so an observer that does not come back hides nothing for longer.
+    fn judged_at(&self, now: u64) -> u64 {
+        let looked_at = self.looked_at.load(Ordering::Acquire);
+        let is_gap = looked_at != RESTS && now.saturating_sub(looked_at) > FROZEN_MS;
+        if is_gap && self.frozen_at.load(Ordering::Acquire) != looked_at {
+            // In this order: another thread that finds the gap noticed finds the time set.
+            self.thawing_until.store(now + FROZEN_MS, Ordering::Release);
+            self.frozen_at.store(looked_at, Ordering::Release);
+        }
+        if now < self.thawing_until.load(Ordering::Acquire) {
+            now.min(self.frozen_at.load(Ordering::Acquire))
+        } else {
+            now
+        }
     }
 
     /// Names of the parts that have not moved for two seconds, whatever `timeouts.stuck_after` is: for the
@@ -330,18 +352,59 @@ fn ms(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    /// A process in which all parts had moved for the last time so long before the last look of its observer,
+    /// and which has stood still since then, for 100 s. Returns the moment of that look.
+    fn frozen(still: Duration) -> (ProgressMarks, u64) {
+        let progress = ProgressMarks::of_age(Duration::from_secs(600));
+        let looked_at = progress.now() - 100_000;
+        progress.looked_at.store(looked_at, Ordering::Release);
+        DaemonPart::ALL.into_iter().for_each(|part| progress.mark(part, looked_at - ms(still)));
+        (progress, looked_at)
+    }
+
+    /// The time to recover is over.
+    fn thaw(progress: &ProgressMarks) {
+        progress.thawing_until.store(progress.now(), Ordering::Release);
+    }
+
+    /// Excluded: a part reported, or the process restarted, for the time in which all of it was frozen,
+    /// whether a probe or the observer comes first; an observer that does not come back and hides what is
+    /// stuck.
     #[test]
     fn a_process_that_was_frozen_is_not_judged_before_it_has_come_to_itself() {
-        let progress = ProgressMarks::of_age(Duration::from_secs(600));
-        assert!(!progress.verdict().stuck.is_empty(), "nobody looks");
+        for looks in [false, true] {
+            let (progress, looked_at) = frozen(Duration::from_secs(1));
+            if looks {
+                progress.look();
+            }
+            assert_eq!(progress.verdict(), ProgressVerdict::default(), "looks: {looks}");
+            assert!(!progress.is_late_for(Duration::ZERO));
+            let until = progress.thawing_until.load(Ordering::Acquire);
+            assert!(until > looked_at + 100_000 && until <= progress.now() + FROZEN_MS, "{until}");
+            thaw(&progress);
+            assert_eq!(progress.verdict().dead_names(), ["loop", "ingest", "egress"], "looks: {looks}");
+            progress.look();
+            assert_eq!(progress.verdict().dead_names(), ["loop", "ingest", "egress"], "it is the same gap");
+        }
+        let never_looked_at = ProgressMarks::of_age(Duration::from_secs(600));
+        assert_eq!(never_looked_at.verdict().dead_names(), ["loop", "ingest", "egress"]);
+    }
+
+    /// Excluded: a part that was stuck before the process was frozen, and is taken for one that moves again;
+    /// one that is called dead for the time in which all of it was frozen; one that has moved, and is stuck
+    /// still.
+    #[test]
+    fn what_was_stuck_before_a_freeze_is_stuck_until_it_moves() {
+        let (progress, _) = frozen(Duration::from_secs(40));
         progress.look();
-        assert!(!progress.verdict().stuck.is_empty());
-        progress.looked_at.store(progress.now() - FROZEN_MS - 1, Ordering::Release);
-        assert!(!progress.verdict().stuck.is_empty(), "the observer alone may be held up, indefinitely");
-        progress.look();
-        assert!(progress.verdict().stuck.is_empty(), "the observer has only just looked again");
-        progress.silent_until.store(progress.now(), Ordering::Release);
-        assert!(!progress.verdict().stuck.is_empty());
+        let stuck = [(DaemonPart::Loop, 40_000), (DaemonPart::Ingest, 40_000), (DaemonPart::Egress, 40_000)];
+        assert_eq!(progress.verdict(), ProgressVerdict { stuck: stuck.to_vec(), dead: vec![] });
+        progress.moved(DaemonPart::Ingest);
+        assert_eq!(progress.verdict().stuck_names(), ["loop", "egress"]);
+        progress.rests(DaemonPart::Egress);
+        assert_eq!(progress.verdict().stuck_names(), ["loop"]);
+        thaw(&progress);
+        assert_eq!(progress.verdict().dead_names(), ["loop"]);
     }
 
     #[test]

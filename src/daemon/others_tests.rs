@@ -180,10 +180,14 @@ fn a_silent_node_with_many_shards_is_given_up_for_all_of_them_at_once() {
             .boxed()
         }),
     );
-    let begun = std::time::Instant::now();
-    let told = futures_util::future::join_all((0..count).map(|shard| asking.state(shard)));
-    assert!(runtime.block_on(told).iter().all(Option::is_none));
-    assert!(begun.elapsed() < STATE_WITHIN * 3 / 2, "{:?}", begun.elapsed());
+    let took = || {
+        let begun = std::time::Instant::now();
+        let told = futures_util::future::join_all((0..count).map(|shard| asking.state(shard)));
+        assert!(runtime.block_on(told).iter().all(Option::is_none));
+        begun.elapsed()
+    };
+    // Questions that wait for each other take twice as long, in every round.
+    assert!((0..5).any(|_| took() < STATE_WITHIN * 3 / 2));
 }
 
 /// Excluded: a wait of half a minute for a node that was killed, and a change that is asked for twice.

@@ -27,11 +27,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{timeout, MissedTickBehavior};
+use tokio::time::{timeout, timeout_at, Instant, MissedTickBehavior};
 use tracing::Span;
 
-/// Time for the last confirms and acks of a stop.
-const END_WITHIN: Duration = Duration::from_secs(3);
+/// What a stop of the sharder leaves of `timeouts.drain`, as the drain of the shards does.
+const OF_SHARDS: Duration = Duration::from_secs(5);
+/// Time for closing the connections, after the last confirms and acks.
+const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Last states of the links of a sharder.
 #[derive(Debug, Default)]
@@ -98,6 +100,8 @@ pub(super) struct Sharder {
     amqp: Arc<Amqp>,
     stop: watch::Sender<bool>,
     keeping: JoinHandle<()>,
+    /// How long a stop may take.
+    stops_within: Duration,
     /// Ends with the sharder.
     _watch: PartWatch,
 }
@@ -135,6 +139,7 @@ impl Sharder {
         let amqp = Amqp::start_sharder(runtime.handle(), options, forwarding, on_event, on_link);
         let amqp = Arc::new(amqp);
         let (stop, stopped) = watch::channel(false);
+        let stops_within = config.timeouts.drain.saturating_sub(OF_SHARDS).max(CLOSED_WITHIN * 2);
         let keeper = Keeper {
             amqp: Arc::clone(&amqp),
             ledger: Ledger::new(false),
@@ -142,12 +147,13 @@ impl Sharder {
             health: health.clone(),
             links,
             stopped,
+            stops_within,
             takes: false,
             consumes: false,
             is_shared,
         };
         let keeping = runtime.spawn(keeper.keep(events));
-        Ok(Sharder { runtime, amqp, stop, keeping, _watch: watch })
+        Ok(Sharder { runtime, amqp, stop, keeping, stops_within, _watch: watch })
     }
 
     /// Puts a configuration into force for what is read from now on.
@@ -164,8 +170,8 @@ impl Sharder {
     /// Waits for the end of the stop, on this runtime.
     pub(super) fn end(self, waits: &Runtime) {
         self.stop();
-        let Sharder { runtime, keeping, .. } = self;
-        let ended = async { timeout(END_WITHIN * 3, keeping).await };
+        let Sharder { runtime, keeping, stops_within, .. } = self;
+        let ended = async { timeout(stops_within + CLOSED_WITHIN, keeping).await };
         if waits.block_on(ended).is_err() {
             tracing::warn!(
                 "the sharder did not end in time; what it has not forwarded is in the ingest queue"
@@ -195,6 +201,7 @@ struct Keeper {
     health: ShardHealth,
     links: Arc<Mutex<SharderLinks>>,
     stopped: watch::Receiver<bool>,
+    stops_within: Duration,
     /// Requests are wanted.
     takes: bool,
     /// Requests may be delivered.
@@ -221,6 +228,7 @@ impl Keeper {
                 _ = stopped.wait_for(|stopped| *stopped) => break,
             }
         }
+        let end = Instant::now() + self.stops_within;
         self.health.progress.end();
         self.set_consumer(false);
         while let Ok(event) = events.try_recv() {
@@ -234,8 +242,8 @@ impl Keeper {
             }
         };
         // What is left is delivered again.
-        let _ = timeout(END_WITHIN, last).await;
-        self.amqp.shutdown(END_WITHIN).await;
+        let _ = timeout_at(end - CLOSED_WITHIN, last).await;
+        self.amqp.shutdown(end.saturating_duration_since(Instant::now())).await;
         self.starts.settle();
     }
 
@@ -394,7 +402,7 @@ mod tests {
     #[test]
     fn a_forwarder_that_can_publish_reaches_the_broker_whatever_the_consumer_does() {
         let up = || LinkStatus::Up { address: "b:1".to_owned(), notes: Vec::new(), dead: None };
-        let down = || LinkStatus::Down { error: "other consumer(s)".to_owned(), retry_in: END_WITHIN };
+        let down = || LinkStatus::Down { error: "other consumer(s)".to_owned(), retry_in: CLOSED_WITHIN };
         let reaches = |consumer, forwarder| {
             let links = SharderLinks { consumer: Some(consumer), forwarders: vec![None, Some(forwarder)] };
             is_connected(&Mutex::new(links))

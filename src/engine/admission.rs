@@ -9,7 +9,7 @@ use super::ids::{ItemId, QueueId};
 use super::live::{LiveItems, Timing};
 use super::mutant::{mutated, Mutant};
 use super::queue::Condition;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -57,6 +57,9 @@ pub(crate) struct Limits {
     kept_out: Option<(MissingRoom, u64)>,
     /// How often they were taken without room.
     lapses: u32,
+    /// Applications that drop their oldest and had more than they may when their limits were set, each with
+    /// how many it has had at least since: it does not get more.
+    surplus: BTreeMap<QueueId, u64>,
 }
 
 /// For how long requests that have gone back are kept out at first, and at most, ms. It doubles each time, so
@@ -129,7 +132,7 @@ impl Limits {
         let lacks = match missing {
             MissingRoom::Items(name) => {
                 let queue = live.queues.find(name);
-                queue.is_some_and(|queue| matches!(one_more(live, queue), LimitVerdict::Wait))
+                queue.is_some_and(|queue| matches!(self.one_more(live, queue), LimitVerdict::Wait))
             }
             MissingRoom::Windows => live.customers().open_windows() >= settings.customers,
         };
@@ -154,6 +157,12 @@ impl Limits {
 
     fn judge_count(&mut self, live: &LiveItems, queue: QueueId) -> LimitVerdict {
         let (known, settings) = (&live.queues[queue], live.queues.settings_of(queue));
+        if let Some(most) = self.surplus.get_mut(&queue) {
+            *most = known.total().min(*most);
+            if *most <= settings.max_waiting {
+                self.surplus.remove(&queue);
+            }
+        }
         if is_full(settings, known.total()) {
             match settings.on_full {
                 OnFull::FlushEarly => drop(self.flushing.insert(queue)),
@@ -161,7 +170,27 @@ impl Limits {
                 OnFull::Pause | OnFull::DropNewest => {}
             }
         }
-        one_more(live, queue)
+        self.one_more(live, queue)
+    }
+
+    /// Decides about one more item of this application.
+    fn one_more(&self, live: &LiveItems, queue: QueueId) -> LimitVerdict {
+        let (known, settings) = (&live.queues[queue], live.queues.settings_of(queue));
+        let surplus = self.surplus.get(&queue).map_or(0, |most| most.saturating_sub(settings.max_waiting));
+        let slack = live.thresholds().trim_slack + surplus;
+        judge_waiting(settings, known.name(), known.total(), slack, || known.has_droppable())
+    }
+
+    /// Notes which applications have more than they may, as their limits may be lower than when the items
+    /// came. One that drops its oldest has time until those are gone: else its next request would stop the
+    /// intake of all. Costs time proportional to the number of applications.
+    pub(crate) fn note_surplus(&mut self, live: &LiveItems) {
+        let has_more = |id: &QueueId| {
+            let settings = live.queues.settings_of(*id);
+            settings.on_full == OnFull::DropOldest && is_full(settings, live.queues[*id].total())
+        };
+        let found = live.queues.ids().filter(has_more).map(|id| (id, live.queues[id].total()));
+        self.surplus = found.collect();
     }
 
     /// Closes windows of queues at their limit. Whether there is more to do.
@@ -298,13 +327,6 @@ fn judge_applications(is_new: bool, occupied: u64, letters: bool, max: u64) -> L
 /// Whether an application with this many items is at its limit.
 fn is_full(settings: &AppSettings, total: u64) -> bool {
     settings.max_waiting > 0 && total >= settings.max_waiting
-}
-
-/// Decides about one more item of this application.
-fn one_more(live: &LiveItems, queue: QueueId) -> LimitVerdict {
-    let (known, settings) = (&live.queues[queue], live.queues.settings_of(queue));
-    let slack = live.thresholds().trim_slack;
-    judge_waiting(settings, known.name(), known.total(), slack, || known.has_droppable())
 }
 
 /// Decides about one more item of an application that has `total`. `slack`: how many it may have beyond its

@@ -370,9 +370,12 @@ fn resume(core: &mut Core, application: &str) -> Answer {
     Answer::Done { changed: true }
 }
 
-/// Sends the next probe of a parked application now.
+/// Sends the next probe of a parked application now. Nothing changes if there is nothing to send, or may be
+/// sent.
 fn retry(core: &mut Core, application: &str) -> Answer {
-    let parked = core.live.queues.find(application).and_then(|id| until(core, id).map(|until| (id, until)));
+    let queues = &core.live.queues;
+    let known = queues.find(application).filter(|id| queues[*id].total() > 0 && !queues[*id].is_paused());
+    let parked = known.and_then(|id| until(core, id).map(|until| (id, until)));
     let Some((queue, until)) = parked else { return Answer::Done { changed: false } };
     core.dispatch.retry_now(&mut core.live, queue, until);
     Answer::Done { changed: true }

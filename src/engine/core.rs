@@ -51,6 +51,8 @@ pub(crate) struct Core {
     settled: VecDeque<Settled>,
     /// Queues with flights whose payloads have been loaded.
     fetched: BTreeSet<QueueId>,
+    /// Queues that wait until the store has room to make dead letters of their expired items.
+    moving: Vec<QueueId>,
     /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while
     /// something waits for an outcome.
     outcomes: Vec<(Identity, Option<Ended>)>,
@@ -66,6 +68,7 @@ impl Core {
             random: Random(seed),
             settled: VecDeque::new(),
             fetched: BTreeSet::new(),
+            moving: Vec::new(),
             outcomes: Vec::new(),
             outcomes_wanted: false,
         }
@@ -241,14 +244,27 @@ impl Core {
                 return true;
             }
         }
-        while gone < rows {
-            match self.live.shared.journal.room_to_move() {
-                MoveRoom::Free => {}
-                MoveRoom::NextTurn => return true,
-                MoveRoom::OnceDurable => return false,
+        if self.live.shared.journal.room_to_move() == MoveRoom::Free {
+            for queue in core::mem::take(&mut self.moving) {
+                if self.live.queues.get(queue).is_some() {
+                    self.live.queues.at(queue).at_work().set(Condition::Moving, false);
+                    self.live.queues.at(queue).requeue();
+                }
             }
-            let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else { return false };
+        }
+        while gone < rows {
+            let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else {
+                // The others go on in the meantime, and those that wait once there is room.
+                let room = self.live.shared.journal.room_to_move();
+                return !self.moving.is_empty() && room != MoveRoom::OnceDurable;
+            };
             gone += candidate.rows.len();
+            if lacks_room_to_move(&self.live, &candidate, now) {
+                self.moving.push(candidate.queue);
+                self.live.queues.at(candidate.queue).at_work().set(Condition::Moving, true);
+                self.keep_back(candidate, now);
+                continue;
+            }
             candidate.rows = self.revalidate(core::mem::take(&mut candidate.rows), now);
             if self.is_held(candidate.has_been_out(), &candidate.rows) {
                 self.keep_back(candidate, now);
@@ -468,4 +484,16 @@ impl Core {
             Some(_) | None => ItemLocation::Nowhere,
         }
     }
+}
+
+/// Whether members have expired, and the store has too much to make dead letters of already. Those of a
+/// repeat are few enough.
+fn lacks_room_to_move(live: &LiveItems, candidate: &Candidate, now: Now) -> bool {
+    let is_over = |id: &ItemId| {
+        let item = &live.items()[*id];
+        item.letter().is_none() && item.expiry() <= now.wall
+    };
+    !candidate.is_repeat()
+        && live.shared.journal.room_to_move() != MoveRoom::Free
+        && candidate.rows.iter().any(is_over)
 }

@@ -33,6 +33,7 @@ pub(crate) use egress::Egress;
 use flight::FlightState;
 pub(crate) use flight::{Candidate, Flight, Flights};
 use paced::PacedQueues;
+pub(crate) use pauses::shorten_backoffs;
 
 /// A formed batch gives its slot back if its rate would hold it back for longer than this, ms.
 const LONG_HOLD_MS: u64 = 1_000;
@@ -112,7 +113,8 @@ impl Dispatch {
         let Some(active) = queue.active() else { return true };
         let flights = active.flights();
         let alone = active.health().needs_probe() || flights.suspects() > 0;
-        flights.slots() == flights.fetching().count()
+        !active.is(Condition::Moving)
+            && flights.slots() == flights.fetching().count()
             && (!alone || self.channels.has_room(queue.is_failing()))
     }
 
@@ -125,6 +127,7 @@ impl Dispatch {
         (!queue.is_paused() || mutated(Mutant::PausedIsPublished))
             && (active.flights().suspects() == 0 || mutated(Mutant::SuspectsOvertaken))
             && !active.flights().has_recalled()
+            && !active.is(Condition::Moving)
             && active.health().may_send(active.flights().slots(), self.egress.share(), now.mono)
             && self.egress.has_room_beside(active.flights().slots(), active.flights().bytes())
     }
@@ -369,8 +372,8 @@ impl Dispatch {
         let new = flight.publishes == 0;
         if new && leaves_at > now.mono + LONG_HOLD_MS {
             // Its rate was lowered since it was formed: others need its slot.
-            flight.recalled = true;
-            live.queues.at(queue).at_work().flights_mut().fetched(false);
+            let was_recalled = core::mem::replace(&mut flight.recalled, true);
+            live.queues.at(queue).at_work().flights_mut().fetched(was_recalled);
             return Some((number, core::mem::take(&mut flight.rows)));
         }
         if leaves_at > now.mono && !alone && !flight.recalled {

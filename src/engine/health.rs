@@ -143,6 +143,15 @@ impl Health {
         }
     }
 
+    /// The back-off that lasts until `until` ends at `sooner`. False: there is no back-off with this end.
+    pub(crate) fn shorten_pause(&mut self, until: u64, sooner: u64) -> bool {
+        let lasts = self.state == HealthState::Parked { until };
+        if lasts {
+            self.state = HealthState::Parked { until: sooner };
+        }
+        lasts
+    }
+
     /// The back-off has ended, by time or by a command. False: there is no back-off with this end.
     pub(crate) fn end_pause(&mut self, until: u64) -> bool {
         let ends = self.state == HealthState::Parked { until };

@@ -263,9 +263,9 @@ impl Journal {
         token <= self.committed
     }
 
-    /// Number of commits handed over and not yet durable.
+    /// Number of commits that are not durable yet, with the one in the making.
     pub(crate) fn uncommitted(&self) -> u64 {
-        self.token - self.committed
+        self.present_token() - self.committed
     }
 
     /// Whether more items may be moved in this turn. The store executes one commit, and one waits.

@@ -139,6 +139,7 @@ impl Engine {
             settings,
         };
         engine.core.live.reopen(opened, now);
+        engine.limits.note_surplus(&engine.core.live);
         engine
     }
 
@@ -191,6 +192,7 @@ impl Engine {
             live.shared.journal.deadline(),
             live.shared.deferred_until(),
             core.dispatch.deadline(live),
+            core.recent.deadline(),
             self.arrivals.deadline(),
             self.scans.deadline(),
         ];
@@ -348,6 +350,8 @@ impl Engine {
         self.core.dispatch.configure(&self.settings);
         self.limits.configure(&mut self.core.live);
         self.core.live.queues.configure(Arc::clone(&self.settings));
+        self.limits.note_surplus(&self.core.live);
+        dispatch::shorten_backoffs(&mut self.core.dispatch, &mut self.core.live, now);
         self.core.look_at_fetched();
         self.core.live.configure(self.settings.budget, now);
     }
@@ -384,6 +388,7 @@ impl Engine {
         self.turn_state.more |= self.core.live.clear_out(now);
         self.turn_state.more |= self.loader.advance(&mut self.core.live, now, &mut self.fx.loads);
         self.fx.loads.extend(self.core.dispatch.take_lacking(&self.core.live));
+        self.core.recent.forget(&mut self.core.live.shared.journal, now.wall);
         self.ask(now);
         self.commit(now);
         self.core.live.queues.tidy();

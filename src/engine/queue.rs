@@ -290,6 +290,6 @@ impl Queue {
             && self.slowed.is_none()
             && self.passed.is_empty()
             && !self.dirty
-            && self.active.as_ref().is_none_or(|active| active.is_idle(true, mono))
+            && self.active.as_ref().is_none_or(|active| active.is_idle(true, true, mono))
     }
 }

@@ -165,6 +165,10 @@ fn delivery(queue: &Queue, now: Now) -> Deliverability {
     let until = match health.state() {
         HealthState::Proven { .. } => return Deliverability::Open,
         HealthState::Unproven if !health.is_failing() => return Deliverability::Unproven,
+        // Nothing waits for the next try.
+        HealthState::Unproven | HealthState::Parked { .. } if queue.total() == 0 => {
+            return Deliverability::Unproven
+        }
         HealthState::Unproven => now.mono,
         HealthState::Parked { until } => *until,
     };

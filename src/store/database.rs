@@ -33,6 +33,8 @@ pub(crate) struct Keyspaces {
     closings: Arc<AtomicBool>,
     /// Held during a commit, and while a snapshot is taken; see [`Keyspaces::between_commits`].
     commits: Arc<Mutex<()>>,
+    /// The answer of [`Rows::has_losses`].
+    losses: bool,
 }
 
 impl Keyspaces {
@@ -45,7 +47,12 @@ impl Keyspaces {
         let id = KeyspaceId::Closings;
         let none = all[id.index()].is_empty().map_err(|e| unreadable(id, b"", &e))?;
         let (closings, commits) = (Arc::new(AtomicBool::new(!none)), Arc::default());
-        Ok(Keyspaces { all, moment: None, closings, commits })
+        Ok(Keyspaces { all, moment: None, closings, commits, losses: false })
+    }
+
+    /// The same, of a store in which a loss was accepted or not.
+    pub(crate) fn with_losses(self, losses: bool) -> Self {
+        Keyspaces { losses, ..self }
     }
 
     /// A snapshot of the present state, for reads concurrent with writes. The storage engine keeps the rows
@@ -113,6 +120,10 @@ impl Rows for Keyspaces {
 
     fn note_closing(&self) {
         self.closings.store(true, Ordering::Relaxed);
+    }
+
+    fn has_losses(&self) -> bool {
+        self.losses
     }
 }
 

@@ -5,6 +5,7 @@
 //! <store.path>/LOCK        held by the running process, its pid inside
 //! <store.path>/COMMITTED   number of the last durable commit, overwritten in place
 //! <store.path>/ACCEPTED    losses that were accepted, if any: first and last commit, a line each
+//! <store.path>/RECOUNT     a loss was accepted, and the queues are not counted anew yet
 //! <store.path>/db/         the storage engine's files
 //! <store.path>/db.new/     the same while a new store is made
 //! ```
@@ -94,6 +95,20 @@ impl Directory {
         self.path.join(ACCEPTED)
     }
 
+    /// Whether a loss of durable commits was ever accepted.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Io`].
+    pub(crate) fn has_losses(&self) -> Result<bool, OpenError> {
+        file_exists(&self.accepted())
+    }
+
+    /// The mark of a store whose queues have to be counted anew.
+    pub(crate) fn recount(&self) -> PathBuf {
+        self.path.join(RECOUNT)
+    }
+
     /// Syncs the directory's entries, and its own entry in its parent.
     ///
     /// # Errors
@@ -161,6 +176,9 @@ const COMMITTED: &str = "COMMITTED";
 
 /// The file of accepted losses.
 const ACCEPTED: &str = "ACCEPTED";
+
+/// The file that marks a store whose queues have to be counted anew.
+const RECOUNT: &str = "RECOUNT";
 
 /// The file of a directory that contains one store for each shard, and none itself.
 pub(crate) const SHARDS: &str = "SHARDS";

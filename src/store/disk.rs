@@ -16,13 +16,14 @@ use super::opening::{
 use super::reading::view;
 use super::row_reads::Rows;
 use super::rows::{self, META_IMPORTING, META_MARKS};
-use super::{find, load, logs, reclaim};
+use super::{find, load, logs, reclaim, recount};
 use super::{
     CloseError, CommitError, CommitGroup, LookJob, OpenError, OpenStore, ReadError, Reader, ReclaimJob,
     Store, Usage, UsageError,
 };
 use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows, Scan};
@@ -125,6 +126,7 @@ pub(crate) fn open_in(
     let (mut committed, noted) = Committed::open(&directory, identity)?;
     match refuse_loss(&directory, found, noted) {
         Err(_) if accept_loss => {
+            recount::mark(&directory)?;
             let last = noted.unwrap_or(found);
             tracing::warn!(first = found + 1, last, "durable commits are missing: --accept-loss allows it");
         }
@@ -138,11 +140,14 @@ pub(crate) fn open_in(
     committed.record(found);
     committed.sync().map_err(OpenError::io("sync", &directory.path().join("COMMITTED")))?;
     directory.sync()?;
-    let (opened, epochs) = load::opened(&keyspaces, marks, wall)?;
+    // With the option, also a store in which an earlier build has accepted a loss.
+    let is_recounted = recount::is_marked(&directory)? || accept_loss && directory.has_losses()?;
+    let keyspaces = keyspaces.with_losses(directory.has_losses()?);
+    let (mut opened, epochs) = load::opened(&keyspaces, marks, wall)?;
     // Rows restored from the log count as well. Their size is unknown; half of the budget is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let logs_tried = 0;
+    let (logs_tried, written) = (0, Arc::default());
     let mut store = DiskStore {
         keyspaces,
         db,
@@ -151,11 +156,14 @@ pub(crate) fn open_in(
         marks,
         budget,
         unflushed,
+        written,
         logs_tried,
         epochs,
         directory,
     };
-    if number > found {
+    if is_recounted {
+        opened = store.recount(&opened, wall)?;
+    } else if number > found {
         // Makes the gap durable: later losses are behind it.
         store.commit_marks()?;
     }
@@ -175,6 +183,8 @@ pub(crate) struct DiskStore {
     budget: DiskBudget,
     /// Bytes written to each keyspace since its last memtable rotation, approximate.
     unflushed: [u64; KEYSPACES],
+    /// Bytes written to all keyspaces, approximate.
+    written: Arc<AtomicU64>,
     /// Number of logs at the last commit that was to free some, or fewer if some went since.
     logs_tried: usize,
     /// The current epoch of each bucket.
@@ -186,6 +196,17 @@ impl DiskStore {
     /// Commits the marks of the last commit again.
     fn commit_marks(&mut self) -> Result<(), CommitError> {
         self.commit(&[self.last_marks()])
+    }
+
+    /// Counts the queues anew after an accepted loss, and makes the gap durable with their rows. Returns the
+    /// state read again. `opened`: the state as it was read; `wall`: as for [`super::open`].
+    fn recount(&mut self, opened: &Opened, wall: u64) -> Result<Opened, OpenError> {
+        let recounted = recount::recount(&self.keyspaces, &opened.queues, self.marks)?;
+        let (queues, marks) = (recounted.ops.len(), recounted.marks);
+        self.commit(&[CommitGroup { ops: recounted.ops, token: 0, marks, hurried: false }])?;
+        recount::unmark(&self.directory)?;
+        tracing::warn!(queues, "a loss was accepted: all items were counted, and these queues have new rows");
+        Ok(load::opened(&self.keyspaces, marks, wall)?.0)
     }
 
     fn last_marks(&self) -> CommitGroup {
@@ -265,8 +286,9 @@ impl DiskStore {
         let epochs = changes.epochs();
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
         for (id, key, value) in changes.into_rows() {
-            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
-            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
+            let bytes = (key.len() + value.as_ref().map_or(0, |v| v.len())) as u64 + ROW_OVERHEAD;
+            self.unflushed[id.index()] += bytes;
+            self.written.fetch_add(bytes, Ordering::Relaxed);
             match value {
                 Some(value) => batch.insert(keyspaces.of(id), key, value),
                 None => batch.remove(keyspaces.of(id), key),
@@ -454,7 +476,8 @@ impl Store for DiskStore {
         // The storage engine drops versions older than its last commit. So the last commit must not be the
         // one that deleted the rows. Logs count as used space, too.
         self.write(&[self.last_marks()], false, true)?;
-        Ok(Some(reclaim::job(self.keyspaces.clone(), self.directory.clone())))
+        let (keyspaces, directory) = (self.keyspaces.clone(), self.directory.clone());
+        Ok(Some(reclaim::job(keyspaces, directory, Arc::clone(&self.written), self.budget.memtables)))
     }
 
     fn end_reclaim(&mut self) -> Result<(), CommitError> {

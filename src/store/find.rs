@@ -17,8 +17,9 @@ use tidegate_types::{Ended, Identity, Key};
 ///
 /// Errors of the storage engine; a row that does not read as it was written; an identity row of a producer's
 /// id that leads to no item or to another item. No such row is skipped: an item that exists and is not found
-/// would be taken for a new one. A request alone never causes an error: an id that this store assigned to an
-/// item of another application is not found.
+/// would be taken for a new one. Only after an accepted loss ([`Rows::has_losses`]) does a row that leads to
+/// no item count as none: its id may come again. A request alone never causes an error: an id that this store
+/// assigned to an item of another application is not found.
 pub(crate) fn find<R: Rows>(rows: &R, epochs: &Epochs, wanted: &[Wanted]) -> Result<Vec<Found>, ReadError> {
     let mut found = Vec::with_capacity(wanted.len());
     for wanted in wanted.chunks(R::TOGETHER) {
@@ -78,7 +79,11 @@ fn waiting<R: Rows>(
         // Without contents: all of them together may be large.
         let stored = |bytes: RowBytes| head(key, &bytes).map(|view| view.stored(&wanted.application));
         let item = row()?.map(stored).transpose()?;
-        items.push(if is_led { led_to(wanted, item)? } else { item.filter(|item| is_it(wanted, item)) });
+        items.push(if is_led {
+            led_to(rows, wanted, item)?
+        } else {
+            item.filter(|item| is_it(wanted, item))
+        });
     }
     closings::as_due(rows, items.iter_mut().flatten())?;
     Ok(items)
@@ -89,13 +94,13 @@ fn is_it(wanted: &Wanted, item: &Stored) -> bool {
 }
 
 /// An identity row must lead to the item that it names.
-fn led_to(wanted: &Wanted, item: Option<Stored>) -> Result<Option<Stored>, ReadError> {
+fn led_to<R: Rows>(rows: &R, wanted: &Wanted, item: Option<Stored>) -> Result<Option<Stored>, ReadError> {
     match item {
         Some(item) if is_it(wanted, &item) => Ok(Some(item)),
         Some(_) => Err(broken_lead(wanted, "this row leads to another item")),
         // An assigned id contains no application, and a request may name any. A producer's id implies the
         // application, which is part of its hash.
-        None if !wanted.identity.is_given() => Ok(None),
+        None if !wanted.identity.is_given() || rows.has_losses() => Ok(None),
         None => Err(broken_lead(wanted, "no item of the application's queue belongs to this row")),
     }
 }

@@ -210,6 +210,11 @@ pub fn refuse_disk_store(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// All directories in `path` in which a store on the disk may be: `path` itself, and those of shards.
+pub(crate) fn places_of_stores(path: &Path) -> impl Iterator<Item = PathBuf> + '_ {
+    std::iter::once(path.to_owned()).chain((0..MOST).map(move |number| shard_path(path, number)))
+}
+
 /// The directories of all stores in `path`: those of its shards, or `path` itself.
 ///
 /// # Errors

@@ -25,6 +25,7 @@ mod jobs;
 pub mod joined;
 mod keyspace;
 mod layout;
+mod left_behind;
 pub mod lines;
 mod load;
 mod log_batch;
@@ -40,6 +41,7 @@ pub mod queue_rows;
 mod reading;
 mod reclaim;
 pub mod record;
+mod recount;
 mod report;
 mod row_reads;
 pub mod rows;
@@ -75,6 +77,8 @@ mod open_tests;
 #[cfg(test)]
 mod reclaim_tests;
 #[cfg(test)]
+mod recount_tests;
+#[cfg(test)]
 mod scan_tests;
 #[cfg(test)]
 mod shards_tests;
@@ -90,6 +94,7 @@ pub use errors::{
 };
 
 pub use layout::{refuse_disk_store, store_paths, ShardLayout};
+pub use left_behind::left_behind;
 pub use postgres::{inspect as inspect_database, schema as database_schema};
 pub use postgres::{MemberView, Membership, SeenShard};
 
@@ -342,8 +347,8 @@ pub struct Opener {
 
 enum OpenerKind {
     Disk(PathBuf),
-    /// With the name of this daemon.
-    Memory(String),
+    /// With the name of this daemon, and the path in which a disk store may have been left.
+    Memory(String, PathBuf),
     Postgres(Box<postgres::Contender>),
 }
 
@@ -365,7 +370,7 @@ impl Opener {
     ) -> Result<Self, OpenError> {
         let kind = match store.kind {
             StoreKind::Disk => OpenerKind::Disk(store.path.clone()),
-            StoreKind::Memory => OpenerKind::Memory(node::name_of_process()?),
+            StoreKind::Memory => OpenerKind::Memory(node::name_of_process()?, store.path.clone()),
             StoreKind::Postgres => {
                 let contender = postgres::Contender::new(&store.path, database_of(store)?, place)?;
                 OpenerKind::Postgres(Box::new(contender))
@@ -382,7 +387,10 @@ impl Opener {
     pub fn open(&mut self, wall: u64) -> Result<OpenStore, OpenError> {
         match &mut self.kind {
             OpenerKind::Disk(path) => disk::open(path, self.memory_limit, self.accept_loss, wall),
-            OpenerKind::Memory(_) => memory::open(self.memory_limit),
+            OpenerKind::Memory(_, path) => {
+                left_behind::refuse_left_behind(path)?;
+                memory::open(self.memory_limit)
+            }
             OpenerKind::Postgres(contender) => contender.open(wall),
         }
     }
@@ -396,7 +404,7 @@ impl Opener {
     pub fn node(&self) -> Result<String, OpenError> {
         match &self.kind {
             OpenerKind::Disk(path) => node::name_in(path),
-            OpenerKind::Memory(name) => Ok(name.clone()),
+            OpenerKind::Memory(name, _) => Ok(name.clone()),
             OpenerKind::Postgres(contender) => contender.node(),
         }
     }

@@ -18,7 +18,7 @@
 
 use super::directory::{Committed, Directory};
 use super::log_batch::{read_batch, LogBatch, ParseError, HEAD};
-use super::OpenError;
+use super::{recount, OpenError};
 use rustix::fs::{seek, SeekFrom};
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -166,9 +166,9 @@ impl ScanState {
 }
 
 /// Checks all logs of a store, cuts off the incomplete end of a crash, and refuses damage. With
-/// `accept_loss`, a damaged log is set aside in a separate file (its name plus `.damaged`), and the losses
-/// are recorded for the next start. Returns the last commit that was ever accepted as lost, 0 if there is
-/// none.
+/// `accept_loss`, a damaged log is set aside in a separate file (its name plus `.damaged`), the losses are
+/// recorded for the next start, and the store is marked for [`recount`]. Returns the last commit that was
+/// ever accepted as lost, 0 if there is none.
 ///
 /// # Errors
 ///
@@ -194,7 +194,9 @@ pub(crate) fn check(directory: &Directory, accept_loss: bool) -> Result<u64, Ope
         );
     }
     let lost: Vec<_> = seen.findings.iter().filter_map(|finding| finding.lost).collect();
-    if !lost.is_empty() {
+    if !seen.findings.is_empty() {
+        // First: once the damaged log is set aside, nothing shows the loss to a later start.
+        recount::mark(directory)?;
         note_accepted(directory, &lost)?;
     }
     for log in &logs {

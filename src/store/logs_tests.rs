@@ -6,7 +6,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another error fails the test")]
 
 use super::tests::{
-    config, crash_image, everything, group, item, key, open_at, put, put_item, refusal, whole, APP,
+    config, crash_image, everything, group, item, key, open_at, put, put_item, refusal, unlocked, whole, APP,
 };
 use super::*;
 use std::collections::BTreeSet;
@@ -63,7 +63,11 @@ fn keys(numbers: impl IntoIterator<Item = u64>) -> Vec<Key> {
 }
 
 fn accept(path: &Path) -> OpenStore {
-    open(&config(path), 32 << 20, true, tidegate_common::clock::wall_ms()).unwrap()
+    unlocked(|| open(&config(path), 32 << 20, true, tidegate_common::clock::wall_ms())).unwrap()
+}
+
+fn directory_at(path: &Path) -> directory::Directory {
+    unlocked(|| directory::Directory::open(path)).unwrap()
 }
 
 /// First and last lost commit that a refusal names.
@@ -109,7 +113,7 @@ fn the_last_log_cut_at_every_byte() {
         let known = ends.iter().filter(|end| **end <= len).count() as u64 - 1;
         fs::write(&log, &bytes[..len]).unwrap();
         fs::write(dir.path().join("COMMITTED"), &note).unwrap();
-        let directory = directory::Directory::open(dir.path()).unwrap();
+        let directory = directory_at(dir.path());
         let checked = super::logs::check(&directory, false);
         assert_eq!(fs::metadata(&log).unwrap().len(), len as u64, "a check that refuses changes nothing");
         match checked {
@@ -166,7 +170,7 @@ fn what_was_never_reported_is_no_loss() {
 
 /// Opens a store with changed files. `Err`: the open was refused, or a read reported damage.
 fn contents(path: &Path) -> Result<Vec<Key>, String> {
-    let opened = open(&config(path), 32 << 20, false, tidegate_common::clock::wall_ms())
+    let opened = unlocked(|| open(&config(path), 32 << 20, false, tidegate_common::clock::wall_ms()))
         .map_err(|error| error.to_string())?;
     let mut store = opened.store;
     match store.load(&whole(APP)).map_err(|error| error.to_string())? {
@@ -246,7 +250,7 @@ fn damage_in_the_middle_of_a_sealed_log_is_noticed() {
     assert_eq!(everything(&mut *open_at(copy(dir.path()).path()).store), keys(1..=COMMITS));
     let good = fs::read(&sealed).unwrap();
     let ends = ends(&good);
-    let directory = directory::Directory::open(dir.path()).unwrap();
+    let directory = directory_at(dir.path());
     let mut unnoticed = BTreeSet::new();
     let mut tried = 0;
     // One bit of every byte after the first batch, and stretches of zeros.
@@ -296,7 +300,7 @@ fn a_lost_log_is_noticed() {
     drop(open_at(dir.path()));
     let bytes = content(&third);
     fs::write(&third, &bytes[..bytes.len() - 10]).unwrap();
-    assert_eq!(named(&refusal(dir.path())), (40, 40));
+    assert_eq!(named(&refusal(dir.path())), (41, 41));
 }
 
 #[test]
@@ -318,7 +322,7 @@ fn an_accepted_loss_costs_no_more_than_was_damaged() {
         assert_eq!(named(&refusal(dir.path())), expected, "byte {at}");
         {
             // An accepted loss stays accepted, also if the log is still needed at the next start.
-            let directory = directory::Directory::open(dir.path()).unwrap();
+            let directory = directory_at(dir.path());
             super::logs::check(&directory, true).unwrap();
             super::logs::check(&directory, false).unwrap();
         }
@@ -352,7 +356,7 @@ fn the_number_of_an_accepted_loss_is_never_given_out_again() {
     fs::write(&log, &bytes[..ends(&bytes)[10]]).unwrap();
     assert_eq!(named(&refusal(dir.path())), (11, 20));
     // A start that was killed before its first commit.
-    let directory = directory::Directory::open(dir.path()).unwrap();
+    let directory = directory_at(dir.path());
     assert_eq!(super::logs::check(&directory, true).unwrap(), 20);
     drop(directory);
     assert_eq!(named(&refusal(dir.path())), (11, 20));

@@ -90,7 +90,7 @@ pub(crate) fn open_present(path: &Path, memory_limit: u64) -> Result<PresentStor
     let absent = || OpenError::Absent { path: directory.path().to_owned() };
     let db = open_database(&directory.data(), DiskBudget::of(memory_limit))?;
     let FoundFormat::Current = read_format(&db)? else { return Err(absent()) };
-    let keyspaces = open_keyspaces(&db, &directory.data())?;
+    let keyspaces = open_keyspaces(&db, &directory.data())?.with_losses(directory.has_losses()?);
     refuse_incomplete(&directory, &keyspaces)?;
     Ok(PresentStore { keyspaces, db, directory })
 }

@@ -105,6 +105,12 @@ pub(crate) trait Rows {
 
     /// Notes that a closing is about to be written.
     fn note_closing(&self);
+
+    /// Whether a loss of durable commits was accepted. Then a row may lead to an item that is gone: the rows
+    /// of a lost commit that a table contained already have stayed, those of other keyspaces have not.
+    fn has_losses(&self) -> bool {
+        false
+    }
 }
 
 /// The row keys of a queue's items from `from` to before the due `until`.

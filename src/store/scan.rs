@@ -98,7 +98,13 @@ fn along_customer<R: Rows>(
         let mut found = Vec::with_capacity(keys.len());
         let lying = keys.iter().zip(rows.get_many(&keys, NO_BODIES));
         for (((_, key), row), (lead, _)) in lying.zip(&together) {
-            let bytes = row()?.ok_or_else(|| leads_nowhere(lead))?;
+            let Some(bytes) = row()? else {
+                if rows.has_losses() {
+                    found.push((0, None));
+                    continue;
+                }
+                return Err(leads_nowhere(lead));
+            };
             found.push((bytes.len() as u64, wanted(scan, application, &head(key, &bytes)?)));
         }
         as_due(rows, found.iter_mut().filter_map(|(_, item)| item.as_mut()))?;

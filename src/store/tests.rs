@@ -134,15 +134,16 @@ pub(crate) fn open_with(path: &Path, wall: u64) -> Result<OpenStore, OpenError> 
 }
 
 /// Retries while this process itself holds the lock: a child that another test starts inherits the open files
-/// of this process for a moment.
-pub(crate) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Result<OpenStore, OpenError> {
+/// of this process for a moment, which a busy machine makes longer.
+pub(crate) fn unlocked<T>(open: impl Fn() -> Result<T, OpenError>) -> Result<T, OpenError> {
     let begun = std::time::Instant::now();
     loop {
         match open() {
             Err(OpenError::Locked { pid, .. })
-                if pid == Some(std::process::id()) && begun.elapsed() < std::time::Duration::from_secs(2) =>
+                if pid == Some(std::process::id())
+                    && begun.elapsed() < std::time::Duration::from_secs(60) =>
             {
-                std::thread::yield_now();
+                std::thread::sleep(std::time::Duration::from_millis(1));
             }
             opened => return opened,
         }
@@ -151,17 +152,27 @@ pub(crate) fn unlocked(open: impl Fn() -> Result<OpenStore, OpenError>) -> Resul
 
 /// A disk store that a test can flush; otherwise its threads decide when to flush.
 pub(crate) fn disk_at(path: &Path, memory_limit: u64) -> DiskStore {
-    let directory = Directory::open(path).unwrap();
+    let directory = unlocked(|| Directory::open(path)).unwrap();
     open_in(directory, memory_limit, false, IfAbsent::Make(None), tidegate_common::clock::wall_ms())
         .unwrap()
         .store
 }
 
+/// The error with which a store is refused; that this process holds it is one.
 pub(crate) fn refusal(path: &Path) -> OpenError {
-    match open(&config(path), 32 << 20, false, tidegate_common::clock::wall_ms()) {
+    let open = || open(&config(path), 32 << 20, false, tidegate_common::clock::wall_ms());
+    let opened = if holds(&path.join("LOCK")) { open() } else { unlocked(open) };
+    match opened {
         Ok(_) => panic!("opened"),
         Err(error) => error,
     }
+}
+
+/// Whether this process itself has this file open.
+fn holds(file: &Path) -> bool {
+    let Ok(file) = fs::canonicalize(file) else { return false };
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    open.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == file))
 }
 
 /// A separate directory, and a store in it.

@@ -6,7 +6,8 @@
 //!
 //! A fault is what would stop or mislead a daemon: a row that does not decode; a row that leads to nothing or
 //! to another item; an item without the row that must lead to it; a queue with a wrong count, or with a
-//! recorded beginning behind its first item.
+//! recorded beginning behind its first item. After an accepted loss, rows that lead to nothing are no faults:
+//! a daemon passes over them.
 
 use super::closings::{closed, member_bounds};
 use super::errors::BrokenContract;
@@ -309,7 +310,7 @@ impl StoreWalk<'_> {
             let item = rows::item_key(&application, place).map_err(|e| e.to_string())?;
             let Some(bytes) = walk.frozen.keyspaces.get(KeyspaceId::Items, &item).map_err(|e| words(&e))?
             else {
-                return Err("no item of the queue belongs to this row".to_owned());
+                return walk.leads_nowhere("no item of the queue belongs to this row");
             };
             // An item that does not decode was reported above.
             let other = record::decode(&item, &bytes).is_ok_and(|view| view.customer != Some(&*customer));
@@ -351,7 +352,7 @@ impl StoreWalk<'_> {
                     return Ok(());
                 }
             }
-            Err("no item of any queue belongs to this row".to_owned())
+            walk.leads_nowhere("no item of any queue belongs to this row")
         });
         self.summary.rows = counted;
     }
@@ -391,7 +392,16 @@ impl StoreWalk<'_> {
                 return Ok(());
             }
         }
-        Err("the closed window has no members left".to_owned())
+        self.leads_nowhere("the closed window has no members left")
+    }
+
+    /// A row that leads to nothing. An accepted loss may leave it behind.
+    fn leads_nowhere(&self, error: &str) -> RowVerdict {
+        if self.frozen.keyspaces.has_losses() {
+            Ok(())
+        } else {
+            Err(error.to_owned())
+        }
     }
 
     fn bucket(&mut self, bucket: u8) {

@@ -6,6 +6,7 @@ use crate::site::Site;
 use crate::util::LEAST_WAIT;
 use lapin::types::FieldTable;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,34 @@ impl<'s> Asker<'s> {
             }
         }
         panic!("no answer to {kind} within {LEAST_WAIT:?}");
+    }
+
+    /// The answer to each of these commands, which have been sent, by correlation id. Sends a command again whose
+    /// answer does not come, or is `in_flight`: the daemon drops an answer that a busy broker does not take, and waits
+    /// five seconds for an outcome. So these are commands that get the same answer again.
+    ///
+    /// # Panics
+    /// If there is another answer, or not each of them has one within `LEAST_WAIT`.
+    pub fn answers_to(&self, commands: &BTreeMap<String, Push>) -> BTreeMap<String, Value> {
+        let end = Instant::now() + LEAST_WAIT;
+        let mut told = BTreeMap::new();
+        while told.len() < commands.len() {
+            let of = (told.len(), commands.len());
+            assert!(Instant::now() < end, "{} of {} commands have an answer", of.0, of.1);
+            let Some(answer) = self.poll(ASK_AGAIN) else {
+                let open = commands.iter().filter(|(correlation, _)| !told.contains_key(*correlation));
+                self.site.client.publish_all(open.map(|(_, command)| command.clone()));
+                continue;
+            };
+            let (about, answer) = (correlation_of(&answer), answer.json());
+            let command = commands.get(&about).unwrap_or_else(|| panic!("to {about:?}: {answer}"));
+            if answer["result"] != "in_flight" {
+                told.entry(about).or_insert(answer);
+            } else if !told.contains_key(&about) {
+                self.site.client.publish(command);
+            }
+        }
+        told
     }
 
     /// The next answer; panics when none comes within `LEAST_WAIT`.

@@ -4,7 +4,7 @@ use crate::guard;
 use crate::http::{self, HttpAnswer};
 use crate::machine;
 use crate::ports::free_port;
-use crate::util::{holds_within, LEAST_WAIT};
+use crate::util::{holds_within, wait_until, LEAST_WAIT};
 use rustix::process::{kill_process, Pid, Signal};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -301,7 +301,8 @@ impl Daemon {
         stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
     }
 
-    /// Stops the thread of this name for this time at its next system call; other threads continue.
+    /// Stops the thread of this name for this time at its next system call; other threads continue. Returns
+    /// once the thread is held.
     pub fn hold_thread(&self, name: &str, time: Duration) -> HeldThread {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the daemon's threads");
         let named =
@@ -314,17 +315,24 @@ impl Daemon {
         command.args(["-qq", "-o", "/dev/null", "-e", "trace=all", "-e", &delay, "-p", &thread]);
         let child = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("strace");
         guard::watch(child.id());
-        HeldThread(child)
+        let held = HeldThread(child);
+        let status = path.join("status");
+        // A busy machine may start the tracer seconds later.
+        wait_until(&format!("the tracer holds {name}"), LEAST_WAIT, || {
+            fs::read_to_string(&status).is_ok_and(|status| status.contains("(tracing stop)"))
+        });
+        held
     }
 
     /// SIGKILL, and waits for the end.
     pub fn kill9(&mut self) {
         self.signal(Signal::KILL);
-        self.exit(Duration::from_secs(10));
+        self.exit(LEAST_WAIT);
     }
 
-    /// Waits for the end of the process; panics with the log after `limit`.
+    /// Waits for the end of the process; panics with the log after `limit`, which is at least `LEAST_WAIT`.
     pub fn exit(&mut self, limit: Duration) -> ExitStatus {
+        let limit = limit.max(LEAST_WAIT);
         let end = Instant::now() + limit;
         loop {
             if let Some(status) = self.ended() {
@@ -365,11 +373,21 @@ impl Daemon {
         http::request(method, self.admin, path, self.token.as_deref())
     }
 
-    /// `/api/v1/state`.
+    /// `/api/v1/state`. Asks again while there is no answer, or 503: a busy daemon may answer too late.
+    ///
+    /// # Panics
+    /// If it answers otherwise, does not answer within `LEAST_WAIT`, or has ended.
     pub fn state(&self) -> Value {
-        let (status, state) = self.ask("GET", "/api/v1/state");
-        assert_eq!(status, 200, "/api/v1/state: {state}");
-        state
+        let end = Instant::now() + LEAST_WAIT;
+        loop {
+            let (status, state) = self.ask("GET", "/api/v1/state");
+            let runs = self.child.as_ref().is_some_and(|child| guard::alive(child.id()));
+            if ![0, 503].contains(&status) || !runs || Instant::now() >= end {
+                assert_eq!(status, 200, "/api/v1/state: {state}");
+                return state;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The word of the state document: `running`, `standby` and so on; empty if the daemon does not answer.

@@ -113,14 +113,23 @@ impl Program {
     ///
     /// # Panics
     /// If it has not ended within `LEAST_WAIT`, or ended with a failure.
-    pub fn end(mut self) -> String {
+    pub fn end(self) -> String {
+        let (has_succeeded, said) = self.ended();
+        assert!(has_succeeded, "the program failed: {said}");
+        said
+    }
+
+    /// Waits for its end. Returns whether it succeeded, and its output.
+    ///
+    /// # Panics
+    /// If it has not ended within `LEAST_WAIT`.
+    pub fn ended(mut self) -> (bool, String) {
         let mut status: Option<ExitStatus> = None;
         wait_until("the program ends", Duration::from_secs(30), || {
             status = self.child.try_wait().expect("its status");
             status.is_some()
         });
-        assert!(status.is_some_and(|status| status.success()), "{status:?}: {}", self.said());
-        self.said()
+        (status.is_some_and(|status| status.success()), self.said())
     }
 }
 

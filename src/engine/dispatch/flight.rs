@@ -22,6 +22,11 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
+    /// Whether it was formed before.
+    pub(crate) fn is_repeat(&self) -> bool {
+        self.number.is_some()
+    }
+
     /// Whether it was published before, so that a consumer may have received it.
     pub(crate) fn has_been_out(&self) -> bool {
         self.before.is_some_and(|(_, publishes)| publishes > 0)

@@ -96,3 +96,17 @@ impl Dispatch {
         self.channels.heard(now.mono.saturating_sub(since));
     }
 }
+
+/// After a reload: no back-off lasts longer than the settings allow now.
+pub(crate) fn shorten_backoffs(dispatch: &mut Dispatch, live: &mut LiveItems, now: Now) {
+    for (until, queue) in dispatch.backoffs.iter().copied().collect::<Vec<_>>() {
+        if live.queues.get(queue).is_none() {
+            continue;
+        }
+        let most = now.mono + live.queues.settings_of(queue).retry.max;
+        if most < until && live.queues.at(queue).at_work().health_mut().shorten_pause(until, most) {
+            dispatch.backoffs.remove(&(until, queue));
+            dispatch.begin_backoff(queue, most);
+        }
+    }
+}

@@ -25,6 +25,8 @@ pub(crate) enum Condition {
     /// The queue has more items than allowed, and the first of them have to be read before they can be given
     /// up.
     Trimming,
+    /// Its first items have expired, and the store makes dead letters of others before.
+    Moving,
     /// It is in the run queue.
     Running,
     /// Since it last had nothing to send and nothing in flight, a large item of it was not confirmed before
@@ -52,7 +54,7 @@ pub(crate) struct ActiveQueue {
     /// Items in memory and not in flight, by key. Filled only where the oldest item may be dropped.
     droppable: BTreeSet<(Key, ItemId)>,
     /// Whether each [`Condition`] holds, by its number.
-    conditions: [bool; 5],
+    conditions: [bool; 6],
     sent: u64,
 }
 
@@ -78,7 +80,7 @@ impl ActiveQueue {
             later: Later::default(),
             loading: None,
             droppable: BTreeSet::new(),
-            conditions: [false; 5],
+            conditions: [false; 6],
             sent: 0,
         }
     }
@@ -241,9 +243,10 @@ impl ActiveQueue {
 
     // ---- rest ---------------------------------------------------------------------------------------------
 
-    /// Whether this part may be removed. `quiet`: nothing else keeps the queue active. `mono`: the present
+    /// Whether this part may be removed. `is_empty`: the queue has no item, so that a failure says nothing
+    /// any more once its back-off is over. `quiet`: nothing else keeps the queue active. `mono`: the present
     /// moment, monotonic ms.
-    pub(super) fn is_idle(&self, quiet: bool, mono: u64) -> bool {
+    pub(super) fn is_idle(&self, is_empty: bool, quiet: bool, mono: u64) -> bool {
         self.resident.count() == 0
             && self.customers.is_empty()
             && self.windows.is_empty()
@@ -252,7 +255,7 @@ impl ActiveQueue {
             && self.flights.is_idle()
             && self.loading.is_none()
             && self.conditions[..Condition::Lagging as usize].iter().all(|holds| !holds)
-            && !self.health.is_failing()
+            && (!self.health.is_failing() || is_empty && self.health.needs_probe())
             && self.pace.is_at_rest(mono)
             && quiet
     }

@@ -236,7 +236,11 @@ impl Queues {
     fn rest(&mut self, id: QueueId) {
         let dead_letters = self.dead_letters;
         let queue = &mut self.table[id];
-        if queue.active.as_ref().is_some_and(|active| active.is_idle(queue.pending == 0, self.agenda.mono)) {
+        if queue
+            .active
+            .as_ref()
+            .is_some_and(|active| active.is_idle(queue.total() == 0, queue.pending == 0, self.agenda.mono))
+        {
             queue.active = None;
             self.agenda.active -= 1;
         }

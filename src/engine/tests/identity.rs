@@ -487,6 +487,26 @@ fn a_parked_application_is_tried_now_or_its_items_are_dropped() {
     w.store.check_empty();
 }
 
+/// Excluded: a next try that is promised and does not come.
+#[test]
+fn a_next_try_is_ordered_only_where_it_can_come() {
+    let mut w = World::new(with(|app| app.retry = Retry { min: 60_000, max: 60_000, attempts: 0 }));
+    w.send(vec![item("a", "", "1")]);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    w.ask(Command::Pause("a".into(), None));
+    assert_eq!(w.ask(Command::Retry("a".into())), Answer::Done { changed: false }, "it is paused");
+    w.ask(Command::Resume("a".into()));
+    assert_eq!(w.ask(Command::Retry("a".into())), Answer::Done { changed: true });
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    w.drain_jobs();
+    w.ask(Command::DropParked("a".into()));
+    w.drain_jobs();
+    assert_eq!(w.ask(Command::Retry("a".into())), Answer::Done { changed: false }, "nothing is left");
+}
+
 #[test]
 fn a_list_comes_in_order_and_page_by_page() {
     let mut w = World::new(settings());

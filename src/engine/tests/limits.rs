@@ -300,6 +300,69 @@ fn large_items_become_dead_letters_in_a_few_commits_of_bounded_size() {
     }
 }
 
+/// A backlog of one application has expired. The store has no room for more of its dead letters, and items of others
+/// are due.
+/// Excluded: others that wait for these dead letters.
+/// Judges promise 6.
+#[test]
+fn an_expired_backlog_holds_up_nobody_else() {
+    let mut w = World::new(settings());
+    w.ask(Command::Pause("a".into(), None));
+    w.send((0..50).map(|n| NewItem { expiry: Some(T0 + 1_000), ..large(n) }).collect());
+    w.send((0..40).map(|n| at(T0 + 2_000, item("b", "", &format!("b{n}")))).collect());
+    w.send(vec![item("b", "", "proof")]);
+    w.run(1_900);
+    w.confirm_all();
+    w.input(Input::Commands(vec![(Asker::Local(7), Command::Resume("a".into()))]));
+    while to_move(&w) < 3 && w.do_job() {
+        w.input(Input::Tick);
+    }
+    assert!(to_move(&w) >= 3, "the store has dead letters to make");
+    w.now.wall += 200;
+    w.now.mono += 200;
+    // No job of the store is done in the meantime.
+    for _ in 0..200 {
+        w.input(Input::Tick);
+        w.confirm_all();
+    }
+    let of_b = w.delivered.iter().filter(|(_, batch)| &*batch.application == "b");
+    assert_eq!(of_b.map(|(_, batch)| batch.items.len()).sum::<usize>(), 41);
+    w.run(60_000);
+    assert_eq!(ends(&w).1.len(), 50);
+    w.store.check_empty();
+}
+
+/// An application has far more than it may by its new limit, and more comes for it and for another one, which is due
+/// at once. The store is slow.
+/// Excluded: an intake that stops for all until the surplus is gone; an application that grows meanwhile.
+/// Judges promise 6.
+#[test]
+fn a_limit_below_what_waits_stops_nobody_elses_requests() {
+    for restarts in [false, true] {
+        let mut w = World::new(settings());
+        w.send((0..9_000).map(|n| at(T0 + 900_000 + n, item("a", "", &n.to_string()))).collect());
+        w.drain_jobs();
+        let lower = with(|app| (app.max_waiting, app.on_full) = (1_000, OnFull::DropOldest));
+        w.settings = lower.clone();
+        match restarts {
+            false => w.input(Input::Configure(Box::new(lower))),
+            true => w.crash(),
+        }
+        for n in 0..20 {
+            w.enqueue(RequestBody::Items(vec![at(T0 + 990_000, item("a", "", &format!("new{n}")))]));
+            w.enqueue(RequestBody::Items(vec![item("b", "", &format!("b{n}"))]));
+        }
+        w.deliver(usize::MAX);
+        w.input(Input::Tick);
+        assert!(w.intake_open, "restarts: {restarts}");
+        w.drain_jobs();
+        w.confirm_all();
+        w.run(60_000);
+        assert_eq!(ends(&w).0.len(), 20, "restarts: {restarts}");
+        assert_eq!((w.engine.sums().0, ends(&w).1.len()), (1_000, 8_020), "restarts: {restarts}");
+    }
+}
+
 /// The room of a request is judged again and again, each time after a look for its id, in which it counts as new.
 /// Excluded: one that goes back during the look, and is taken at once.
 /// Judges promise 12.

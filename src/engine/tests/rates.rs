@@ -143,6 +143,40 @@ fn a_reload_changes_the_rate_of_what_waits() {
     );
 }
 
+/// A batch of the application fails while others of it wait for their payloads, and its rate is lowered before these
+/// come, while it owes for what has left.
+/// Excluded: an application that sends nothing any more, as a batch counts as recalled that is none any more.
+#[test]
+fn what_was_recalled_and_then_given_back_for_its_rate_leaves_again() {
+    let mut settings = rated("10/s", 100, |app| app.retry = Retry { min: 1_000, max: 1_000, attempts: 0 });
+    settings.budget.contents = 1;
+    let mut w = World::new(settings);
+    for _ in 0..6 {
+        w.send((0..6).map(|_| item("slow", "", "proof")).collect());
+        w.drain_jobs();
+        w.confirm_all();
+    }
+    let due = |n: u64| T0 + if n == 0 { 400 } else { 500 };
+    w.send((0..6).map(|n| at(due(n), item("slow", "", &n.to_string()))).collect());
+    w.run(300);
+    assert_eq!((w.now.wall, w.delivered.len()), (T0 + 300, 36));
+    w.advance(100);
+    w.drain_jobs();
+    assert_eq!(w.out.len(), 1, "one is out");
+    w.advance(100);
+    let reads = w.jobs.iter().any(|job| matches!(job, Job::Load(Load::Contents(_), _)));
+    assert!(reads, "others wait for payloads");
+    w.settle(0, Outcome::Returned("NO_ROUTE".into()));
+    let slow = |rate: &str| Command::Slow("slow".into(), rate.parse().ok(), None);
+    w.input(Input::Commands(vec![(Asker::Local(1), slow("1/h"))]));
+    w.drain_jobs();
+    w.run(5_000);
+    w.input(Input::Commands(vec![(Asker::Local(2), slow(""))]));
+    w.run(10_000);
+    assert_eq!(moments(&w, "slow").len(), 42, "{:?}", moments(&w, "slow"));
+    w.store.check_empty();
+}
+
 /// Batches are formed at once, and the rate is lowered while their payloads are read: they release their slots.
 #[test]
 fn what_a_lower_rate_would_keep_for_long_gives_its_slots_back() {

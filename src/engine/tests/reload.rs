@@ -26,6 +26,23 @@ fn a_shorter_quiet_time_holds_for_windows_that_are_open() {
     assert_eq!(out(&w), [(ClosedBy::Quiet, 1)]);
 }
 
+/// Excluded: an application that stays parked for as long as the former settings said.
+#[test]
+fn a_shorter_pause_between_tries_holds_for_who_is_parked() {
+    let retry = |max| with(|app| app.retry = Retry { min: max, max, attempts: 0 });
+    let mut w = World::new(retry(12 * 3_600_000));
+    w.send(vec![item("a", "", "1")]);
+    w.drain_jobs();
+    w.settle(0, Outcome::Returned("312 NO_ROUTE".into()));
+    w.drain_jobs();
+    w.run(60_000);
+    assert_eq!(w.out.len(), 0, "it is parked");
+    reload(&mut w, retry(60_000));
+    assert!(w.wait().is_some_and(|ms| ms <= 60_000), "{:?}", w.wait());
+    w.run(60_000);
+    assert_eq!(ends(&w).0, ["1"]);
+}
+
 /// Two items fit as JSON, and one as CloudEvents.
 #[test]
 fn a_batch_is_bounded_by_its_format_of_now() {
