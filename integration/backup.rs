@@ -239,7 +239,8 @@ fn lived_on(site: &Site<'_>, config: &Config, (moments, shop): ([u64; 2], &Inbox
     let of = |lang: &str| came.iter().find(|one| one.text("lang").as_deref() == Some(lang)).expect("it came");
     assert_eq!((of("en").id().as_str(), of("en").body.as_slice()), ("r0", &[0xff, 0, 0xfe][..]));
     assert_eq!(of("de").body_text(), "größe");
-    let assigned = lines.iter().find(|line| line["application"] == "raw" && line["identity"].is_null());
+    let mut items = of_kind(lines, "item").into_iter();
+    let assigned = items.find(|line| line["application"] == "raw" && line["identity"].is_null());
     assert_eq!(assigned.map(|line| line["id"].clone()), Some(json!(of("de").id())), "the id that it had");
     came.iter().for_each(Received::is_not_early);
     let batch = long.batch();

@@ -15,13 +15,13 @@ mod states;
 mod unread;
 
 use std::time::Duration;
-use tidegate_harness::{wait_until, Daemon};
+use tidegate_harness::{wait_until, Asker, Daemon};
 
 /// Three hours, ms: such an item is held in the store only.
 pub(super) const FAR: i64 = 3 * 3_600_000;
 
-/// The log says so if a busy broker does not take an answer in time; its client asks again.
-pub(super) const NOT_SENT: &str = "answers to commands could not be sent";
+/// See [`Asker::NOT_SENT`].
+pub(super) const NOT_SENT: &str = Asker::NOT_SENT;
 
 /// Waits until a look-up returns this state.
 pub(super) fn wait_for(daemon: &Daemon, application: &str, id: &str, state: &str) {

@@ -174,15 +174,22 @@ fn a_node_that_ends_answers_what_was_sent_to_it_and_the_rest_comes_back() {
         }
     });
     let ending = async {
-        while asked.load(Ordering::SeqCst) < 100 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        is_asked(&asked, 100).await;
         other.shutdown(Duration::from_secs(20)).await;
     };
     let asking = futures_util::future::join_all(asking);
     let (failures, ()) = nodes.runtime.block_on(futures_util::future::join(asking, ending));
     assert_eq!(failures, vec![AskFailure::NoNode; 8]);
     nodes.end(&one);
+}
+
+/// Waits until a node has been asked this many times.
+async fn is_asked(asked: &AtomicUsize, times: usize) {
+    let end = Instant::now() + LIMIT * 2;
+    while asked.load(Ordering::SeqCst) < times {
+        assert!(Instant::now() < end, "asked {} times of {times}", asked.load(Ordering::SeqCst));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// Runs all of them at the same time.
@@ -210,9 +217,7 @@ fn what_is_not_answered_in_time_is_told_and_others_are_served_meanwhile() {
     let one_at_a_time = async {
         let stuck = futures_util::future::join_all(stuck);
         let late = async {
-            while asked.load(Ordering::SeqCst) < before + 64 {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            is_asked(&asked, before + 64).await;
             futures_util::future::join_all(late).await
         };
         futures_util::future::join(stuck, late).await
@@ -239,9 +244,7 @@ fn without_a_connection_nothing_is_sent_and_after_it_all_goes_on() {
     let cut = async {
         let asking = one.ask("other/2", b"never".to_vec(), LIMIT);
         let cutting = async {
-            while asked.load(Ordering::SeqCst) == before {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            is_asked(&asked, before + 1).await;
             proxy.cut(true);
         };
         futures_util::future::join(asking, cutting).await.0

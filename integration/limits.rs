@@ -10,6 +10,8 @@ use tidegate_harness::{
 };
 
 const MIB: u64 = 1 << 20;
+/// `TimeoutStopSec` of the unit: systemd kills a daemon that takes longer to end.
+const TIMEOUT_STOP: Duration = Duration::from_secs(60);
 
 fn ids_of(inbox: &Inbox, wanted: &[String], limit: Duration) {
     let mut missing: BTreeSet<&str> = wanted.iter().map(String::as_str).collect();
@@ -131,9 +133,12 @@ fn a_blocked_broker_is_waited_for_and_does_not_hold_up_the_end() {
     ids.dedup();
     assert_eq!(ids.len(), 200, "each once: nothing is sent again while blocked");
     some(&daemon, "b");
+    let asked = Instant::now();
     daemon.term();
-    let status = daemon.exit(Duration::from_secs(45));
+    let status = daemon.exit(TIMEOUT_STOP);
+    let took = asked.elapsed();
     assert_eq!(status.code(), Some(0), "{}", daemon.log_tail());
+    assert!(took < TIMEOUT_STOP, "it took {took:?} to end: {}", daemon.log_tail());
     node.memory_alarm(false);
     daemon.start_again();
     let wanted: Vec<String> = (0..200).map(|n| format!("b{n}")).collect();

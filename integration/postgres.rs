@@ -49,6 +49,11 @@ fn everything_that_waits_outlives_kills() {
     // The last one is due after the window of the others.
     let near = [push("w1").customer("b"), push("w2").customer("b"), push("soon").delay(12_000)];
     site.client.publish_all(near);
+    // Otherwise they would be delivered again after the kill, and their window would begin then.
+    wait_until("all that waits is stored", LIMIT, || {
+        let state = daemon.state();
+        state["items"]["waiting"] == 6 && state["uncommitted"] == 0
+    });
     assert_eq!(daemon.cli(&["cancel", "shop", "gone"]).code, 0);
     // This one expires before it can be delivered.
     let before = i64::try_from(now_ms()).expect("a moment") + 1_500;

@@ -57,7 +57,8 @@ fn items_leave_in_order_at_the_rate_and_others_in_their_time() {
     }
     // While `slow` is held back, `fast` gets its items on time.
     fast.take(20, LONG);
-    assert!(told()["total"].as_u64().is_some_and(|left| left > 0), "the others came first: {}", told());
+    let least = if machine.had_time() { ITEMS as u64 / 2 } else { 1 };
+    assert!(told()["total"].as_u64().is_some_and(|left| left >= least), "the others came first: {}", told());
     let all = arrive(&slow, begun, ITEMS, 40, BURST as u64);
     let ids: Vec<String> = all.iter().map(Received::id).collect();
     assert_eq!(ids, (0..ITEMS).map(|n| format!("s{n:03}")).collect::<Vec<_>>(), "in order, each once");
@@ -205,6 +206,7 @@ fn each_customer_has_a_rate_of_its_own_and_nobody_waits_for_another() {
             && told["held_until"].as_u64().is_some()
     });
     // `bob` publishes more slowly than the rate.
+    let of_bob = now_ms();
     site.client.publish_all((0..60).map(|n| of("bob", n).delay(n as i64 * 100)));
     let mut seen = [Vec::new(), Vec::new()];
     let mut take = |inbox: &Inbox, until: usize| {
@@ -223,8 +225,9 @@ fn each_customer_has_a_rate_of_its_own_and_nobody_waits_for_another() {
         assert!(at + 1_000 >= soonest, "VERDICT: item {n} came {} us too soon", soonest - at);
     }
     assert!(ann.len() > 40, "{} of a rate of twenty a second", ann.len());
-    // Behind hers, his would come after ten minutes.
-    assert!(ann.len() < ITEMS as usize / 6, "VERDICT: another's waited for {} of hers", ann.len());
+    // His take 6 s, in which hers go on at 20 a second. Behind hers, his would come after ten minutes.
+    let meanwhile = ann.iter().filter(|(_, at)| at / 1_000 >= of_bob).count();
+    assert!(meanwhile < 600, "VERDICT: another's waited for {meanwhile} of hers");
     daemon.kill9();
     daemon.rewrite(&config.text("applications.shop.customer_rate", "off"));
     daemon.start_again();

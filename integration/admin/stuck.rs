@@ -92,15 +92,36 @@ fn what_waits_for_somebody_else_is_not_stuck() {
     assert_eq!(daemon.ask("GET", "/readyz").0, 200);
     stays_live(&daemon, "parked, paused, silent");
     node.wake(&queue);
-    site.client.publish(&site.push("shop", "{}").delay(1_000));
+    // What is due is paused until it cannot leave.
+    let order = |verb: &str| daemon.ask("POST", &format!("/api/v1/applications/shop/{verb}")).0;
+    let one_waits = || {
+        wait_until("an item of `shop` is there", LIMIT, || {
+            daemon.ask("GET", "/api/v1/applications/shop").1["total"] == 1
+        });
+    };
+    assert_eq!(order("pause"), 200);
+    send("shop", 1);
+    one_waits();
     node.memory_alarm(true);
+    assert_eq!(order("resume"), 200);
     wait_until("a blocked connection", LIMIT, || daemon.state()["state"] == "blocked");
     stays_live(&daemon, "blocked");
+    one_waits();
     node.memory_alarm(false);
-    site.client.publish(&site.push("shop", "{}").delay(3_000));
+    site.lies(&site.queue("shop"), 1);
+    assert_eq!(order("pause"), 200);
+    // The first one has ended when its confirm is known.
+    wait_until("nothing of `shop` is left", LIMIT, || {
+        let told = daemon.ask("GET", "/api/v1/applications/shop").1;
+        told["total"] == 0 || told["result"] == "unknown"
+    });
+    send("shop", 1);
+    one_waits();
     node.stop();
     wait_until("no connection", LIMIT, || daemon.ask("GET", "/readyz").0 == 503);
+    assert_eq!(order("resume"), 200);
     stays_live(&daemon, "no broker");
+    one_waits();
     node.start_again();
     wait_until("ready again", LIMIT * 2, || daemon.ask("GET", "/readyz").0 == 200);
 }

@@ -139,7 +139,8 @@ fn what_of_one_customer_is_due_together_leaves_together() {
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config().text("defaults.window", "60s").text("defaults.coalesce", "1s"));
     order(&daemon, "pause");
-    let base = now_ms() / 1000 * 1000 + 2000;
+    // All are taken before the first is due: else its time would be that of its receipt.
+    let base = now_ms() / 1000 * 1000 + 10_000;
     let at = |ms: u64| i64::try_from(base + ms).expect("a date");
     let push = |customer: &str, id: &str, ms| {
         site.push("shop", "{}").customer(customer).id(id).number("x-deliver-at", at(ms))

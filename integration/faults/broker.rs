@@ -235,8 +235,8 @@ pub fn alarm(context: &Context) -> Row {
     let taken =
         |s: &Scene<'_>| s.site.client.depth(&queue) == Some(0) && s.daemon.state()["uncommitted"] == 0;
     scene.check_soon("what waits in the queue is taken", Duration::from_secs(10), taken);
-    // Longer than the confirm timeout, which does not run while the broker blocks.
-    std::thread::sleep(Duration::from_secs(if context.long { 300 } else { 13 }));
+    // The time until they are due, and more than the confirm timeout, which does not run while the broker blocks.
+    std::thread::sleep(Duration::from_secs(if context.long { 300 } else { 21 }));
     let unknown = scene.total("unknown");
     scene.check(unknown == 0, format!("{unknown} publishes were given up while blocked"));
     context.node.memory_alarm(false);

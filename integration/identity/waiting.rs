@@ -5,8 +5,9 @@ use serde_json::json;
 use std::time::Duration;
 use tidegate_harness::{now_ms, wait_until, Push, Site};
 
-const SHORT: i64 = 900;
-const LONG: i64 = 1600;
+/// Own times, ms from now on: all items are judged before the first.
+const SHORT: i64 = 10_000;
+const LONG: i64 = 10_700;
 const ENVELOPE: &str = "application/vnd.tidegate+json";
 
 fn push(site: &Site<'_>, id: &str, rule: &str, which: u32) -> Push {
@@ -20,9 +21,12 @@ fn while_the_first_waits() {
     let inbox = site.inbox("shop");
     let daemon = site.start(&site.config());
     order(&daemon, "pause");
+    // A delay would count from each receipt.
+    let begun = i64::try_from(now_ms()).expect("a date");
     let send = |id: &str, rule: &str, first: i64, second: i64| {
-        site.client.publish(&push(&site, id, rule, 1).delay(first));
-        site.client.publish(&push(&site, id, rule, 2).delay(second));
+        for (which, after) in [(1, first), (2, second)] {
+            site.client.publish(&push(&site, id, rule, which).number("x-deliver-at", begun + after));
+        }
     };
     send("a", "keep", SHORT, SHORT);
     send("b", "replace", SHORT, LONG);
@@ -124,7 +128,7 @@ fn replace_takes_payload_customer_and_time() {
     let daemon = site.start(&site.config().text("defaults.window", "10m"));
     let first = |id: &str, customer: &str| site.push("shop", "1").id(id).customer(customer);
     order(&daemon, "pause");
-    let due = i64::try_from(now_ms()).expect("a date") + 1500;
+    let due = i64::try_from(now_ms()).expect("a date") + 10_000;
     site.client.publish_all([
         first("to-own-time", "a"),
         first("beside-it", "a"),

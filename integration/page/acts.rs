@@ -179,7 +179,8 @@ fn what_is_parked_is_tried_and_given_up() {
         "Drop 2 items",
     );
     browser.wait(&says("#outcomes", "Cancelled: 2 items"));
-    browser.wait(&row_has("parked", &["nobody", "0"]));
+    browser.wait(&says("#parked-text", "Nothing is parked."));
+    assert_eq!(browser.run(&format!("return {}", row_has("parked", &["nobody"]))), json!(false));
     daemon.holds("parked", 0);
     was_well_behaved(&browser, &daemon);
 }

@@ -347,7 +347,10 @@ fn a_suspect_whose_own_connection_is_lost_waits_and_nobody_else_does() {
     assert_eq!((&settled[&6], &settled[&7]), (&confirmed(6), &confirmed(7)));
     let since = Instant::now();
     go.send(()).unwrap();
-    assert_eq!(daemon.settled(1)[&5], Outcome::Unknown);
+    daemon.amqp.publish(vec![batch(8), Way::Alone.batch(9)]);
+    let settled = daemon.settled(3);
+    assert_eq!((&settled[&8], &settled[&9]), (&confirmed(8), &confirmed(9)));
+    assert_eq!(settled[&5], Outcome::Unknown);
     assert!(since.elapsed() >= Duration::from_secs(1), "{:?}", since.elapsed());
     assert_eq!(daemon.amqp.stats().egress_failures, 1, "the first time only");
 }

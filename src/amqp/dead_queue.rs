@@ -21,7 +21,6 @@ use super::connection::Session;
 use super::fault::{Fault, FaultKind};
 use super::supervise::Dialer;
 use super::topology::is_own_dead_queue;
-use super::unacked::MOST_UNAPPLIED;
 use lapin::message::Delivery;
 use republisher::Republisher;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -155,17 +154,13 @@ impl DeadLetterService {
             report.cursor = Some(cursor.clone());
             *open = Some(OpenWalk { session, walk, cursor: cursor.clone(), since: Instant::now() });
             self.end_unless_continued(cursor);
-            None
+            Ok(())
         } else {
             let ended = walk.end().await;
             session.close(CLOSE_WITHIN).await;
-            // What is still held returns to the queue with the connection, and acks that were heard remain.
-            // RabbitMQ holds back some of many acks in a row alone, and those need the end of the walk: a
-            // retry writes so many, a drop waits for the queue after each.
-            let many = report.count > MOST_UNAPPLIED as usize;
-            ended.err().filter(|_| many && matches!(task.job, LetterJob::Retry { .. }))
+            ended
         };
-        let stopped = outcome.err().or(ended);
+        let stopped = outcome.err().or_else(|| ended.err().filter(|_| report.count > 0));
         match stopped {
             None => Ok(report),
             Some(fault) if report.count == 0 && report.letters.is_empty() => Err(trouble(queue, fault)),

@@ -265,15 +265,22 @@ impl ProgressMarks {
     /// that it restarts a process with a dead part: after twice `timeouts.stuck_after`, or after once that
     /// time plus `patience` if that is longer.
     pub fn is_late_for(&self, patience: Duration) -> bool {
+        self.is_late_at(self.now(), patience)
+    }
+
+    fn is_late_at(&self, now: u64, patience: Duration) -> bool {
         let limit = self.stuck_after_ms();
         let most = limit.max(limit.saturating_mul(2).saturating_sub(ms(patience)));
-        self.verdict().stuck.iter().any(|(_, age)| *age > most)
+        self.verdict_at(now).stuck.iter().any(|(_, age)| *age > most)
     }
 
     /// Called by the observer each second. A late call means that the observer was held up, and probably all
     /// other parts with it.
     pub fn look(&self) {
-        let now = self.now();
+        self.look_at(self.now());
+    }
+
+    fn look_at(&self, now: u64) {
         // First, so that no other thread takes this look for the one before the gap.
         self.judged_at(now);
         self.looked_at.store(now, Ordering::Release);
@@ -285,10 +292,14 @@ impl ProgressMarks {
     /// A process that was frozen is judged only after it has recovered: until then, a part is stuck if it was
     /// so before and has not moved since.
     pub fn verdict(&self) -> ProgressVerdict {
+        self.verdict_at(self.now())
+    }
+
+    fn verdict_at(&self, now: u64) -> ProgressVerdict {
         if self.is_over() {
             return ProgressVerdict::default();
         }
-        judge(self.still(self.judged_at(self.now())), self.stuck_after_ms())
+        judge(self.still(self.judged_at(now)), self.stuck_after_ms())
     }
 
     /// The moment as of which the parts are judged: the present one; or, for some time after a long gap in
@@ -352,19 +363,17 @@ fn ms(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    /// The present moment in these tests, ms since the epoch; it is later than any that a test meets.
+    const PRESENT: u64 = 1_000_000;
+
     /// A process in which all parts had moved for the last time so long before the last look of its observer,
-    /// and which has stood still since then, for 100 s. Returns the moment of that look.
-    fn frozen(still: Duration) -> (ProgressMarks, u64) {
-        let progress = ProgressMarks::of_age(Duration::from_secs(600));
-        let looked_at = progress.now() - 100_000;
+    /// and which has stood still since then, for 100 s.
+    fn frozen(still: Duration) -> ProgressMarks {
+        let progress = ProgressMarks::default();
+        let looked_at = PRESENT - 100_000;
         progress.looked_at.store(looked_at, Ordering::Release);
         DaemonPart::ALL.into_iter().for_each(|part| progress.mark(part, looked_at - ms(still)));
-        (progress, looked_at)
-    }
-
-    /// The time to recover is over.
-    fn thaw(progress: &ProgressMarks) {
-        progress.thawing_until.store(progress.now(), Ordering::Release);
+        progress
     }
 
     /// Excluded: a part reported, or the process restarted, for the time in which all of it was frozen,
@@ -373,18 +382,19 @@ mod tests {
     #[test]
     fn a_process_that_was_frozen_is_not_judged_before_it_has_come_to_itself() {
         for looks in [false, true] {
-            let (progress, looked_at) = frozen(Duration::from_secs(1));
+            let progress = frozen(Duration::from_secs(1));
             if looks {
-                progress.look();
+                progress.look_at(PRESENT);
             }
-            assert_eq!(progress.verdict(), ProgressVerdict::default(), "looks: {looks}");
-            assert!(!progress.is_late_for(Duration::ZERO));
-            let until = progress.thawing_until.load(Ordering::Acquire);
-            assert!(until > looked_at + 100_000 && until <= progress.now() + FROZEN_MS, "{until}");
-            thaw(&progress);
-            assert_eq!(progress.verdict().dead_names(), ["loop", "ingest", "egress"], "looks: {looks}");
-            progress.look();
-            assert_eq!(progress.verdict().dead_names(), ["loop", "ingest", "egress"], "it is the same gap");
+            for now in [PRESENT, PRESENT + FROZEN_MS - 1] {
+                assert_eq!(progress.verdict_at(now), ProgressVerdict::default(), "looks: {looks}");
+                assert!(!progress.is_late_at(now, Duration::ZERO));
+            }
+            let thawed = PRESENT + FROZEN_MS;
+            let dead = ["loop", "ingest", "egress"];
+            assert_eq!(progress.verdict_at(thawed).dead_names(), dead, "looks: {looks}");
+            progress.look_at(thawed);
+            assert_eq!(progress.verdict_at(thawed).dead_names(), dead, "it is the same gap");
         }
         let never_looked_at = ProgressMarks::of_age(Duration::from_secs(600));
         assert_eq!(never_looked_at.verdict().dead_names(), ["loop", "ingest", "egress"]);
@@ -395,16 +405,15 @@ mod tests {
     /// still.
     #[test]
     fn what_was_stuck_before_a_freeze_is_stuck_until_it_moves() {
-        let (progress, _) = frozen(Duration::from_secs(40));
-        progress.look();
+        let progress = frozen(Duration::from_secs(40));
+        progress.look_at(PRESENT);
         let stuck = [(DaemonPart::Loop, 40_000), (DaemonPart::Ingest, 40_000), (DaemonPart::Egress, 40_000)];
-        assert_eq!(progress.verdict(), ProgressVerdict { stuck: stuck.to_vec(), dead: vec![] });
-        progress.moved(DaemonPart::Ingest);
-        assert_eq!(progress.verdict().stuck_names(), ["loop", "egress"]);
+        assert_eq!(progress.verdict_at(PRESENT), ProgressVerdict { stuck: stuck.to_vec(), dead: vec![] });
+        progress.mark(DaemonPart::Ingest, PRESENT);
+        assert_eq!(progress.verdict_at(PRESENT).stuck_names(), ["loop", "egress"]);
         progress.rests(DaemonPart::Egress);
-        assert_eq!(progress.verdict().stuck_names(), ["loop"]);
-        thaw(&progress);
-        assert_eq!(progress.verdict().dead_names(), ["loop"]);
+        assert_eq!(progress.verdict_at(PRESENT).stuck_names(), ["loop"]);
+        assert_eq!(progress.verdict_at(PRESENT + FROZEN_MS).dead_names(), ["loop"]);
     }
 
     #[test]

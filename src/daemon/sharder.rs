@@ -32,6 +32,8 @@ use tracing::Span;
 
 /// What a stop of the sharder leaves of `timeouts.drain`, as the drain of the shards does.
 const OF_SHARDS: Duration = Duration::from_secs(5);
+/// The longest stop of the sharder: it has the ingest queue until its end, and no other node takes requests.
+const STOPS_WITHIN: Duration = Duration::from_secs(15);
 /// Time for closing the connections, after the last confirms and acks.
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 
@@ -139,7 +141,8 @@ impl Sharder {
         let amqp = Amqp::start_sharder(runtime.handle(), options, forwarding, on_event, on_link);
         let amqp = Arc::new(amqp);
         let (stop, stopped) = watch::channel(false);
-        let stops_within = config.timeouts.drain.saturating_sub(OF_SHARDS).max(CLOSED_WITHIN * 2);
+        let drain = config.timeouts.drain.saturating_sub(OF_SHARDS);
+        let stops_within = drain.clamp(CLOSED_WITHIN * 2, STOPS_WITHIN);
         let keeper = Keeper {
             amqp: Arc::clone(&amqp),
             ledger: Ledger::new(false),

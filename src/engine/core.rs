@@ -7,7 +7,7 @@ pub(crate) mod listed;
 mod outcome;
 
 use super::backoff::Random;
-use super::dispatch::{Candidate, Dispatch};
+use super::dispatch::{self, Candidate, Dispatch};
 use super::ids::{ItemId, QueueId};
 use super::items::{reported_due, Item, ItemFlag};
 use super::journal::MoveRoom;
@@ -52,7 +52,7 @@ pub(crate) struct Core {
     /// Queues with flights whose payloads have been loaded.
     fetched: BTreeSet<QueueId>,
     /// Queues that wait until the store has room to make dead letters of their expired items.
-    moving: Vec<QueueId>,
+    moving: VecDeque<QueueId>,
     /// Attempts that have ended in this turn: by identity, and how its item ended, if it did. Kept only while
     /// something waits for an outcome.
     outcomes: Vec<(Identity, Option<Ended>)>,
@@ -68,7 +68,7 @@ impl Core {
             random: Random(seed),
             settled: VecDeque::new(),
             fetched: BTreeSet::new(),
-            moving: Vec::new(),
+            moving: VecDeque::new(),
             outcomes: Vec::new(),
             outcomes_wanted: false,
         }
@@ -244,23 +244,18 @@ impl Core {
                 return true;
             }
         }
-        if self.live.shared.journal.room_to_move() == MoveRoom::Free {
-            for queue in core::mem::take(&mut self.moving) {
-                if self.live.queues.get(queue).is_some() {
-                    self.live.queues.at(queue).at_work().set(Condition::Moving, false);
-                    self.live.queues.at(queue).requeue();
-                }
-            }
-        }
+        end_move_wait(self);
         while gone < rows {
             let Some(mut candidate) = self.dispatch.next(&mut self.live, now) else {
-                // The others go on in the meantime, and those that wait once there is room.
+                if end_move_wait(self) {
+                    continue;
+                }
                 let room = self.live.shared.journal.room_to_move();
-                return !self.moving.is_empty() && room != MoveRoom::OnceDurable;
+                return !self.moving.is_empty() && room == MoveRoom::NextTurn;
             };
             gone += candidate.rows.len();
             if lacks_room_to_move(&self.live, &candidate, now) {
-                self.moving.push(candidate.queue);
+                self.moving.push_back(candidate.queue);
                 self.live.queues.at(candidate.queue).at_work().set(Condition::Moving, true);
                 self.keep_back(candidate, now);
                 continue;
@@ -409,8 +404,9 @@ impl Core {
         self.live.queues.ended(now.wall).is_none()
     }
 
-    /// Settings have changed: flights that wait for a rate are checked again.
-    pub(crate) fn look_at_fetched(&mut self) {
+    /// Settings have changed: back-offs may be shorter, and flights that wait for a rate are checked again.
+    pub(crate) fn reconfigured(&mut self, now: Now) {
+        dispatch::shorten_backoffs(&mut self.dispatch, &mut self.live, &mut self.random, now);
         let queues = &self.live.queues;
         let fetches =
             |id: &QueueId| queues[*id].active().is_some_and(|live| live.flights().first_fetching().is_some());
@@ -484,6 +480,19 @@ impl Core {
             Some(_) | None => ItemLocation::Nowhere,
         }
     }
+}
+
+/// If there is room to make dead letters, the queue that has waited longest for it goes on. Whether one does.
+fn end_move_wait(core: &mut Core) -> bool {
+    if core.live.shared.journal.room_to_move() != MoveRoom::Free {
+        return false;
+    }
+    let Some(queue) = core.moving.pop_front() else { return false };
+    if core.live.queues.get(queue).is_some() {
+        core.live.queues.at(queue).at_work().set(Condition::Moving, false);
+        core.live.queues.at(queue).requeue();
+    }
+    true
 }
 
 /// Whether members have expired, and the store has too much to make dead letters of already. Those of a

@@ -351,8 +351,7 @@ impl Engine {
         self.limits.configure(&mut self.core.live);
         self.core.live.queues.configure(Arc::clone(&self.settings));
         self.limits.note_surplus(&self.core.live);
-        dispatch::shorten_backoffs(&mut self.core.dispatch, &mut self.core.live, now);
-        self.core.look_at_fetched();
+        self.core.reconfigured(now);
         self.core.live.configure(self.settings.budget, now);
     }
 

@@ -23,7 +23,6 @@ use super::{
 };
 use fjall::{AbstractTree, Database, PersistMode};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_types::event::{Load, Loaded, Marks, Opened, Range, RangeRows, Scan};
@@ -147,7 +146,7 @@ pub(crate) fn open_in(
     // Rows restored from the log count as well. Their size is unknown; half of the budget is a fair guess.
     let unflushed = KeyspaceId::ALL.map(|_| budget.memtables / 2 / KeyspaceId::ALL.len() as u64);
     let directory = Arc::new(directory);
-    let (logs_tried, written) = (0, Arc::default());
+    let logs_tried = 0;
     let mut store = DiskStore {
         keyspaces,
         db,
@@ -156,13 +155,12 @@ pub(crate) fn open_in(
         marks,
         budget,
         unflushed,
-        written,
         logs_tried,
         epochs,
         directory,
     };
     if is_recounted {
-        opened = store.recount(&opened, wall)?;
+        opened = store.recount(opened, wall)?;
     } else if number > found {
         // Makes the gap durable: later losses are behind it.
         store.commit_marks()?;
@@ -183,8 +181,6 @@ pub(crate) struct DiskStore {
     budget: DiskBudget,
     /// Bytes written to each keyspace since its last memtable rotation, approximate.
     unflushed: [u64; KEYSPACES],
-    /// Bytes written to all keyspaces, approximate.
-    written: Arc<AtomicU64>,
     /// Number of logs at the last commit that was to free some, or fewer if some went since.
     logs_tried: usize,
     /// The current epoch of each bucket.
@@ -199,9 +195,17 @@ impl DiskStore {
     }
 
     /// Counts the queues anew after an accepted loss, and makes the gap durable with their rows. Returns the
-    /// state read again. `opened`: the state as it was read; `wall`: as for [`super::open`].
-    fn recount(&mut self, opened: &Opened, wall: u64) -> Result<Opened, OpenError> {
-        let recounted = recount::recount(&self.keyspaces, &opened.queues, self.marks)?;
+    /// state read again. `opened`: the state as it was read; `wall`: as for [`super::open`]. Where an item
+    /// cannot be read, what can be read is to leave all the same: the counts stay until another start.
+    fn recount(&mut self, opened: Opened, wall: u64) -> Result<Opened, OpenError> {
+        let recounted = match recount::recount(&self.keyspaces, &opened.queues, self.marks) {
+            Ok(recounted) => recounted,
+            Err(error) => {
+                tracing::warn!(%error, "a loss was accepted, and the items cannot be counted");
+                self.commit_marks()?;
+                return Ok(opened);
+            }
+        };
         let (queues, marks) = (recounted.ops.len(), recounted.marks);
         self.commit(&[CommitGroup { ops: recounted.ops, token: 0, marks, hurried: false }])?;
         recount::unmark(&self.directory)?;
@@ -286,9 +290,8 @@ impl DiskStore {
         let epochs = changes.epochs();
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
         for (id, key, value) in changes.into_rows() {
-            let bytes = (key.len() + value.as_ref().map_or(0, |v| v.len())) as u64 + ROW_OVERHEAD;
-            self.unflushed[id.index()] += bytes;
-            self.written.fetch_add(bytes, Ordering::Relaxed);
+            let bytes = key.len() + value.as_ref().map_or(0, |v| v.len());
+            self.unflushed[id.index()] += bytes as u64 + ROW_OVERHEAD;
             match value {
                 Some(value) => batch.insert(keyspaces.of(id), key, value),
                 None => batch.remove(keyspaces.of(id), key),
@@ -476,8 +479,7 @@ impl Store for DiskStore {
         // The storage engine drops versions older than its last commit. So the last commit must not be the
         // one that deleted the rows. Logs count as used space, too.
         self.write(&[self.last_marks()], false, true)?;
-        let (keyspaces, directory) = (self.keyspaces.clone(), self.directory.clone());
-        Ok(Some(reclaim::job(keyspaces, directory, Arc::clone(&self.written), self.budget.memtables)))
+        Ok(Some(reclaim::job(self.keyspaces.clone(), self.directory.clone())))
     }
 
     fn end_reclaim(&mut self) -> Result<(), CommitError> {

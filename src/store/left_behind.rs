@@ -6,6 +6,7 @@ use super::opening::open_present;
 use super::queue_rows::{self, OfQueue};
 use super::row_reads::Rows;
 use super::{directory, OpenError};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// A directory in `path`, or `path` itself, with a store on the disk. `None`: there is none that this user
@@ -60,13 +61,8 @@ fn count_items(path: &Path) -> Result<u64, OpenError> {
 }
 
 fn is_another_ones(error: &OpenError) -> bool {
-    matches!(
-        error,
-        OpenError::Locked { .. }
-            | OpenError::Absent { .. }
-            | OpenError::Foreign { .. }
-            | OpenError::Io { .. }
-    )
+    matches!(error, OpenError::Locked { .. } | OpenError::Absent { .. } | OpenError::Foreign { .. })
+        || matches!(error, OpenError::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
 }
 
 #[cfg(test)]

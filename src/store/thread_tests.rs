@@ -466,13 +466,13 @@ fn a_call_that_does_not_come_back_is_a_failure_with_its_name() {
     let limits = ThreadLimits { call: Duration::from_secs(6), ..PROMPT };
     let bench = Bench::limited((100, 1 << 20), None, limits);
     // As long as each call returns in time, there is no failure, however long all of them take together.
-    for token in 1..=8 {
+    for token in 1..=16 {
         bench.enter(token);
-        std::thread::sleep(Duration::from_millis(800));
+        std::thread::sleep(Duration::from_millis(400));
         bench.gate.send(true).unwrap();
         bench.committed(token);
     }
-    bench.enter(9);
+    bench.enter(17);
     match bench.event() {
         StoreEvent::Failed(error @ StoreFailure::NoAnswer { call: "commit", age_ms }) => {
             assert!((5_900..60_000).contains(&age_ms), "{age_ms}");

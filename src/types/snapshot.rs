@@ -243,7 +243,7 @@ pub struct Snapshot {
     pub in_flight_batches: u64,
     /// The intake is paused.
     pub intake_paused: bool,
-    /// Commits handed over to the store and not yet durable.
+    /// Commits that are not durable yet, with the one in the making.
     pub uncommitted: u64,
     /// Longest turn of the daemon's loop since its start, us. The daemon fills it in, as the engine reads no
     /// clock.

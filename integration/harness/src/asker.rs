@@ -7,6 +7,7 @@ use crate::util::LEAST_WAIT;
 use lapin::types::FieldTable;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,9 @@ pub struct Asker<'s> {
 }
 
 impl<'s> Asker<'s> {
+    /// A daemon's log says so if a busy broker does not take an answer in time; its client asks again.
+    pub const NOT_SENT: &'static str = "answers to commands could not be sent";
+
     /// With a durable queue for the answers.
     pub fn new(site: &'s Site<'s>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -74,8 +78,9 @@ impl<'s> Asker<'s> {
     }
 
     /// The answer to each of these commands, which have been sent, by correlation id. Sends a command again whose
-    /// answer does not come, or is `in_flight`: the daemon drops an answer that a busy broker does not take, and waits
-    /// five seconds for an outcome. So these are commands that get the same answer again.
+    /// answer is `in_flight`, because the daemon waits five seconds for an outcome, and those without an answer if
+    /// the daemon in the site's directory says that it has dropped some. So these are commands that get the same
+    /// answer again. A command that is lost is not sent again.
     ///
     /// # Panics
     /// If there is another answer, or not each of them has one within `LEAST_WAIT`.
@@ -86,8 +91,11 @@ impl<'s> Asker<'s> {
             let of = (told.len(), commands.len());
             assert!(Instant::now() < end, "{} of {} commands have an answer", of.0, of.1);
             let Some(answer) = self.poll(ASK_AGAIN) else {
-                let open = commands.iter().filter(|(correlation, _)| !told.contains_key(*correlation));
-                self.site.client.publish_all(open.map(|(_, command)| command.clone()));
+                let log = fs::read_to_string(self.site.dir.join("log")).unwrap_or_default();
+                if log.contains(Self::NOT_SENT) {
+                    let open = commands.iter().filter(|(correlation, _)| !told.contains_key(*correlation));
+                    self.site.client.publish_all(open.map(|(_, command)| command.clone()));
+                }
                 continue;
             };
             let (about, answer) = (correlation_of(&answer), answer.json());

@@ -746,8 +746,8 @@ function parkedRow() {
     next.title = wait === undefined ? "" : exact(board.at + wait);
     say(next, wait === undefined ? "leaves now" : wait < 1000 ? "now" : `in ${span(Math.round(wait / 1000) * 1000).replace(".0", "")}`);
     fill(reason, errorOf(a), () => errorOf(a) ? [foreign(errorOf(a), true)] : []);
-    fill(actions, `${a.state} ${a.parked > 0}`, () => a.name === "" ? [] : [
-      ...(a.state === "parked" ? [button("Try now…", () => orderApplication(a.name, "retry"))] : []),
+    fill(actions, `${a.state} ${a.paused} ${a.parked > 0}`, () => a.name === "" ? [] : [
+      ...(a.state === "parked" && !a.paused ? [button("Try now…", () => orderApplication(a.name, "retry"))] : []),
       ...(a.parked > 0 ? [button("Drop…", () => dropParked(a.name), "danger")] : [])]);
   };
   return row;
@@ -1037,7 +1037,7 @@ const ORDERS = {
     told: (answer) => answer.count ? `Flushed: ${things(answer.count, "item")} of` : "No window was open, nothing was flushed:" },
   resume: { verb: "Resume", text: "Items that were held back leave, in order.", told: changed("Resumed:", "It was not paused:") },
   retry: { verb: "Try now", text: "One batch is published at once. If it is delivered, the rest follows.",
-    told: changed("Tried now:", "It is no longer parked:") },
+    told: changed("Tried now:", "There was nothing to try, it is not parked or is paused:") },
 };
 
 async function countApplication(name) {

@@ -2,6 +2,7 @@
 
 use super::channels::Shortage;
 use super::{Dispatch, LATE_PROBE_MS};
+use crate::backoff::{self, Random};
 use crate::ids::QueueId;
 use crate::live::LiveItems;
 use crate::mutant::{mutated, Mutant};
@@ -97,16 +98,18 @@ impl Dispatch {
     }
 }
 
-/// After a reload: no back-off lasts longer than the settings allow now.
-pub(crate) fn shorten_backoffs(dispatch: &mut Dispatch, live: &mut LiveItems, now: Now) {
+/// After a reload: no back-off lasts longer than one that begins now.
+pub(crate) fn shorten_backoffs(dispatch: &mut Dispatch, live: &mut LiveItems, random: &mut Random, now: Now) {
     for (until, queue) in dispatch.backoffs.iter().copied().collect::<Vec<_>>() {
         if live.queues.get(queue).is_none() {
             continue;
         }
-        let most = now.mono + live.queues.settings_of(queue).retry.max;
-        if most < until && live.queues.at(queue).at_work().health_mut().shorten_pause(until, most) {
+        let retry = live.queues.settings_of(queue).retry;
+        let health = live.queues.at(queue).at_work().health_mut();
+        let sooner = now.mono + backoff::pause(&retry, health.failures(), random.draw());
+        if sooner < until && health.shorten_pause(until, sooner) {
             dispatch.backoffs.remove(&(until, queue));
-            dispatch.begin_backoff(queue, most);
+            dispatch.begin_backoff(queue, sooner);
         }
     }
 }

@@ -179,7 +179,6 @@ fn parked_applications() {
 
 /// Ever new names that no queue is bound for: their items end by their last attempt.
 /// Excluded: a name that stays in memory, and is told as parked, with nothing left of it.
-/// Judges promise 7.
 #[test]
 fn names_that_have_failed_leave_nothing() {
     let mut w = World::new(with(|app| app.retry = Retry { min: 1_000, max: 1_000, attempts: 1 }));
