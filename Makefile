@@ -56,6 +56,8 @@ CARGO_DEB := $(CURDIR)/target/tools/bin/cargo-deb
 
 .PHONY: deb
 deb: build ## a Debian package in target/debian (binary, unit, sample configuration, man pages), checked by tests
+	@# Without it the package would depend on no library.
+	@command -v dpkg-shlibdeps >/dev/null 2>&1 || { missing=" dpkg-dev"; $(apt); }
 	@[ -x $(CARGO_DEB) ] || $(CARGO) install cargo-deb --locked --quiet --root $(CURDIR)/target/tools
 	@rm -rf target/deb && mkdir -p target/deb/man target/deb/completions
 	@$(BIN) man --directory target/deb/man

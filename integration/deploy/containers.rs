@@ -148,6 +148,25 @@ fn the_composition_fits_together() {
     assert_eq!(volumes.keys().collect::<Vec<_>>(), ["rabbitmq", "tidegate"]);
 }
 
+/// A build copies all of its context into one of its stages, which is sent to wherever the build runs.
+#[test]
+fn the_tokens_of_the_composition_are_in_no_build_and_no_commit() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let left_out = [root.join(".gitignore"), folder().join("Dockerfile.dockerignore")];
+    let composition = yaml("compose.yaml").remove(0);
+    let secrets = composition["secrets"].as_object().expect("secrets");
+    assert!(!secrets.is_empty());
+    for (name, secret) in secrets {
+        let file = secret["file"].as_str().expect("a file");
+        let file = file.strip_prefix("./").expect("beside the composition");
+        let line = format!("/docs/deploy/{file}");
+        for list in &left_out {
+            let text = fs::read_to_string(list).expect("a list");
+            assert!(text.lines().any(|known| known == line), "{name}: {} lacks {line}", list.display());
+        }
+    }
+}
+
 #[test]
 fn the_manifests_fit_together() {
     let manifests = yaml("kubernetes.yaml");

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tidegate_harness::{
-    alone, best_of_three, wait_until, workdir, Config, Daemon, Ledger, Node, Recorder, Report, Site,
+    alone, best_of_three, wait_until, workdir, Config, Daemon, Ledger, Node, Recorder, Report, Site, Welcome,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -294,6 +294,51 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
     wait_until("its turn", LIMIT, || state_of(spare) == "running");
     wait_until("the item is its own", LIMIT, || spare.items("waiting") == 1);
     let (status, said) = spare.ask("DELETE", "/api/v1/items/shop/later");
+    assert_eq!((status, &said["result"]), (200, &"cancelled".into()), "{said}");
+    inbox.quiet(Duration::from_millis(300));
+}
+
+/// Without its connection, a daemon does not have what waits: the broker delivers it again.
+/// Excluded: `unknown`, or a cancel of nothing, for an item that is sent afterwards.
+#[test]
+fn cut_off_from_the_queue_it_calls_no_item_unknown() {
+    let site = Site::new("spare-cut");
+    let inbox = site.inbox("shop");
+    let (proxy, uri) = site.node.proxied();
+    let config = site.config().text("store.kind", "memory").text("amqp.uri", &uri);
+    let daemon = site.start(&config);
+    site.client.publish(&site.push("shop", "{}").id("later").customer("ann").delay(600_000));
+    daemon.holds("waiting", 1);
+    proxy.welcome(Welcome::Refuse);
+    proxy.cut(true);
+    wait_until("it has nothing", LIMIT, || {
+        let state = daemon.state();
+        state["links"][0]["state"] != "connected" && state["items"]["waiting"] == 0
+    });
+    for (method, path) in [
+        ("GET", "/api/v1/items"),
+        ("GET", "/api/v1/items/shop/later"),
+        ("DELETE", "/api/v1/items/shop/later"),
+        ("GET", "/api/v1/customers/shop/ann"),
+        ("DELETE", "/api/v1/customers/shop/ann/items"),
+        ("DELETE", "/api/v1/applications/shop/items?all=true"),
+        ("DELETE", "/api/v1/applications/shop/parked"),
+        ("POST", "/api/v1/applications/shop/flush"),
+    ] {
+        let (status, said) = daemon.ask(method, path);
+        assert_eq!(status, 503, "{method} {path}: {said}");
+        assert!(said["error"].to_string().contains("the broker has the waiting items"), "{path}: {said}");
+    }
+    let told = daemon.cli(&["cancel", "shop", "later"]);
+    assert!(told.code != 0 && told.err.contains("does not consume"), "{told:?}");
+    // It holds for what comes.
+    for order in ["pause", "resume"] {
+        let (status, said) = daemon.ask("POST", &format!("/api/v1/applications/shop/{order}"));
+        assert_eq!(status, 200, "{order}: {said}");
+    }
+    proxy.heal();
+    wait_until("the item is back", LIMIT, || daemon.items("waiting") == 1);
+    let (status, said) = daemon.ask("DELETE", "/api/v1/items/shop/later");
     assert_eq!((status, &said["result"]), (200, &"cancelled".into()), "{said}");
     inbox.quiet(Duration::from_millis(300));
 }

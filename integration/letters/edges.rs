@@ -126,10 +126,10 @@ fn a_queue_of_another_making_is_used_as_it_is() {
     all.dedup();
     assert_eq!(all, ["s0"]);
     let notes: Vec<String> = daemon.state()["links"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .filter_map(|(_, link)| Some(link["notes"].to_string()).filter(|text| text.contains("used as it is")))
+        .as_array()
+        .expect("links")
+        .iter()
+        .filter_map(|link| Some(link["notes"].to_string()).filter(|text| text.contains("used as it is")))
         .collect();
     assert_eq!(notes, Vec::<String>::new(), "{}", daemon.log_tail());
 }

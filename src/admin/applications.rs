@@ -133,7 +133,7 @@ fn untold(document: &Document, home: u16) -> Option<String> {
     // Otherwise all shards are here, each with its connections.
     let ingest = document.links.iter().filter(|link| link.side == "ingest").nth(usize::from(home))?;
     let [_, connected, paused, standby, _, waiting, _, _] = LinkState::STATES;
-    let LinkState { side: _, state, detail } = ingest;
+    let LinkState { side: _, state, detail, notes: _ } = ingest;
     // A disk holds what waits, also while the daemon is not connected.
     let is_known = if kind == StoreKind::Memory.as_str() {
         [connected, paused].contains(&state.as_str())

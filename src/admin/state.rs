@@ -143,6 +143,10 @@ pub struct LinkState {
     pub state: String,
     /// Details where there are any: address, last error, time of the next attempt. No secrets.
     pub detail: String,
+    /// What is not as it should be although it is connected, such as an intake that stands still; a sentence
+    /// each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl LinkState {
@@ -151,7 +155,8 @@ impl LinkState {
         ["connecting", "connected", "paused", "standby", "blocked", "waiting", "down", "closed"];
 }
 
-/// The connections of one side that are in one state, for a display: with several shards there are many.
+/// The connections of one side that are in one state, with the same notes, for a display: with several shards
+/// there are many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkGroup<'d> {
     /// The first of them, with its details.
@@ -166,10 +171,12 @@ impl LinkGroup<'_> {
     /// The state of them, with the details of the first after `separator`; and how many they are, where the
     /// side has several connections.
     pub(crate) fn text(&self, separator: &str) -> String {
-        let LinkGroup { first: LinkState { side: _, state, detail }, count, of } = self;
+        let LinkGroup { first: LinkState { side: _, state, detail, notes }, count, of } = self;
         let many = if *of > 1 { format!(" ({count} of {of})") } else { String::new() };
-        let detail = if detail.is_empty() { String::new() } else { format!("{separator}{detail}") };
-        format!("{state}{many}{detail}")
+        let told = [detail].into_iter().filter(|text| !text.is_empty()).chain(notes);
+        let told = told.map(String::as_str).collect::<Vec<_>>().join("; ");
+        let told = if told.is_empty() { told } else { format!("{separator}{told}") };
+        format!("{state}{many}{told}")
     }
 }
 
@@ -335,7 +342,8 @@ impl Document {
         let mut groups: Vec<LinkGroup<'_>> = Vec::new();
         for first in &self.links {
             let same = |group: &&mut LinkGroup<'_>| {
-                group.first.side == first.side && group.first.state == first.state
+                let LinkState { side, state, detail: _, notes } = group.first;
+                (side, state, notes) == (&first.side, &first.state, &first.notes)
             };
             match groups.iter_mut().find(same) {
                 Some(group) => group.count += 1,
@@ -478,6 +486,7 @@ pub(crate) mod tests {
                 side: "ingest".into(),
                 state: "connected".into(),
                 detail: "127.0.0.1:5672".into(),
+                notes: vec![],
             }],
             store: StoreState {
                 kind: "disk".into(),
@@ -546,8 +555,12 @@ pub(crate) mod tests {
     #[test]
     fn a_node_that_serves_shards_does_not_stand_by() {
         let mut input = example();
-        let spare =
-            LinkState { side: "sharder".to_owned(), state: "standby".to_owned(), detail: String::new() };
+        let spare = LinkState {
+            side: "sharder".to_owned(),
+            state: "standby".to_owned(),
+            detail: String::new(),
+            notes: vec![],
+        };
         let word = |input: &StateInput| Document::new(input, &NodeHealth::ready_but(&[])).state;
         let before = word(&input);
         input.links.push(spare.clone());

@@ -67,7 +67,7 @@ fn second() -> ShardState {
             applications_total: 3,
             dead_letters: Some(Application { total: 1, ..named("") }),
         },
-        links: vec![LinkState { side: "ingest".into(), state: "standby".into(), detail: String::new() }],
+        links: vec![LinkState { side: "ingest".into(), state: "standby".into(), ..LinkState::default() }],
         store: StoreState {
             kind: "disk".into(),
             commits: 10,

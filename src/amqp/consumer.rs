@@ -432,7 +432,7 @@ impl Ingest {
         }
         let received = clock::wall_ms_up();
         for delivery in chunk.into_iter().flatten() {
-            let cost = cost::of_unread(delivery.data.len() as u64);
+            let cost = cost::of_unread(delivery.data.len() as u64, &delivery.properties);
             generation.consumer.delivered(delivery.delivery_tag, cost);
             if self.intake == Intake::Pause {
                 self.prefetch.seen(cost);
@@ -460,9 +460,15 @@ impl Ingest {
                 let Some((delivery, received)) = generation.held.pop_front() else { break };
                 tidegate_common::failpoint!("poisoned-request", if delivery.data == b"poison");
                 let raw = delivery.data.len() as u64;
+                // What goes to other shards keeps them as they are until it is confirmed.
+                let decoded = match &self.options.forwarding {
+                    Some(_) => cost::of_properties(&delivery.properties),
+                    None => 0,
+                };
                 let request = self.read(delivery, generation.consumer.generation(), received, &mut forwards);
                 let forwarded = forwards.last().filter(|(delivery, _)| *delivery == request.delivery);
-                let cost = cost::of(&request, raw) + forwarded.map_or(0, |(_, parts)| cost::of_parts(parts));
+                let parts = forwarded.map_or(0, |(_, parts)| cost::of_parts(parts).max(decoded));
+                let cost = cost::of(&request, raw) + parts;
                 self.prefetch.seen(cost);
                 generation.consumer.set_cost(request.delivery.tag, cost);
                 items += request.item_count();

@@ -7,8 +7,10 @@
 //!
 //! A daemon that finds another one stands by: it keeps its connection, and checks again two to four times a
 //! second. It checks by counting the consumers, which costs the broker little and leaves no line in its log.
-//! Each refused attempt at the lock would close a channel, leave a line, and use up one of lapin's channel
-//! numbers.
+//! Each refused attempt at the lock closes a channel, leaves a line, and uses up one of lapin's channel
+//! numbers. While the daemon that has the lock does not consume, as in a long pause, only such an attempt
+//! shows whether it still lives: then the checks are half as frequent, and no less, because a takeover may
+//! take two seconds.
 
 use super::blueprint::lock_name;
 use super::connection::Session;
@@ -23,6 +25,11 @@ use tokio::time::Instant;
 
 /// Longest pause between two checks of a daemon that stands by, ms; the shortest is half of it.
 const LOOK_MS: u64 = 500;
+/// The same once the lock is refused again and again although the queue has no consumer.
+const VAIN_LOOK_MS: u64 = 1_000;
+/// Counts of no consumer in a row after which that is so. Fewer are ordinary: the consumer of a daemon that
+/// ends may be gone some moments before its lock.
+const QUICK_LOOKS: u32 = 8;
 
 /// How the queue is guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,11 +84,12 @@ pub(crate) struct LockTaker {
     shutdown: ShutdownSignal,
     /// Since when another daemon serves the queue, as far as this one knows; also over lost connections.
     stands_by_since: Option<Instant>,
+    pace: LookPace,
 }
 
 impl LockTaker {
     pub(crate) fn new(shared: Arc<Shared>, options: Arc<Options>, shutdown: ShutdownSignal) -> Self {
-        LockTaker { shared, options, shutdown, stands_by_since: None }
+        LockTaker { shared, options, shutdown, stands_by_since: None, pace: LookPace::default() }
     }
 
     /// Waits for as long as another daemon serves the queue, on this connection. `outdone`: the fault that
@@ -106,6 +114,7 @@ impl LockTaker {
             };
             match taken {
                 Some(Ok(lock)) => {
+                    self.pace = LookPace::default();
                     if let Some(since) = self.stands_by_since.take() {
                         let seconds = since.elapsed().as_secs();
                         tracing::info!(queue, seconds, "no other daemon serves the queue: taking over");
@@ -133,8 +142,9 @@ impl LockTaker {
         let mut watch = QueueWatch::new(session, self.options.timeouts.connect);
         loop {
             self.shared.moved(Side::Ingest);
+            let pause = self.pace.pause(getrandom::u32().unwrap_or(u32::MAX));
             let look = async {
-                tokio::time::sleep(look_pause(getrandom::u32().unwrap_or(u32::MAX))).await;
+                tokio::time::sleep(pause).await;
                 if !session.is_connected() {
                     return Err(Fault::lost("the connection was lost"));
                 }
@@ -142,7 +152,9 @@ impl LockTaker {
             };
             let look = self.shared.while_waiting(Side::Ingest, look);
             let Some(counts) = unless_shutdown(&mut self.shutdown, look).await else { return Ok(false) };
-            if counts?.consumers == 0 {
+            let consumers = counts?.consumers;
+            self.pace.counted(consumers);
+            if consumers == 0 {
                 break;
             }
         }
@@ -151,10 +163,24 @@ impl LockTaker {
     }
 }
 
-/// Jittered, so that of several daemons that wait, and of two that have seen each other, one is first.
-fn look_pause(random: u32) -> Duration {
-    let half = LOOK_MS / 2;
-    Duration::from_millis(half + half * u64::from(random) / u64::from(u32::MAX))
+/// How often a daemon that stands by checks.
+#[derive(Debug, Default)]
+struct LookPace {
+    /// Counts of no consumer in a row, each followed by an attempt at the lock.
+    vain: u32,
+}
+
+impl LookPace {
+    fn counted(&mut self, consumers: u32) {
+        self.vain = if consumers == 0 { self.vain.saturating_add(1) } else { 0 };
+    }
+
+    /// Jittered, so that of several daemons that wait, and of two that have seen each other, one is first.
+    fn pause(&self, random: u32) -> Duration {
+        let longest = if self.vain < QUICK_LOOKS { LOOK_MS } else { VAIN_LOOK_MS };
+        let half = longest / 2;
+        Duration::from_millis(half + half * u64::from(random) / u64::from(u32::MAX))
+    }
 }
 
 /// The number of consumers must not be above `allowed`.
@@ -206,6 +232,17 @@ mod tests {
 
     #[test]
     fn whoever_stands_by_looks_twice_to_four_times_a_second() {
-        assert_eq!([look_pause(0), look_pause(u32::MAX)], [250, 500].map(Duration::from_millis));
+        let mut pace = LookPace::default();
+        let pauses = |pace: &LookPace| [0, u32::MAX].map(|random| pace.pause(random).as_millis());
+        assert_eq!(pauses(&pace), [250, 500]);
+        (1..QUICK_LOOKS).for_each(|_| pace.counted(0));
+        assert_eq!(pauses(&pace), [250, 500], "a daemon may be ending");
+        // Excluded: a closed channel and an error in the broker's log two to four times a second.
+        pace.counted(0);
+        assert_eq!(pauses(&pace), [500, 1_000], "the one that has the lock does not consume");
+        (0..1_000).for_each(|_| pace.counted(0));
+        assert_eq!(pauses(&pace), [500, 1_000], "a takeover may take two seconds");
+        pace.counted(1);
+        assert_eq!(pauses(&pace), [250, 500]);
     }
 }

@@ -295,7 +295,9 @@ pub(super) fn cell(key: &str, value: &Value) -> String {
         Value::Null => String::new(),
         Value::Number(_) if matches!(key, "due" | "received" | "at" | "next_due") => at(value),
         Value::String(text) => plain(text).into_owned(),
-        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => value.to_string(),
+        Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            plain(&value.to_string()).into_owned()
+        }
     }
 }
 

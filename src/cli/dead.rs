@@ -7,7 +7,7 @@ use super::args::{
 use super::client::{path, query, Client};
 use super::commands::cell;
 use super::millis;
-use super::output::{plain, Failure, Out};
+use super::output::{inert, plain, Failure, Out};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use tidegate_wire::dead_letters::MOST_OF_A_WALK;
@@ -245,7 +245,7 @@ fn export(client: &Client, args: &LetterExportArgs) -> Result<(), Failure> {
     let last =
         walked(client, &filter(&args.filter), args.limit.unwrap_or(MOST_OF_A_WALK as u64), true, |page| {
             left_out += page.iter().filter(|letter| letter["body_left_out"] == true).count();
-            page.iter().try_for_each(|letter| out.line(letter))?;
+            page.iter().try_for_each(|letter| out.line(inert(&letter.to_string())))?;
             out.all_written()
         })?;
     ending(&last)?;

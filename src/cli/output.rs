@@ -1,6 +1,7 @@
 //! Output of the commands, and their result.
 //!
-//! Foreign text (names, errors, payloads) passes [`plain`] before it reaches a terminal.
+//! Foreign text (names, errors, payloads) passes [`plain`] before it reaches a terminal, and JSON with such
+//! text passes [`inert`].
 
 use serde_json::Value;
 use std::borrow::Cow;
@@ -86,7 +87,7 @@ impl<W: Write> Out<W> {
 
     /// Prints an indented document.
     pub(super) fn json(&mut self, value: &Value) -> Result<(), Failure> {
-        self.line(format_args!("{value:#}"))
+        self.line(inert(&format!("{value:#}")))
     }
 
     /// Prints rows in aligned columns, without cutting cells.
@@ -140,9 +141,13 @@ fn align(rows: &[Vec<String>]) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
+/// Whether a terminal acts on this character: a control character, or a change of the writing direction.
+fn acts(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Text that is safe for a terminal: control characters and changes of the writing direction become escapes.
 pub(super) fn plain(text: &str) -> Cow<'_, str> {
-    let acts = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !text.contains(acts) {
         return Cow::Borrowed(text);
     }
@@ -150,6 +155,25 @@ pub(super) fn plain(text: &str) -> Cow<'_, str> {
     for c in text.chars() {
         if acts(c) {
             shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// The same JSON, safe for a terminal: control characters and changes of the writing direction, which stand
+/// in strings alone, become escapes of JSON. Those below the space stay: JSON has them as white space alone.
+pub(super) fn inert(json: &str) -> Cow<'_, str> {
+    const DELETE: u8 = 0x7f;
+    let is_meant = |c: char| c > ' ' && acts(c);
+    if json.bytes().all(|byte| byte < DELETE) || !json.contains(is_meant) {
+        return Cow::Borrowed(json);
+    }
+    let mut shown = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        if is_meant(c) {
+            shown.push_str(&format!("\\u{:04x}", u32::from(c)));
         } else {
             shown.push(c);
         }
@@ -201,6 +225,18 @@ mod tests {
     fn a_name_cannot_drive_the_terminal() {
         assert_eq!(plain("\u{1b}[2Jred\n\u{202e}x\u{9b}y"), "\\u{1b}[2Jred\\n\\u{202e}x\\u{9b}y");
         assert!(matches!(plain("größe ✓"), Cow::Borrowed("größe ✓")));
+    }
+
+    #[test]
+    fn json_cannot_drive_the_terminal_and_stays_the_same() {
+        let value = serde_json::json!({ "error\u{7f}": "\u{9b}2J\u{202e}x\u{2069}\n", "größe": "✓" });
+        let mut out = Out { to: Vec::new(), is_closed: false };
+        out.json(&value).unwrap();
+        let shown = String::from_utf8(out.to).unwrap();
+        assert!(shown.lines().count() == 4 && !shown.contains(|c: char| c != '\n' && acts(c)), "{shown:?}");
+        assert!(shown.contains(r#""error\u007f": "\u009b2J\u202ex\u2069\n""#), "{shown}");
+        assert_eq!(serde_json::from_str::<Value>(&shown).unwrap(), value);
+        assert!(matches!(inert("{\n\t\"größe\": \"✓\"}"), Cow::Borrowed("{\n\t\"größe\": \"✓\"}")));
     }
 
     #[test]

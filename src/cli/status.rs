@@ -308,6 +308,7 @@ mod tests {
             side: side.to_owned(),
             state: state.to_owned(),
             detail: detail.to_owned(),
+            notes: if detail.is_empty() { vec!["no more requests are taken".to_owned()] } else { vec![] },
         };
         input.links = vec![
             link("ingest", "connected", "127.0.0.1:5672"),
@@ -323,7 +324,11 @@ mod tests {
         let of = |key: &str| -> Vec<&str> {
             rows.iter().filter(|row| row[0] == key).map(|row| row[1].as_str()).collect()
         };
-        let ingest = ["connected (1 of 4): 127.0.0.1:5672", "down (2 of 4): refused", "paused (1 of 4)"];
+        let ingest = [
+            "connected (1 of 4): 127.0.0.1:5672",
+            "down (2 of 4): refused",
+            "paused (1 of 4): no more requests are taken",
+        ];
         assert_eq!(of("ingest"), ingest);
         assert_eq!(of("egress"), ["connected (4 of 4): 127.0.0.1:5672"]);
     }

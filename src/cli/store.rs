@@ -4,7 +4,7 @@
 use super::args::{Output, StoreCommand, StoreDirArgs, StoreExportArgs};
 use super::client::{path, Client};
 use super::moment;
-use super::output::{note, plain, Failure, Out};
+use super::output::{inert, note, plain, Failure, Out};
 use super::progress::Progress;
 use crate::daemon::NAMING;
 use serde_json::{json, Value};
@@ -379,7 +379,7 @@ fn write(exports: Vec<Export>) -> Result<(), Failure> {
     let mut lines = Vec::new();
     loop {
         let more = export.next(&mut lines).map_err(damaged)?;
-        out.write_all(&lines)?;
+        write_lines(&mut out, &lines)?;
         lines.clear();
         progress.at("items", export.told().items, Some(export.items()));
         if !more {
@@ -387,6 +387,11 @@ fn write(exports: Vec<Export>) -> Result<(), Failure> {
         }
     }
     Ok(out.flush()?)
+}
+
+/// Writes lines of JSON, safe for a terminal. Only the end of an answer that was cut off may be no text.
+fn write_lines(out: &mut impl Write, lines: &[u8]) -> std::io::Result<()> {
+    out.write_all(inert(&String::from_utf8_lossy(lines)).as_bytes())
 }
 
 /// Exports from the daemon that has the store open.
@@ -402,7 +407,7 @@ fn export_running(client: &Client) -> Result<(), Failure> {
             Ok(_) => {}
             Err(error) => break format!(": {error}"),
         }
-        out.write_all(&line)?;
+        write_lines(&mut out, &line)?;
         lines += 1;
         items += u64::from(line.starts_with(b"{\"kind\":\"item\""));
         if lines == 1 {
@@ -468,4 +473,16 @@ fn imported_table(told: &Imported) -> Vec<Vec<String>> {
         ("queues paused", told.paused),
     ];
     rows.map(|(name, count)| vec![name.to_owned(), count.to_string()]).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_cannot_drive_the_terminal() {
+        let mut out = Vec::new();
+        write_lines(&mut out, "{\"id\":\"\u{9b}2J\"}\n{\"id\":\"é\"}\n".as_bytes()).unwrap();
+        assert_eq!(out, "{\"id\":\"\\u009b2J\"}\n{\"id\":\"é\"}\n".as_bytes());
+    }
 }

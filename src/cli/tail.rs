@@ -4,7 +4,7 @@
 use super::args::{Output, TailArgs};
 use super::broker::{block_on, CliSession};
 use super::client::{is_unknown, path, Client};
-use super::output::{note, plain, Failure, Out};
+use super::output::{inert, note, plain, Failure, Out};
 use crate::admin::state::Application;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use futures_util::StreamExt;
@@ -199,7 +199,8 @@ impl<'a> TailedBatch<'a> {
         self.due.map(|due| i64::try_from(self.received).unwrap_or(i64::MAX).saturating_sub(due))
     }
 
-    /// A line of JSON. A body that is JSON stands in it as it came: reading its numbers would round them.
+    /// A line of JSON. A body that is JSON stands in it as it came, except for what a terminal acts on:
+    /// reading its numbers would round them.
     fn json(&self) -> Result<String, Failure> {
         let text = std::str::from_utf8(self.body).ok();
         let json = text.filter(|_| is_embeddable(Some("application/json"), None, self.body));
@@ -220,7 +221,7 @@ impl<'a> TailedBatch<'a> {
             body_text: text.filter(|_| json.is_none()),
             body_base64: text.is_none().then(|| BASE64_STANDARD.encode(self.body)),
         };
-        serde_json::to_string(&line).map_err(Failure::failed)
+        serde_json::to_string(&line).map(|text| inert(&text).into_owned()).map_err(Failure::failed)
     }
 
     /// A line for the batch, then one for each item or line of the body.
@@ -385,6 +386,19 @@ mod tests {
         let text = batch(raw.as_bytes()).json().unwrap();
         assert!(!text.contains(['\n', '\r']), "one line: {text}");
         assert!(text.contains(&raw.replace(['\n', '\r'], " ")), "as it came: {text}");
+    }
+
+    #[test]
+    fn as_json_a_batch_cannot_drive_the_terminal() {
+        let acting = "\u{9b}2J\u{7f}\u{202e}";
+        let body = format!("[\"{acting}\"]");
+        let mut it = batch(body.as_bytes());
+        it.customer = Some(acting.to_owned());
+        let text = it.json().unwrap();
+        assert!(text.contains(r#""body":["\u009b2J\u007f\u202e"]"#), "{text}");
+        assert!(!text.contains(['\u{9b}', '\u{7f}', '\u{202e}']), "{text:?}");
+        let value = line(&it);
+        assert_eq!((&value["customer"], &value["body"]), (&json!(acting), &json!([acting])));
     }
 
     #[test]

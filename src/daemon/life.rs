@@ -363,17 +363,32 @@ impl Life<'_> {
         request: CommandRequest,
         sender: oneshot::Sender<ShardAnswer>,
     ) -> Option<(Asker, Command)> {
-        if self.is_spare() {
-            let queue = &self.lasting.config.ingest.queue;
-            let error = format!(
-                "this daemon stands by: another one serves queue '{queue}' and holds the waiting items; ask \
-                 the daemon whose state is not 'standby'"
-            );
+        if let Some(error) = self.refusal(&request) {
             // The client may have disconnected.
             let _ = sender.send(ShardAnswer::Refused(error));
             return None;
         }
         self.shard.queries.admit(request, sender, self.shard.store_identity)
+    }
+
+    /// Why this daemon cannot carry out a command at present. With the memory store, what waits is at the
+    /// broker while there is no consumer, and is delivered again: an item is not unknown then, nor cancelled.
+    fn refusal(&self, request: &CommandRequest) -> Option<String> {
+        let Config { store, ingest, .. } = &*self.lasting.config;
+        let queue = &ingest.queue;
+        if self.is_spare() {
+            return Some(format!(
+                "this daemon stands by: another one serves queue '{queue}' and holds the waiting items; ask \
+                 the daemon whose state is not 'standby'"
+            ));
+        }
+        let lacks = store.kind == StoreKind::Memory && !self.shard.consumes && is_about_items(request);
+        lacks.then(|| {
+            format!(
+                "this daemon does not consume from queue '{queue}' at present, and the broker has the \
+                 waiting items until it does; ask again then"
+            )
+        })
     }
 
     fn broker(&mut self, event: BrokerEvent) {
@@ -521,5 +536,29 @@ impl Life<'_> {
             in_flight = left.items.in_flight,
             "closed; waiting items stay in the store"
         );
+    }
+}
+
+/// Whether it depends on the items that wait; else it is about those that come as well.
+fn is_about_items(request: &CommandRequest) -> bool {
+    match request {
+        Command::Pause(..)
+        | Command::Resume(_)
+        | Command::PauseCustomer(..)
+        | Command::ResumeCustomer(_)
+        | Command::Slow(..) => false,
+        Command::Cancel(_)
+        | Command::CancelAll(_)
+        | Command::CancelSelected(_)
+        | Command::Lookup(_)
+        | Command::Reschedule(..)
+        | Command::Count(_)
+        | Command::CountSelected(_)
+        | Command::Flush(_)
+        | Command::FlushAll(_)
+        | Command::List(_)
+        | Command::TimelineQuery(_)
+        | Command::Retry(_)
+        | Command::DropParked(_) => true,
     }
 }

@@ -216,6 +216,7 @@ pub(super) fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
         side: side.to_owned(),
         state: if waits.owner.is_some() { standby } else { waiting }.to_owned(),
         detail: waits.reason.clone(),
+        notes: Vec::new(),
     };
     let base = lasting.state();
     let (owner, lease_ms) = waits.owner.clone().unzip();

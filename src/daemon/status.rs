@@ -38,7 +38,19 @@ pub(super) fn state(shard: &Shard, lasting: &Lasting, draining: bool) -> ShardSt
 /// A link in the state.
 pub(super) fn link_state(side: &str, link: Option<&LinkStatus>) -> LinkState {
     let (state, detail) = link.map_or(("connecting", String::new()), describe);
-    LinkState { side: side.to_owned(), state: state.to_owned(), detail }
+    let notes = match link {
+        Some(LinkStatus::Up { notes, .. }) => notes.clone(),
+        Some(
+            LinkStatus::Connecting { .. }
+            | LinkStatus::Paused { .. }
+            | LinkStatus::Standby { .. }
+            | LinkStatus::Blocked { .. }
+            | LinkStatus::Down { .. }
+            | LinkStatus::Closed,
+        )
+        | None => Vec::new(),
+    };
+    LinkState { side: side.to_owned(), state: state.to_owned(), detail, notes }
 }
 
 /// The counters of the map in the state.

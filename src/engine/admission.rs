@@ -32,6 +32,8 @@ pub(crate) struct Applicant<'a> {
     /// The queue of its application.
     pub(crate) queue: QueueId,
     pub(crate) timing: Timing,
+    /// When its request arrived, UTC ms.
+    pub(crate) received: u64,
     /// It replaces another item of its application, so that the number of items does not grow.
     pub(crate) replaces: bool,
 }
@@ -95,7 +97,8 @@ impl Limits {
         applicant: Applicant<'_>,
         now: Now,
     ) -> LimitVerdict {
-        if let Some(dead) = beyond_hold_max(settings.hold_max, applicant.timing, now) {
+        let Applicant { timing, received, .. } = applicant;
+        if let Some(dead) = beyond_hold_max(settings.hold_max, timing, received, now) {
             return LimitVerdict::Dead(dead);
         }
         let counted = if applicant.replaces {
@@ -395,11 +398,14 @@ pub(crate) fn make_room(live: &mut LiveItems, settings: &Settings, applicant: Ap
     }
 }
 
-/// The memory store holds no item for longer than the broker waits for an ack.
-fn beyond_hold_max(hold_max: Option<u64>, timing: Timing, now: Now) -> Option<Dead> {
+/// The memory store holds no item for longer than the broker waits for an ack, which it does from the
+/// receipt: the request may have waited for room since. What is due already leaves at once.
+fn beyond_hold_max(hold_max: Option<u64>, timing: Timing, received: u64, now: Now) -> Option<Dead> {
     let (Some(hold_max), Timing::Own(due)) = (hold_max, timing) else { return None };
-    let away = due.saturating_sub(now.wall);
-    (away > hold_max).then(|| {
+    // The receipt is rounded up. Anything later is from before the clock was set back.
+    let from = received.min(now.wall.saturating_add(1));
+    let away = due.saturating_sub(from);
+    (due > now.wall && away > hold_max).then(|| {
         let error =
             format!("own time is {away} ms away, above store.hold_max = {hold_max} ms of the memory store");
         Dead { reason: Reason::Unsupported, error: error.into() }
@@ -471,24 +477,31 @@ mod tests {
         }
     }
 
-    /// Columns: `store.hold_max`, and when the item is due; the present moment is 10,000.
-    /// Excluded: `hold_max` ignored, or reached one millisecond sooner; one that applies to windows.
+    /// Columns: `store.hold_max`, when the request came, and when the item is due; it is 10,000 now.
+    /// Excluded: `hold_max` ignored, or reached one millisecond sooner; one that applies to windows, or
+    /// counts from the decision; a receipt in the future that makes the time shorter; an item dead that is
+    /// due.
     /// Judges promise 12.
     #[test]
     fn how_long_the_memory_store_holds_an_item() {
         let far = "own time is 60001 ms away, above store.hold_max = 60000 ms of the memory store";
-        for (hold_max, timing, expected) in [
-            (Some(60_000), Timing::Own(70_000), None),
-            (Some(60_000), Timing::Own(70_001), Some(far)),
-            (Some(60_000), Timing::Own(9_000), None),
-            (Some(0), Timing::Own(10_000), None),
-            (Some(0), Timing::Windowed, None),
-            (Some(0), Timing::Immediate, None),
-            (None, Timing::Own(u64::MAX), None),
+        for (hold_max, received, timing, expected) in [
+            (Some(60_000), 10_000, Timing::Own(70_000), None),
+            (Some(60_000), 10_000, Timing::Own(70_001), Some(far)),
+            (Some(60_000), 10_001, Timing::Own(70_001), None),
+            (Some(60_000), 4_000, Timing::Own(64_000), None),
+            (Some(60_000), 4_000, Timing::Own(64_001), Some(far)),
+            (Some(60_000), 90_000, Timing::Own(70_002), Some(far)),
+            (Some(60_000), 10_000, Timing::Own(9_000), None),
+            (Some(5_000), 4_000, Timing::Own(10_000), None),
+            (Some(0), 10_000, Timing::Own(10_000), None),
+            (Some(0), 10_000, Timing::Windowed, None),
+            (Some(0), 10_000, Timing::Immediate, None),
+            (None, 10_000, Timing::Own(u64::MAX), None),
         ] {
-            let dead = beyond_hold_max(hold_max, timing, Now { wall: 10_000, mono: 0 });
+            let dead = beyond_hold_max(hold_max, timing, received, Now { wall: 10_000, mono: 0 });
             assert!(dead.as_ref().is_none_or(|dead| dead.reason == Reason::Unsupported));
-            assert_eq!(dead.map(|dead| dead.error.to_string()).as_deref(), expected, "{timing:?}");
+            assert_eq!(dead.map(|dead| dead.error.to_string()).as_deref(), expected, "{received} {timing:?}");
         }
     }
 }

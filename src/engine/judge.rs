@@ -304,7 +304,8 @@ impl<'a> Decider<'a> {
         let Submission { item, queue, origin } = new;
         let rule = item.on_duplicate;
         let timing = timing(core.live.queues.settings_of(queue), &item, now);
-        let applicant = Applicant { item: &item, queue, timing, replaces: true };
+        let received = origin.received;
+        let applicant = Applicant { item: &item, queue, timing, received, replaces: true };
         match self.limits.judge(&core.live, self.settings, applicant, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Decision::NoRoom(item),
@@ -347,7 +348,8 @@ impl<'a> Decider<'a> {
             return Decision::Done;
         }
         let timing = timing(core.live.queues.settings_of(queue), &item, now);
-        let applicant = Applicant { item: &item, queue, timing, replaces: false };
+        let received = origin.received;
+        let applicant = Applicant { item: &item, queue, timing, received, replaces: false };
         match self.limits.judge(&core.live, self.settings, applicant, now) {
             LimitVerdict::Admit => {
                 core.live.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0);

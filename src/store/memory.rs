@@ -34,7 +34,42 @@ pub(crate) fn open(memory_limit: u64) -> Result<OpenStore, OpenError> {
 struct EndedBucket {
     /// Number of this beginning: the lowest number marks the oldest bucket.
     begun: u64,
-    ended: HashMap<Identity, Ended>,
+    newer: HashMap<Identity, Ended>,
+    /// What was `newer` before that was full. It can be forgotten alone, so that the newest ends stay however
+    /// fast items end.
+    older: HashMap<Identity, Ended>,
+}
+
+impl EndedBucket {
+    fn len(&self) -> usize {
+        self.newer.len() + self.older.len()
+    }
+
+    fn find(&self, identity: &Identity) -> Option<&Ended> {
+        self.newer.get(identity).or_else(|| self.older.get(identity))
+    }
+
+    fn find_mut(&mut self, identity: &Identity) -> Option<&mut Ended> {
+        self.newer.get_mut(identity).or_else(|| self.older.get_mut(identity))
+    }
+
+    /// Adds an end of an item that it does not contain. `half`: maximum size of each of the two tables.
+    fn add(&mut self, identity: Identity, ended: Ended, half: usize) {
+        if self.newer.len() >= half {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.insert(identity, ended);
+    }
+
+    /// Empties the older table, or the newer one if that is the only one.
+    fn forget_oldest(&mut self) {
+        // A fresh table frees the memory of the old one.
+        if self.older.is_empty() {
+            self.newer = HashMap::new();
+        } else {
+            self.older = HashMap::new();
+        }
+    }
 }
 
 /// See the module.
@@ -57,17 +92,11 @@ impl MemoryStore {
 
     fn apply(&mut self, op: &Op) -> Result<(), BrokenContract> {
         match op {
-            Op::Remember { bucket, identity, ended } => {
-                if !self.bucket(*bucket)?.ended.contains_key(identity) {
-                    self.make_room();
-                }
-                self.bucket(*bucket)?.ended.insert(*identity, Ended::clone(ended));
-            }
+            Op::Remember { bucket, identity, ended } => self.remember(*bucket, *identity, ended)?,
             Op::BeginBucket(row) => {
                 self.begun += 1;
                 let begun = self.begun;
-                // A fresh table frees the memory of the old one.
-                *self.bucket(row.bucket)? = EndedBucket { begun, ended: HashMap::new() };
+                *self.bucket(row.bucket)? = EndedBucket { begun, ..EndedBucket::default() };
             }
             Op::Put { .. }
             | Op::Delete { .. }
@@ -84,19 +113,30 @@ impl MemoryStore {
         Ok(())
     }
 
+    fn remember(&mut self, bucket: u8, identity: Identity, ended: &Ended) -> Result<(), BrokenContract> {
+        if let Some(known) = self.bucket(bucket)?.find_mut(&identity) {
+            *known = ended.clone();
+            return Ok(());
+        }
+        self.make_room();
+        let half = self.most.div_ceil(2);
+        self.bucket(bucket)?.add(identity, ended.clone(), half);
+        Ok(())
+    }
+
     fn bucket(&mut self, bucket: u8) -> Result<&mut EndedBucket, BrokenContract> {
         self.buckets.get_mut(usize::from(bucket)).ok_or_else(|| no_bucket(bucket))
     }
 
-    /// Empties the oldest bucket that is not empty, if there is no room for one more item.
+    /// Empties the oldest table that is not empty, if there is no room for one more item.
     fn make_room(&mut self) {
-        let kept: usize = self.buckets.iter().map(|bucket| bucket.ended.len()).sum();
+        let kept: usize = self.buckets.iter().map(EndedBucket::len).sum();
         if kept < self.most {
             return;
         }
-        let filled = self.buckets.iter_mut().filter(|bucket| !bucket.ended.is_empty());
+        let filled = self.buckets.iter_mut().filter(|bucket| bucket.len() > 0);
         if let Some(oldest) = filled.min_by_key(|bucket| bucket.begun) {
-            oldest.ended = HashMap::new();
+            oldest.forget_oldest();
         }
         if !std::mem::replace(&mut self.warned, true) {
             tracing::warn!(
@@ -111,7 +151,7 @@ impl MemoryStore {
         let mut found = Found::default();
         for bucket in &wanted.buckets {
             let known = self.buckets.get(usize::from(*bucket)).ok_or_else(|| no_bucket(*bucket))?;
-            if let Some(ended) = known.ended.get(&wanted.identity) {
+            if let Some(ended) = known.find(&wanted.identity) {
                 found.ended = Some(ended.clone());
                 break;
             }
@@ -212,9 +252,26 @@ mod tests {
         assert_eq!((at(&mut store, 1, &[5]), at(&mut store, 2, &[5])), (None, None));
         let left: Vec<_> = (3..6).filter_map(|seq| at(&mut store, seq, &[0, 5])).collect();
         assert_eq!(left, vec![3, 4, 5]);
-        // A single bucket is bounded as well.
+        // A single bucket is bounded as well, and forgets its older half.
         commit(&mut store, vec![remember(0, 6, 6), remember(0, 7, 7)]);
-        assert_eq!((at(&mut store, 6, &[0]), at(&mut store, 7, &[0])), (None, Some(7)));
+        let left: Vec<_> = (3..8).filter_map(|seq| at(&mut store, seq, &[0])).collect();
+        assert_eq!(left, vec![5, 6, 7]);
+    }
+
+    /// Excluded: an end that is forgotten while older ones stay, or at once; more ends than may be kept.
+    #[test]
+    fn the_newest_ends_stay_however_many_come() {
+        for most in [4, 5] {
+            let mut store = MemoryStore::new(most);
+            commit(&mut store, vec![begin(0)]);
+            for seq in 1..50 {
+                commit(&mut store, vec![remember(0, seq, seq)]);
+                let left: Vec<_> = (1..=seq).filter_map(|seq| at(&mut store, seq, &[0])).collect();
+                let newest: Vec<_> = (1..=seq).skip(seq as usize - left.len()).collect();
+                assert_eq!(left, newest);
+                assert!(left.len() <= most && left.len() >= most.div_ceil(2).min(seq as usize), "{left:?}");
+            }
+        }
     }
 
     #[test]

@@ -386,18 +386,19 @@ function showFigures() {
   figure("Dead letters", count(dead), dead ? reasons.join(", ") : "since the start");
 }
 
-/** The connections by side and state, with the details of the first: with several shards there are many. */
+/** The connections by side, state and notes, with the details of the first: with several shards there are many. */
 function linkFacts() {
   const groups = new Map();
   for (const link of board.links) {
-    const key = `${link.side} ${link.state}`;
+    const key = JSON.stringify([link.side, link.state, link.notes ?? []]);
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(link);
   }
   return [...groups.values()].map((links) => {
-    const { side, state, detail } = links[0];
+    const { side, state, detail, notes = [] } = links[0];
+    const told = [detail, ...notes].filter((text) => text).join("; ");
     const of = board.links.filter((link) => link.side === side).length;
-    return [side, `${state}${of > 1 ? ` (${links.length} of ${of})` : ""}${detail ? `: ${detail}` : ""}`];
+    return [side, `${state}${of > 1 ? ` (${links.length} of ${of})` : ""}${told ? `: ${told}` : ""}`];
   });
 }
 

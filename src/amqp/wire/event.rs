@@ -236,16 +236,84 @@ impl<'de> Visitor<'de> for EventMembers {
     }
 }
 
-/// The value of an attribute that is an extension: none, a boolean, a whole number of 32 bits, or text.
-#[derive(serde::Deserialize)]
-#[serde(untagged)]
-enum Scalar {
-    Nothing(()),
-    Flag(#[expect(dead_code, reason = "only its type matters")] bool),
-    Number(#[expect(dead_code, reason = "only its type matters")] i32),
-    Text(#[expect(dead_code, reason = "only its type matters")] String),
+/// The value of an attribute that is an extension: none, a boolean, a whole number of 32 bits, or text. Any
+/// other is refused unread: what an array or an object takes in memory is many times its length.
+struct Scalar;
+
+impl<'de> serde::Deserialize<'de> for Scalar {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Scalar)
+    }
+}
+
+impl Visitor<'_> for Scalar {
+    type Value = Self;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("none, a boolean, a whole number of 32 bits, or text")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Self, E> {
+        i32::try_from(number).map(|_| self).map_err(E::custom)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Self, E> {
+        i32::try_from(number).map(|_| self).map_err(E::custom)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
 }
 
 /// Text, borrowed where it has no escapes.
 #[derive(serde::Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::de::value::{Error, SeqDeserializer};
+    use serde::Deserialize as _;
+    use std::cell::Cell;
+
+    #[test]
+    fn an_extension_is_none_a_boolean_a_short_whole_number_or_text() {
+        let is_event = |value: &str| {
+            let required = r#""specversion":"1.0","id":"e","source":"s","type":"t""#;
+            names(format!("{{{required},\"x\":{value}}}").as_bytes()).is_some()
+        };
+        let numbers = ["0", "-1", "2147483647", "-2147483648"];
+        let others = ["null", "true", "false", "\"\"", r#""text""#, r#""a\u00e9\n" "#];
+        for value in numbers.into_iter().chain(others) {
+            assert!(is_event(value), "{value}");
+        }
+        let numbers = ["2147483648", "-2147483649", "18446744073709551616", "-0", "1.0", "1e3", "1e999"];
+        let others = ["[]", "[1]", "[[[]]]", "{}", r#"{"a":1}"#, "nul", r#""text"#, ""];
+        for value in numbers.into_iter().chain(others) {
+            assert!(!is_event(value), "{value}");
+        }
+        // None of these overflows the stack, or is built.
+        for open in ["[", r#"{"a":"#] {
+            assert!(!is_event(&open.repeat(1 << 20)));
+        }
+        assert!(!is_event(&format!("[{}1]", "[],".repeat(1 << 18))));
+    }
+
+    /// Excluded: an array that is built, in many times its length, and then refused.
+    #[test]
+    fn an_array_is_refused_before_its_first_element_is_read() {
+        let read = Cell::new(0);
+        let elements = (0..1_000_u32).inspect(|_| read.set(read.get() + 1));
+        let refused = Scalar::deserialize(SeqDeserializer::<_, Error>::new(elements)).is_err();
+        assert!(refused && read.get() == 0, "{} elements were read", read.get());
+    }
+}

@@ -51,6 +51,24 @@ fn at_its_limit_an_application_pauses_the_intake_until_there_is_room() {
     assert_eq!(sorted_ends(&w).0, names(&["1", "2", "3", "4"]));
 }
 
+/// The broker waits for an ack from the receipt on.
+/// Excluded: a time that counts from the decision, so that the broker takes back all that is unacked.
+#[test]
+fn without_a_store_what_has_waited_for_room_may_be_held_no_longer() {
+    let memory = Settings { hold_max: Some(10_000), ..with(|app| app.max_waiting = 1) };
+    let mut w = World::new(memory);
+    w.send(vec![
+        at(T0 + 8_000, item("a", "", "first")),
+        at(T0 + 9_000, item("a", "", "waits")),
+        at(T0 + 15_000, item("a", "", "behind")),
+    ]);
+    w.drain_jobs();
+    assert!(!w.intake_open);
+    w.run(20_000);
+    assert_eq!(sorted_ends(&w), (names(&["first", "waits"]), vec![("behind".into(), Reason::Unsupported)]));
+    assert_eq!(w.queue.len(), 0);
+}
+
 /// Requests that wait for room go back to the broker: at the broker's consumer timeout, or with their
 /// connection.
 /// Excluded: an intake that takes them again at once; each return counts towards the queue's delivery limit.

@@ -36,6 +36,11 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// does not compress them.
 const TRIED_BODY: u64 = 1_900;
 
+/// First statement of each session that computes anything, and of the schema. Without it, whoever may create
+/// in a schema of the path, as in `public`, could run code with this role's rights: by a function or an
+/// operator that fits the types of a call better than that of PostgreSQL.
+pub(super) const OWN_NAMES: &str = "SET search_path = pg_catalog, pg_temp;";
+
 /// An error of the database or of the connection to it. It never contains a row's contents or a password.
 #[derive(Debug)]
 pub(super) struct DatabaseError {
@@ -230,7 +235,8 @@ impl DatabaseLink {
 
     /// Sets up the session: every wait has a bound; statements are prepared once, and must not scan whole
     /// tables because the tables were empty at that time. The server does not end a session that rests, if it
-    /// knows such a limit (from PostgreSQL 14 on).
+    /// knows such a limit (from PostgreSQL 14 on). Functions and operators are those of PostgreSQL, see
+    /// [`OWN_NAMES`].
     ///
     /// # Errors
     ///
@@ -238,7 +244,8 @@ impl DatabaseLink {
     pub(super) fn set_up(&self, config: &DatabaseConfig) -> Result<(), DatabaseError> {
         let ms = config.lease.as_millis();
         self.execute(&format!(
-            "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; \
+            "{OWN_NAMES} \
+             SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off; \
              SET statement_timeout = {ms}; \
              SET lock_timeout = 1000; SET idle_in_transaction_session_timeout = {}; \
              SET client_min_messages = warning; SET default_transaction_isolation = 'read committed'; \

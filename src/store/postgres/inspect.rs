@@ -72,6 +72,7 @@ fn examine(config: &DatabaseConfig, count: u16, lines: &mut Vec<CheckLine>) -> R
         return Ok(());
     }
     drop(second);
+    // Whatever was asked until here calls functions of `pg_catalog` by name.
     link.set_up(config).map_err(|e| link.failed(&e))?;
     let difference = difference_ms(&link).map_err(|e| link.failed(&e))?;
     lines.push(judge_clocks(difference));
@@ -137,7 +138,7 @@ fn no_writer(config: &DatabaseConfig, host: &(String, u16), error: &LoginError) 
         let text = format!("no login at {name}:{port}, so no daemon could use it after a failover: {error}");
         return line(Severity::Warning, text);
     };
-    match link.words("SELECT pg_is_in_recovery()") {
+    match link.words("SELECT pg_catalog.pg_is_in_recovery()") {
         Ok(rows) if rows.first().is_some_and(|row| row.concat() == "t") => {
             line(Severity::Good, format!("logged in at {name}:{port}, a replica: takes no writes"))
         }
@@ -154,7 +155,7 @@ fn no_writer(config: &DatabaseConfig, host: &(String, u16), error: &LoginError) 
 
 /// A further host that takes writes: the same server by another name, or one that must not do that.
 fn another_writer(first: &DatabaseLink, link: &DatabaseLink, (name, port): &(String, u16)) -> CheckLine {
-    let started = |link: &DatabaseLink| link.words("SELECT pg_postmaster_start_time()");
+    let started = |link: &DatabaseLink| link.words("SELECT pg_catalog.pg_postmaster_start_time()");
     match (started(first), started(link)) {
         (Ok(first), Ok(other)) if first == other => {
             line(Severity::Good, format!("logged in at {name}:{port}: the same server"))

@@ -15,8 +15,9 @@ const PROTOCOL_VIOLATION: &str = "08P01";
 /// A setting without a meaning for the server.
 const MARK: &str = "tidegate.mark";
 
-/// Asks which session a connection has: the server's process, and the mark in it.
-const WHICH: &str = "SELECT pg_backend_pid(), current_setting('tidegate.mark', true)";
+/// Asks which session a connection has: the server's process, and the mark in it. The session's path is not
+/// set: behind a pooler, other clients would get it too.
+const WHICH: &str = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('tidegate.mark', true)";
 
 /// A session, as a connection sees it.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,7 @@
 //! `tidegate schema` prints the same text, for databases whose administrators do not allow a daemon to make
 //! tables.
 
-use super::connect::{DatabaseError, DatabaseLink};
+use super::connect::{DatabaseError, DatabaseLink, OWN_NAMES};
 use crate::errors::shards_in_words;
 use crate::OpenError;
 use tokio_postgres::error::SqlState;
@@ -27,11 +27,15 @@ pub(super) fn lock(name: &str) -> String {
 /// Keys and values are those of the disk store's rows, with their checksums. The record of an item is split
 /// over two columns, so that it can be read without its body. Each transaction sets the column `writer` of a
 /// shard to the writer's claim; the constraint refuses it unless that is the present claim.
+///
+/// The view and the defaults keep the functions and operators that they find when they are made, and run them
+/// with the rights of whoever reads or writes.
 #[must_use]
 pub fn schema(name: &str, count: u16) -> String {
     let (shards, last) = (shards_in_words(count), count.saturating_sub(1));
     format!(
         r#"-- The tables of tidegate, format {FORMAT}, for {shards}. For PostgreSQL 13 or newer.
+{OWN_NAMES}
 CREATE SCHEMA IF NOT EXISTS "{name}";
 CREATE TABLE "{name}".cluster (
   only_one bool PRIMARY KEY DEFAULT true CHECK (only_one),
@@ -69,9 +73,9 @@ CREATE TABLE "{name}".ended (
 -- this database cannot have as text is escaped.
 CREATE OR REPLACE VIEW "{name}".waiting AS SELECT shard,
   CASE WHEN getdatabaseencoding() IN ('UTF8', 'SQL_ASCII') AND position('\x00'::bytea IN app.name) = 0
-    THEN convert_from(app.name, 'UTF8') ELSE encode(app.name, 'escape') END AS queue,
-  to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8
-    / 1000.0) AS due,
+    THEN convert_from(app.name, 'UTF8'::name) ELSE encode(app.name, 'escape') END AS queue,
+  to_timestamp(('x' || encode(substring(key FROM 2 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8::float8
+    / 1000.0::float8) AS due,
   ('x' || encode(substring(key FROM 18 + get_byte(key, 0) FOR 8), 'hex'))::bit(64)::int8 AS number,
   octet_length(head) + octet_length(rest) AS bytes
   FROM "{name}".items, LATERAL (SELECT substring(key FROM 2 FOR get_byte(key, 0)) AS name) app;

@@ -24,11 +24,13 @@ pub(super) struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// Returns one row, for [`ServerSettings::of`].
-    pub(super) const QUERY: &str = "SELECT current_setting('server_version_num'), \
-        current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'), \
-        current_setting('synchronous_standby_names', true), current_setting('data_checksums', true), \
-        session_user, current_user, current_database()";
+    /// Returns one row, for [`ServerSettings::of`]. It is also asked where the session's path is not set.
+    pub(super) const QUERY: &str = "SELECT pg_catalog.current_setting('server_version_num'), \
+        pg_catalog.current_setting('server_version'), pg_catalog.current_setting('fsync'), \
+        pg_catalog.current_setting('synchronous_commit'), \
+        pg_catalog.current_setting('synchronous_standby_names', true), \
+        pg_catalog.current_setting('data_checksums', true), \
+        session_user, current_user, pg_catalog.current_database()";
 
     /// The settings in the row of [`ServerSettings::QUERY`].
     pub(super) fn of(row: Vec<String>) -> Option<Self> {

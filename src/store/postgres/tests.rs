@@ -4,6 +4,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "another answer fails the test")]
 
 use super::connect::DatabaseLink;
+use super::inspect::inspect;
 use crate::ended_tests::{begin, remember};
 use crate::find_tests::wanted;
 use crate::ground::{Ground, GroundKind, PgGround};
@@ -13,11 +14,13 @@ use crate::tests::{
 use crate::{CommitError, OpenError, OpenStore, ReadError, ShardPlace, Store, Takeover};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidegate_common::check_line::Severity;
 use tidegate_common::clock;
 use tidegate_config::DatabaseConfig;
 use tidegate_harness::{wait_until, Database};
 use tidegate_types::event::{ClosingRow, IndexRows, Load, Loaded, Op, RangeRows, Stored};
 use tidegate_types::{ClosedBy, Content, Identity, Key};
+use tokio_postgres::config::TargetSessionAttrs;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -400,6 +403,71 @@ fn people_see_what_waits() {
     let seen = ground.sql("SELECT queue FROM $.waiting WHERE number > 7 ORDER BY number");
     assert_eq!(seen, "caf\u{e9}\na\\000\\303\\251\\\\");
     assert_eq!(ground.sql("SELECT number FROM $.waiting WHERE queue = 'caf\u{e9}'"), "8");
+}
+
+/// Defines functions and operators in `public`, by a role that may do no more. They fit calls with these
+/// types better than those of PostgreSQL, and fail if they are called.
+fn set_traps(ground: &PgGround) {
+    ground.sql("CREATE ROLE $_other");
+    ground.sql("GRANT USAGE, CREATE ON SCHEMA public TO $_other");
+    let define = |call: &str, returned: &str| {
+        ground.sql(&format!(
+            "SET ROLE $_other; CREATE FUNCTION public.{call} RETURNS {returned} LANGUAGE plpgsql AS \
+             'BEGIN RAISE ''a trap''; END'"
+        ));
+    };
+    define("convert_from(bytea, text)", "text");
+    define("to_timestamp(numeric)", "timestamptz");
+    define("pg_total_relation_size(text)", "int8");
+    // Until PostgreSQL 13, `extract` returns float8.
+    for (sign, left, right) in [("*", "numeric", "int4"), ("*", "float8", "int4"), ("/", "int8", "numeric")] {
+        let name = if sign == "*" { "times" } else { "divided" };
+        define(&format!("{name}({left}, {right})"), left);
+        ground.sql(&format!(
+            "SET ROLE $_other; CREATE OPERATOR public.{sign} (LEFTARG = {left}, RIGHTARG = {right}, \
+             FUNCTION = public.{name})"
+        ));
+    }
+}
+
+/// A role that may create in `public` runs nothing with the rights of the daemon, or of a reader of its view.
+#[test]
+fn what_others_define_is_never_called() {
+    let server = Database::own("").expect("PostgreSQL, which `make setup` installs");
+    let ground = PgGround::of(Box::leak(Box::new(server)));
+    set_traps(&ground);
+    let config = ground.config().database.unwrap();
+    let unset = DatabaseLink::at(&config, &config.hosts[0], TargetSessionAttrs::ReadWrite).unwrap();
+    for call in ["1.5 * 2", "8::int8 / 2.0", "convert_from('\\x41'::bytea, 'UTF8')", "to_timestamp(1.5)"] {
+        let error = unset.words(&format!("SELECT {call}")).unwrap_err().to_string();
+        assert!(error.contains("a trap"), "{call}: {error}");
+    }
+
+    let free = inspect(&config, 1);
+    let mut store = open(&ground).unwrap().store;
+    store.commit(&[group(1, vec![put(1, 1), begin(2, 1), remember(2, given(1), 10)])]).unwrap();
+    store.renew().unwrap();
+    store.usage().unwrap();
+    assert!(matches!(refusal(&ground.elsewhere()), OpenError::Claimed { .. }));
+    assert!(store.heir().unwrap().is_some());
+    store.begin_reclaim().unwrap().expect("a job")().unwrap();
+    assert_eq!(everything(&mut *store), [key(1, 1)]);
+    let owned = inspect(&config, 1);
+    assert!(free.iter().chain(&owned).all(|line| line.severity != Severity::Fault), "{free:?} {owned:?}");
+    let node = DatabaseLink::open(&config).unwrap();
+    let round = node.prepare_round(&config.schema).unwrap();
+    assert_eq!(node.query(&round, &[&"n", &false, &None::<String>]).unwrap().len(), 1);
+
+    let seen = "SELECT queue, number, due < now() FROM";
+    assert_eq!(ground.sql(&format!("{seen} $.waiting")), format!("{APP}|1|t"));
+    // As an administrator makes the tables.
+    ground.sql(&super::schema("printed", 1));
+    ground.sql("INSERT INTO printed.items SELECT * FROM $.items");
+    assert_eq!(ground.sql(&format!("{seen} printed.waiting")), format!("{APP}|1|t"));
+    // As the guide makes the view anew, by the lines that `sed` picks.
+    let text = super::schema("printed", 1);
+    let path = text.lines().find(|line| line.starts_with("SET ")).expect("the path");
+    assert_eq!(text.lines().position(|line| line == path), Some(1), "it is the first statement");
 }
 
 /// Another daemon may be able to read it, or this one, after a repair.
