@@ -374,21 +374,39 @@ impl Life<'_> {
     /// Why this daemon cannot carry out a command at present. With the memory store, what waits is at the
     /// broker while there is no consumer, and is delivered again: an item is not unknown then, nor cancelled.
     fn refusal(&self, request: &CommandRequest) -> Option<String> {
-        let Config { store, ingest, .. } = &*self.lasting.config;
-        let queue = &ingest.queue;
+        let queue = &self.lasting.config.ingest.queue;
         if self.is_spare() {
             return Some(format!(
                 "this daemon stands by: another one serves queue '{queue}' and holds the waiting items; ask \
                  the daemon whose state is not 'standby'"
             ));
         }
-        let lacks = store.kind == StoreKind::Memory && !self.shard.consumes && is_about_items(request);
-        lacks.then(|| {
-            format!(
-                "this daemon does not consume from queue '{queue}' at present, and the broker has the \
-                 waiting items until it does; ask again then"
-            )
-        })
+        let lacks = self.holds_unacked() && !self.shard.consumes && is_about_items(request);
+        lacks.then(|| self.without_items())
+    }
+
+    /// Whether all that waits is at the broker too, unacked.
+    fn holds_unacked(&self) -> bool {
+        self.lasting.config.store.kind == StoreKind::Memory
+    }
+
+    fn without_items(&self) -> String {
+        let queue = &self.lasting.config.ingest.queue;
+        format!(
+            "this daemon does not consume from queue '{queue}' at present, and the broker has the waiting \
+             items until it does; ask again then"
+        )
+    }
+
+    /// Nothing can be acked any more, and what is not durable is delivered again. With the memory store, open
+    /// commands wait for items that are gone now, and are told so.
+    fn lose_ingest(&mut self) {
+        self.shard.consumes = false;
+        self.set_consumer();
+        if self.holds_unacked() {
+            self.shard.queries.reject_all(Some(&self.without_items()));
+        }
+        self.shard.feed(Input::IngestLost);
     }
 
     fn broker(&mut self, event: BrokerEvent) {
@@ -398,11 +416,7 @@ impl Life<'_> {
                 self.set_consumer();
                 self.shard.feed(Input::IngestReady { generation });
             }
-            BrokerEvent::IngestLost => {
-                self.shard.consumes = false;
-                self.set_consumer();
-                self.shard.feed(Input::IngestLost);
-            }
+            BrokerEvent::IngestLost => self.lose_ingest(),
             BrokerEvent::Prefetch(prefetch) => self.shard.feed(Input::Prefetch(prefetch)),
             BrokerEvent::EgressReady => self.shard.feed(Input::EgressReady),
             BrokerEvent::EgressLost => self.shard.feed(Input::EgressLost),
@@ -499,7 +513,7 @@ impl Life<'_> {
         self.mailbox.take(Duration::ZERO, Patience::None, &mut events);
         if self.failure.is_none() {
             // Nothing can be acked any more. The broker redelivers requests that are not durable.
-            self.shard.feed(Input::IngestLost);
+            self.lose_ingest();
             // Handling the last confirms avoids repeats after the next start.
             while !events.is_empty() {
                 self.turn(&mut events);
