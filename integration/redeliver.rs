@@ -94,16 +94,22 @@ fn until_it_is_dead(format: &str, id: Option<&str>) {
         }
         before = next;
     }
-    let letter = site.dead_inbox().next();
-    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
-    let error = letter.text("x-tidegate-error").unwrap_or_default();
-    assert!(error.starts_with("given up after 4 more tries of its consumer (redeliver.attempts)"), "{error}");
-    assert_eq!((letter.id(), &letter.body, letter.key.as_str()), (first.id(), &first.body, "work"));
+    is_given_up(&site, &first, PAUSES_MS.len());
     inbox.quiet(Duration::from_millis(1_500));
     if let Some(id) = id.filter(|_| format == "passthrough") {
         let (_, told) = daemon.ask("GET", &format!("/api/v1/items/work/{id}"));
         assert_eq!((&told["state"], &told["reason"]), (&json!("dead"), &json!("attempts")), "{told}");
     }
+}
+
+/// What has been tried so often is a dead letter.
+fn is_given_up(site: &Site<'_>, first: &Received, tries: usize) {
+    let letter = site.dead_inbox().next();
+    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
+    let error = letter.text("x-tidegate-error").unwrap_or_default();
+    let wanted = format!("given up after {tries} more tries of its consumer (redeliver.attempts)");
+    assert!(error.starts_with(&wanted), "{error}");
+    assert_eq!((letter.id(), &letter.body, letter.key.as_str()), (first.id(), &first.body, "work"));
 }
 
 /// The same with a kill of the daemon before each try. The pauses are so long that no try precedes its kill,
@@ -135,12 +141,7 @@ fn until_it_is_dead_over_kills(format: &str, id: Option<&str>) {
         }
         before = next;
     }
-    let letter = site.dead_inbox().next();
-    assert_eq!(letter.text("x-tidegate-reason").as_deref(), Some("attempts"));
-    let error = letter.text("x-tidegate-error").unwrap_or_default();
-    let wanted = format!("given up after {TRIES} more tries of its consumer (redeliver.attempts)");
-    assert!(error.starts_with(&wanted), "{error}");
-    assert_eq!((letter.id(), &letter.body, letter.key.as_str()), (first.id(), &first.body, "work"));
+    is_given_up(&site, &first, TRIES);
     inbox.quiet(Duration::from_millis(500));
 }
 

@@ -190,37 +190,33 @@ impl<'n> Pair<'n> {
     }
 
     /// As [`Pair::finish`], and nothing may arrive twice, unless a lease has run out.
-    fn finish_without_repeats(mut self) -> Row {
-        end(&mut self.spare);
-        let is_judged = self.others() == 0;
-        let row = self.finish_ended();
-        if is_judged {
-            row.without_repeats()
-        } else {
-            row
+    fn finish_without_repeats(self) -> Row {
+        match self.end() {
+            (row, 0) => row.without_repeats(),
+            (row, _) => row,
         }
     }
 
     /// Ends both, and returns the verdict.
-    fn finish(mut self) -> Row {
-        end(&mut self.spare);
-        self.finish_ended()
+    fn finish(self) -> Row {
+        self.end().0
     }
 
-    /// How often the two have lost the store by no fault of the row.
-    fn others(&self) -> usize {
-        (losses(&self.scene.daemon) + losses(&self.spare)).saturating_sub(self.losses)
-    }
-
-    /// The verdict, once the spare has ended.
-    fn finish_ended(mut self) -> Row {
-        let others = self.others();
-        if others > 0 {
-            // Each of them returns what is not acked.
-            say(&format!("{others} leases ran out on this busy machine: repeats are not judged"));
-            self.scene.excuse_repeats();
-        }
-        self.scene.finish()
+    /// Ends both. Returns the verdict, and how often the two have lost the store by no fault of the row, until
+    /// all that was sent has arrived.
+    fn end(self) -> (Row, usize) {
+        let Pair { scene, mut spare, networks: _networks, losses: of_row } = self;
+        end(&mut spare);
+        let mut others = 0;
+        let row = scene.finish_unless(|scene| {
+            others = (losses(&scene.daemon) + losses(&spare)).saturating_sub(of_row);
+            if others > 0 {
+                // Each of them returns what is not acked.
+                say(&format!("{others} leases ran out on this busy machine: repeats are not judged"));
+            }
+            others > 0
+        });
+        (row, others)
     }
 }
 

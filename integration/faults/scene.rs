@@ -240,11 +240,6 @@ impl<'n> Scene<'n> {
         self.ledger.healed();
     }
 
-    /// There were faults that the row has not made: repeats are counted only.
-    pub fn excuse_repeats(&mut self) {
-        self.are_repeats_excused = true;
-    }
-
     /// Records a failure unless the row's own condition holds.
     pub fn check(&mut self, holds: bool, otherwise: impl Into<String>) {
         if !holds {
@@ -265,7 +260,13 @@ impl<'n> Scene<'n> {
     }
 
     /// Waits until all that was sent has ended, and returns the verdict.
-    pub fn finish(mut self) -> Row {
+    pub fn finish(self) -> Row {
+        self.finish_unless(|_| false)
+    }
+
+    /// The same. Asks at the end whether there were faults that the row has not made: repeats are counted only
+    /// then.
+    pub fn finish_unless(mut self, has_others: impl FnOnce(&Self) -> bool) -> Row {
         self.stop_load();
         let report = self.ledger.settle(Duration::from_secs(60));
         self.check(self.daemon.state()["state"] != "not_ready", "it is not ready at the end");
@@ -283,6 +284,7 @@ impl<'n> Scene<'n> {
         }
         let no_letters = |s: &Self| s.site.client.depth(&s.site.dead()) == Some(0);
         self.check_soon("no dead letters", Duration::from_secs(10), no_letters);
+        self.are_repeats_excused = has_others(&self);
         self.row(&report)
     }
 

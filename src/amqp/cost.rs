@@ -83,29 +83,15 @@ enum HeaderNest<'a> {
     Array(&'a FieldArray),
 }
 
-/// Bytes of a value beside its place in a table or an array; one that contains others goes to `open` instead.
+/// Most bytes of a value beside its place in a table or an array; one that contains others goes to `open`
+/// instead.
 fn beside<'a>(value: &'a AMQPValue, open: &mut Vec<HeaderNest<'a>>) -> usize {
-    match value {
-        AMQPValue::LongString(text) => return text.len(),
-        AMQPValue::ShortString(text) => return text.as_str().len(),
-        AMQPValue::ByteArray(bytes) => return bytes.as_slice().len(),
-        AMQPValue::FieldTable(table) => open.push(HeaderNest::Table(table)),
-        AMQPValue::FieldArray(array) => open.push(HeaderNest::Array(array)),
-        AMQPValue::Boolean(_)
-        | AMQPValue::ShortShortInt(_)
-        | AMQPValue::ShortShortUInt(_)
-        | AMQPValue::ShortInt(_)
-        | AMQPValue::ShortUInt(_)
-        | AMQPValue::LongInt(_)
-        | AMQPValue::LongUInt(_)
-        | AMQPValue::LongLongInt(_)
-        | AMQPValue::Float(_)
-        | AMQPValue::Double(_)
-        | AMQPValue::DecimalValue(_)
-        | AMQPValue::Timestamp(_)
-        | AMQPValue::Void => {}
+    if let AMQPValue::FieldTable(table) = value {
+        open.push(HeaderNest::Table(table));
+    } else if let AMQPValue::FieldArray(array) = value {
+        open.push(HeaderNest::Array(array));
     }
-    0
+    tidegate_wire::plain_size(value).unwrap_or(0)
 }
 
 /// Bytes of the parts of a request that are kept until they are confirmed.

@@ -39,7 +39,7 @@ pub use frame::fit;
 pub use home::home;
 pub use identity::{identity, target};
 pub use json::is_embeddable;
-pub use message::RequestLimits;
+pub use message::{plain_size, RequestLimits};
 pub use moved::MovedRequest;
 pub use request::{request, shared_request, Incoming, SharedRequest};
 pub use sharing::{forward_id_of, ForwardKey, Sharing, PROOF_BYTES};

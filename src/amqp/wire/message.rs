@@ -288,8 +288,8 @@ pub(crate) fn item(
     }
 }
 
-/// Encoded size of a value that contains no others.
-fn plain_size(value: &AMQPValue) -> Option<usize> {
+/// Encoded size of a value that contains no others, bytes, at most; `None` for an array or a table.
+pub fn plain_size(value: &AMQPValue) -> Option<usize> {
     match value {
         AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => None,
         AMQPValue::LongString(text) => Some(4 + text.len()),
