@@ -10,7 +10,7 @@ use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidegate_harness::{
     binary, holds_within, now_ms, wait_until, Client, Config, Daemon, Database, Ledger, Moments, Node, Push,
     Recorder, Site, Told, Verdict,
@@ -329,7 +329,9 @@ fn shards_in_a_database_move_back_to_a_disk_with_ids_times_and_dead_letters() {
     for (name, inbox) in names.iter().zip(&inboxes) {
         let mut came: Vec<String> = Vec::new();
         while came.len() < 3 {
-            let batch = inbox.poll(LIMIT).expect("a message in time").batch();
+            // `ahead` may be longer than the limit.
+            let limit = Duration::from_millis(ahead) + LIMIT;
+            let batch = inbox.poll(limit).expect("a message in time").batch();
             batch.message.is_not_early();
             came.extend(batch.ids().into_iter().map(str::to_owned));
         }
