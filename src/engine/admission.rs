@@ -36,6 +36,8 @@ pub(crate) struct Applicant<'a> {
     pub(crate) received: u64,
     /// It replaces another item of its application, so that the number of items does not grow.
     pub(crate) replaces: bool,
+    /// It came with others, for each of which there was room: none of them waits.
+    pub(crate) let_in: bool,
 }
 
 /// See the module's page.
@@ -112,8 +114,10 @@ impl Limits {
                 (other, MissingRoom::Items(Arc::clone(live.queues[applicant.queue].name())))
             }
         };
-        if matches!(verdict, LimitVerdict::Wait) {
-            self.shortage = Some(shortage);
+        match verdict {
+            LimitVerdict::Wait if applicant.let_in => return LimitVerdict::Admit,
+            LimitVerdict::Wait => self.shortage = Some(shortage),
+            LimitVerdict::Admit | LimitVerdict::Dead(_) => {}
         }
         verdict
     }
@@ -391,7 +395,9 @@ fn lacks_window(live: &LiveItems, settings: &Settings, applicant: Applicant<'_>)
 /// Closes a window if an admitted item lacks room for its own. Called after the item that it replaces is
 /// gone, since that may have been a member of the window that closes.
 pub(crate) fn make_room(live: &mut LiveItems, settings: &Settings, applicant: Applicant<'_>, now: Now) {
-    if lacks_window(live, settings, applicant) {
+    // With `pause` only an entry that was let in with others can lack one: no window of others makes way.
+    let makes_way = live.queues.settings_of(applicant.queue).on_full != OnFull::Pause;
+    if makes_way && lacks_window(live, settings, applicant) {
         if let Some(id) = live.customers().first_to_close() {
             live.close_window(id, ClosedBy::Flush, now);
         }

@@ -20,11 +20,12 @@ use super::mutant::{mutated, Mutant};
 use super::reads::{Asked, ReadLine, Watch, Worth};
 use super::waits::{Waiter, Waits};
 use crate::core::Core;
+use crate::live::Origin;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 pub(crate) use line::{Arrival, LineName};
 use tidegate_types::event::{Found, Load, Wanted};
-use tidegate_types::{Asker, Command, Ended, Identity, Now};
+use tidegate_types::{Asker, Command, Ended, Identity, NewItem, Now};
 
 /// How long a request waits for an outcome, ms: far below the broker's consumer timeout (30 minutes), after
 /// which the broker would take back all that is unacked.
@@ -243,6 +244,34 @@ impl Arrivals {
             }
         }
         true
+    }
+
+    /// Whether the next request has come with others, and `lacks` holds for one of them whose id is not
+    /// known.
+    pub(crate) fn needs_room(
+        &self,
+        core: &mut Core,
+        mut lacks: impl FnMut(&mut Core, &NewItem, Origin) -> bool,
+    ) -> bool {
+        let head = self.peek(LineName::Requests).and_then(Arrival::delivery);
+        let own = self.requests.entries.iter().take_while(|entry| entry.placed.arrival.delivery() == head);
+        for entry in own {
+            let Arrival::Item(item, origin) = &entry.placed.arrival else { return false };
+            if !origin.several {
+                return false;
+            }
+            let is_found = match &entry.knowledge {
+                Knowledge::Known(_, found) => {
+                    found.iter().any(|found| found.item.is_some() || found.ended.is_some())
+                }
+                Knowledge::Unasked | Knowledge::Asked(_) => false,
+            };
+            let resident = item.identity.and_then(|identity| core.live.items().by_identity(identity));
+            if !is_found && resident.is_none() && lacks(core, item, *origin) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Asks the store for identities of arrivals in the lines, in order. `held`: requests wait for room, and

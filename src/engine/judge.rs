@@ -119,6 +119,25 @@ pub(crate) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now:
     }
 }
 
+/// Whether there is no room at present for this request if it came alone.
+pub(crate) fn lacks_room(
+    core: &mut Core,
+    limits: &mut Limits,
+    settings: &Settings,
+    item: &NewItem,
+    origin: Origin,
+    now: Now,
+) -> bool {
+    if item.over.is_some() {
+        return false;
+    }
+    let queue = core.live.queues.id(&item.application);
+    let timing = timing(core.live.queues.settings_of(queue), item, now);
+    let received = origin.received;
+    let applicant = Applicant { item, queue, timing, received, replaces: false, let_in: false };
+    matches!(limits.judge(&core.live, settings, applicant, now), LimitVerdict::Wait)
+}
+
 impl<'a> Decider<'a> {
     pub(crate) fn new(
         settings: &'a Settings,
@@ -305,7 +324,8 @@ impl<'a> Decider<'a> {
         let rule = item.on_duplicate;
         let timing = timing(core.live.queues.settings_of(queue), &item, now);
         let received = origin.received;
-        let applicant = Applicant { item: &item, queue, timing, received, replaces: true };
+        let let_in = origin.several;
+        let applicant = Applicant { item: &item, queue, timing, received, replaces: true, let_in };
         match self.limits.judge(&core.live, self.settings, applicant, now) {
             LimitVerdict::Admit => {}
             LimitVerdict::Wait => return Decision::NoRoom(item),
@@ -349,7 +369,8 @@ impl<'a> Decider<'a> {
         }
         let timing = timing(core.live.queues.settings_of(queue), &item, now);
         let received = origin.received;
-        let applicant = Applicant { item: &item, queue, timing, received, replaces: false };
+        let let_in = origin.several;
+        let applicant = Applicant { item: &item, queue, timing, received, replaces: false, let_in };
         match self.limits.judge(&core.live, self.settings, applicant, now) {
             LimitVerdict::Admit => {
                 core.live.shared.counters_mut().tries_taken += u64::from(item.tried.retry > 0);

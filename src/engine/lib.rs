@@ -291,7 +291,11 @@ impl Engine {
         live.shared.counters_mut().received += u64::from(is_counted);
         live.shared.counters_mut().redelivered += u64::from(is_counted && redelivered);
         let journal = &mut live.shared.journal;
-        let origin = Origin { delivery, received, redelivered };
+        let several = match &body {
+            RequestBody::Items(items) | RequestBody::Elsewhere(items) => items.len() > 1,
+            RequestBody::Rejected(_) | RequestBody::Command(..) => false,
+        };
+        let origin = Origin { delivery, received, redelivered, several };
         let elsewhere =
             u32::from(matches!(body, RequestBody::Elsewhere(_)) && !mutated(Mutant::ForwardUnawaited));
         match body {
@@ -563,6 +567,10 @@ impl Engine {
             }
             let questions = |core: &Core, arrival: &Arrival| judge::questions(core, &settings, arrival, now);
             let whole = same || self.arrivals.is_message_known(name, &mut self.core, questions);
+            if whole && !same && !self.has_room_for_message(name, now) {
+                self.turn_state.no_room = true;
+                return false;
+            }
             let next = whole.then(|| self.arrivals.next(name, &mut self.core, questions)).flatten();
             let Some(next) = next else { return false };
             last = delivery;
@@ -574,6 +582,19 @@ impl Engine {
                 self.limits.goes_on();
             }
         }
+    }
+
+    /// Whether the message at the head of a line, if it has several entries, may be let in: for each of them
+    /// there must be room, if it came alone. Then all are admitted, also beyond a limit. If one of them
+    /// waited, the message would stay unacked, and come again after those admitted before have been sent or
+    /// cancelled.
+    fn has_room_for_message(&mut self, name: LineName, now: Now) -> bool {
+        let (core, limits, settings) = (&mut self.core, &mut self.limits, &self.settings);
+        // What has waited for an outcome was let in with its message.
+        name != LineName::Requests
+            || !self.arrivals.needs_room(core, |core, item, origin| {
+                judge::lacks_room(core, limits, settings, item, origin, now)
+            })
     }
 
     /// Judges one arrival. False: it was returned to the head of its line.

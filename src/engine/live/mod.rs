@@ -64,6 +64,8 @@ pub(super) struct Origin {
     /// When it arrived, UTC ms.
     pub(super) received: u64,
     pub(super) redelivered: bool,
+    /// It has other entries here.
+    pub(super) several: bool,
 }
 
 /// What decides when a new item is due.

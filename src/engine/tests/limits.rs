@@ -640,3 +640,32 @@ fn an_application_at_its_limit_drops_what_is_due_first_though_it_has_left_memory
     w.run(100);
     assert_eq!(ends(&w).1, [("1".to_string(), Reason::Full)]);
 }
+
+/// Excluded: an array of which some entries wait for room. Its message would stay unacked, and come again after
+/// a stop: with what has been cancelled or sent since.
+///
+/// Judges promise 12.
+#[test]
+fn an_array_is_let_in_as_a_whole_once_there_is_room_for_each_of_its_entries() {
+    let mut w = limited(OnFull::Pause);
+    w.send(vec![at(T0 + 1_000, item("a", "", "first"))]);
+    w.send_together((1..=4).map(|n| at(T0 + 5_000, item("a", "", &n.to_string()))).collect());
+    w.drain_jobs();
+    assert_eq!((w.queue.len(), w.store.items.len()), (0, 5), "beyond the limit, and acked");
+
+    // There is room for one of its applications, and none for the other: all wait.
+    let mut both = vec![at(T0 + 5_000, item("b", "", "b"))];
+    both.push(at(T0 + 6_000, item("a", "", "5")));
+    w.send_together(both);
+    w.drain_jobs();
+    assert_eq!((w.intake_open, w.queue.len(), w.store.items.len()), (false, 1, 5));
+    w.run(2_000);
+    assert_eq!((w.intake_open, w.store.items.len()), (false, 4), "the first has left, and four are too many");
+    w.crash();
+    w.run(20_000);
+    w.deliver(usize::MAX);
+    w.run(20_000);
+    let mut sent = sorted_ends(&w).0;
+    sent.dedup();
+    assert_eq!(sent, names(&["1", "2", "3", "4", "5", "b", "first"]));
+}

@@ -398,6 +398,12 @@ impl World {
         self.deliver(usize::MAX);
     }
 
+    /// Sends these requests as the entries of one message.
+    pub(super) fn send_together(&mut self, items: Vec<NewItem>) {
+        self.enqueue(RequestBody::Items(items));
+        self.deliver(usize::MAX);
+    }
+
     /// Delivers up to `count` messages of the ingest queue, if requests are wanted.
     pub(super) fn deliver(&mut self, count: usize) {
         self.consume();

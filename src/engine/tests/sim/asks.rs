@@ -15,11 +15,14 @@ pub(super) const RULES: [DuplicateRule; 5] = [
     DuplicateRule::Reject,
 ];
 
+/// Most entries of a message.
+pub(super) const ENTRIES: u64 = 4;
+
 impl Sim {
     /// Sends a message with one or several entries.
     pub(super) fn request(&mut self) {
         let rejected = self.pick(30) == 0;
-        let parts = if !rejected && self.pick(5) == 0 { 1 + self.pick(4) } else { 1 };
+        let parts = if !rejected && self.pick(5) == 0 { 1 + self.pick(ENTRIES) } else { 1 };
         let number = self.world.sent + 1;
         let (mut items, mut asks) = (vec![], vec![]);
         for _ in 0..parts {

@@ -3,6 +3,7 @@
 //! Judges every promise.
 
 use super::super::world::*;
+use super::asks::ENTRIES;
 use super::customers::takes_back;
 use super::model::*;
 use super::windows::CLOCK_SLACK_MS;
@@ -350,8 +351,9 @@ impl Model {
             let over = limited && app.live > settings.max_waiting;
             if over && self.before.is_empty() && self.lives_begun == 1 && !asked {
                 let waiting = (app.live - self.succeeded(name)).saturating_sub(self.heirs(name));
+                // All entries of a message are let in if there is room for one.
                 assert!(
-                    waiting <= settings.max_waiting,
+                    waiting < settings.max_waiting + ENTRIES,
                     "{waiting} items of {name} wait, {} may",
                     settings.max_waiting
                 );
@@ -359,7 +361,7 @@ impl Model {
         }
         let open = self.windows.certain() as u64;
         let over = open.saturating_sub(self.settings.customers);
-        let excused = over == 0 || over <= self.reopened() || !self.before.is_empty();
+        let excused = over < ENTRIES || over <= self.reopened() || !self.before.is_empty();
         assert!(excused, "{open} windows are open");
         if self.before.is_empty() && self.lives_begun == 1 {
             let names = self.apps.values().filter(|app| app.live > 0).count() as u64;

@@ -259,8 +259,13 @@ impl Sim {
         self.model.commands.values().filter(of_all).any(|asked| asked.covers(&self.model, seq))
     }
 
-    /// Whether it has no room, or gets the room of another item only now.
+    /// Whether one of the entries of its message has no room, or gets the room of another item only now.
     fn is_held(&self, ask: usize) -> bool {
+        let message = &self.model.messages[&self.model.asks[ask].message];
+        message.asks.iter().any(|ask| self.lacks_room(*ask))
+    }
+
+    fn lacks_room(&self, ask: usize) -> bool {
         let model = &self.model;
         let new = &model.asks[ask].new;
         let settings = model.settings.of(&new.application);
