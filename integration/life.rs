@@ -4,6 +4,7 @@
 
 use lapin::types::FieldTable;
 use std::fs;
+use std::io::Read;
 use std::time::{Duration, Instant};
 use tidegate_harness::{text, wait_until, Daemon, Node, Site};
 
@@ -108,4 +109,36 @@ fn what_was_sent_before_a_stop_is_gone_from_the_ingest_queue() {
     node.wake(&ingest);
     assert!(daemon.exit(LIMIT).success(), "{}", daemon.log_tail());
     wait_until("only what was not sent", LIMIT, || node.messages(&ingest[0]) == Some(SENT + more));
+}
+
+/// The reader may be a pager, a stopped terminal, or a container's log driver.
+#[test]
+fn a_log_that_nobody_reads_holds_up_nothing() {
+    let site = Site::new("unread-log");
+    let inbox = site.inbox("shop");
+    let mut daemon = Daemon::stopped(&site.config(), &site.dir);
+    let mut log = daemon.start_into_pipe();
+    daemon.wait_ready();
+    let delivered = |id: &str| {
+        site.client.publish(&site.push("shop", "{}").id(id));
+        assert_eq!(inbox.batch().ids(), [id]);
+    };
+    delivered("before");
+    // Each is a line of the log: together more than a pipe takes.
+    let name = "n".repeat(100);
+    for n in 0..700 {
+        assert_eq!(daemon.ask("POST", &format!("/api/v1/applications/{name}{n}/pause")).0, 200);
+    }
+    // A line of the thread that reads requests, and one of the thread that decides.
+    site.client.publish(&site.push("shop", "{}").id("alike").with("X-Delay", "0"));
+    assert_eq!(inbox.batch().ids(), ["alike"]);
+    daemon.hup();
+    delivered("after");
+    assert_eq!(daemon.ask("GET", "/livez").0, 200);
+    daemon.term();
+    assert!(daemon.exit(Duration::from_secs(60)).success());
+    let mut text = String::new();
+    log.read_to_string(&mut text).expect("text");
+    let lines = text.lines().filter(|line| line.contains("action=\"pause\"")).count();
+    assert!(lines > 50 && lines < 700, "the pipe was never full: {lines} lines");
 }

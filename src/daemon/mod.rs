@@ -77,7 +77,7 @@ pub fn run(options: RunOptions) -> ExitCode {
         // Another subscriber is set up and receives the messages.
         tracing::debug!(%error, "logging was already set up");
     }
-    match node::run(options) {
+    let code = match node::run(options) {
         Ok(()) => {
             tracing::info!("stopped");
             ExitCode::SUCCESS
@@ -86,7 +86,9 @@ pub fn run(options: RunOptions) -> ExitCode {
             tracing::error!("{error}");
             error.exit_code()
         }
-    }
+    };
+    logging::finish();
+    code
 }
 
 /// Why the daemon did not start, or did not stay.

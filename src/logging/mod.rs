@@ -3,10 +3,17 @@
 //!
 //! Deliberately absent: log files and their rotation (the journal's or the container's work), and colours.
 
+mod stream;
+
 use rustix::fs::fstat;
 use std::fmt;
+use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+use std::time::Duration;
+use stream::LogStream;
 use tracing::{Event, Level, Metadata, Span, Subscriber};
 use tracing_subscriber::filter::{filter_fn, FilterExt};
 use tracing_subscriber::fmt::format::{self, FormatEvent, FormatFields, JsonFields, Writer};
@@ -21,6 +28,12 @@ pub const DEFAULT_FILTER: &str = "info,lapin=off,fjall=warn,lsm_tree=warn";
 
 /// The variable that holds another filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "TIDEGATE_LOG";
+
+/// Where the lines of this process go.
+static STREAM: OnceLock<LogStream> = OnceLock::new();
+
+/// Time limit for the last lines of the log, whose reader may have stopped reading.
+const LAST_LINES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Upper bound on a panic's message, bytes: `unwrap` on an error may print a whole message.
 const MAX_PANIC_BYTES: usize = 512;
@@ -76,13 +89,35 @@ pub fn init(format: LogFormat) -> Result<(), tracing_subscriber::util::TryInitEr
         Err(e) => (EnvFilter::new(DEFAULT_FILTER), Some(e)),
     };
     let journal = stderr_is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref());
-    tracing_subscriber::registry()
-        .with(output(format, journal, std::io::stderr).with_filter(allowed(filter)))
-        .try_init()?;
+    let (stream, unable) = match stream() {
+        Ok(stream) => (Some(stream), None),
+        Err(error) => (None, Some(error)),
+    };
+    let layer = match stream {
+        Some(stream) => output(format, journal, move || stream.clone()),
+        None => output(format, journal, std::io::stderr),
+    };
+    tracing_subscriber::registry().with(layer.with_filter(allowed(filter))).try_init()?;
     if let Some(error) = error {
         tracing::warn!(%error, "{FILTER_VARIABLE} is not a filter; the default is used");
     }
+    if let Some(error) = unable {
+        tracing::warn!(%error, "no thread for the log: if nobody reads standard error, all waits for it");
+    }
     Ok(())
+}
+
+fn stream() -> std::io::Result<LogStream> {
+    let to = File::from(std::io::stderr().as_fd().try_clone_to_owned()?);
+    let stream = LogStream::start(to)?;
+    Ok(STREAM.get_or_init(|| stream).clone())
+}
+
+/// Waits a second at most until all lines are written. To be called before the process ends.
+pub fn finish() {
+    if let Some(stream) = STREAM.get() {
+        stream.finish(LAST_LINES_WITHIN);
+    }
 }
 
 /// The filter, without the records that must never be logged under any filter. lapin prints the login at
@@ -183,6 +218,7 @@ fn stderr_is_journal(stream: Option<&str>) -> bool {
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|info| {
         report(info);
+        finish();
         std::process::abort();
     }));
 }
@@ -388,7 +424,7 @@ mod tests {
         assert_eq!(output.status.signal(), Some(6), "{output:?}");
         let log = String::from_utf8(output.stderr).unwrap();
         assert!(log.contains("ERROR") && log.contains("panic: gone wrong"), "{log}");
-        assert!(log.contains("src/logging.rs:") && log.contains("thread=\"worker\""), "{log}");
+        assert!(log.contains("src/logging/mod.rs:") && log.contains("thread=\"worker\""), "{log}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, OpenOptions};
+use std::io::PipeReader;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -188,8 +189,20 @@ impl Daemon {
         }
     }
 
-    fn launch(&mut self, mut command: Command) {
+    fn launch(&mut self, command: Command) {
         let log = OpenOptions::new().create(true).append(true).open(&self.log).expect("the log file");
+        let errors = log.try_clone().expect("a second handle");
+        self.launch_to(command, log, errors);
+    }
+
+    /// Starts it with a pipe as standard error, whose other end is returned: nobody may read it.
+    pub fn start_into_pipe(&mut self) -> PipeReader {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        self.launch_to(Command::new(&self.binary), Stdio::null(), writer);
+        reader
+    }
+
+    fn launch_to(&mut self, mut command: Command, out: impl Into<Stdio>, errors: impl Into<Stdio>) {
         without_overrides(&mut command);
         let child = command
             .arg("run")
@@ -199,8 +212,8 @@ impl Daemon {
             .env_remove("RUST_MIN_STACK")
             .envs(&self.environment)
             .stdin(Stdio::null())
-            .stderr(log.try_clone().expect("a second handle"))
-            .stdout(log)
+            .stderr(errors)
+            .stdout(out)
             .process_group(0)
             .spawn();
         let child = child.unwrap_or_else(|e| panic!("cannot start {}: {e}", self.binary.display()));
