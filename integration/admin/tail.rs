@@ -1,7 +1,8 @@
 //! `tail` shows new batches, and takes a backlog only with `--drain`.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
-use tidegate_harness::{wait_until, Node, Site};
+use tidegate_harness::{binary, wait_until, Node, Site};
 
 #[test]
 fn a_parked_backlog_is_left_alone() {
@@ -32,6 +33,41 @@ fn a_parked_backlog_is_left_alone() {
     daemon.kill9();
     let unsure = daemon.cli(&["tail", "shop", "--for", "100ms"]);
     assert!(unsure.code == 1 && unsure.err.contains("--drain"), "{unsure:?}");
+}
+
+/// Nobody reads the output at first, and a batch is larger than a pipe: so the command is still printing the
+/// first one, the last that it counts, when the others have been confirmed.
+#[test]
+fn a_drain_prints_all_that_it_has_taken() {
+    let site = Site::new("taildrain");
+    let retry = r#"{ min = "600s", max = "600s" }"#;
+    let daemon = site.start(&site.config().set("defaults.retry", retry));
+    let ids = ["first-of-three", "second-of-three", "third-of-three"];
+    for id in ids {
+        site.client.publish(&site.push("shop", vec![b'x'; 200_000]).id(id));
+    }
+    wait_until("they are parked", Duration::from_secs(20), || daemon.items("parked") == 3);
+    let tail = Command::new(binary())
+        .args(["tail", "shop", "--drain", "--count", "1", "--for", "300s", "--config"])
+        .arg(daemon.config_file())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    wait_until("all of them have left", Duration::from_secs(120), || {
+        // The first probes may leave before its queue is bound.
+        daemon.ask("POST", "/api/v1/applications/shop/retry");
+        daemon.state()["totals"]["confirmed"] == 3
+    });
+    let told = tail.wait_with_output().expect("its end");
+    let (out, err) = (String::from_utf8_lossy(&told.stdout), String::from_utf8_lossy(&told.stderr));
+    assert_eq!(told.status.code(), Some(0), "{err}");
+    let printed = ids.map(|id| out.matches(id).count() > 0);
+    assert_eq!(printed, [true; 3], "{err}");
+    // Its queue is gone.
+    site.client.publish(&site.push("shop", "1").id("late"));
+    wait_until("the next one is parked", Duration::from_secs(20), || daemon.items("parked") == 1);
 }
 
 #[test]

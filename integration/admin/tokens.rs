@@ -124,6 +124,12 @@ fn the_command_line_says_what_a_token_may_not() {
     assert!(code == 0 && out.contains("running"), "{out}{err}");
     let (code, _, err) = told(&["pause", "shop"], &environment);
     assert!(code == 1 && err.contains("this token may only read"), "{code} {err}");
+    let wrong = [("TIDEGATE_URL", url.as_str()), ("TIDEGATE_TOKEN", "another-token")];
+    let (code, _, err) = told(&["status"], &wrong);
+    let said = "does not accept the token in TIDEGATE_TOKEN";
+    assert!(code == 1 && err.contains(said) && !err.contains("another-token"), "{code} {err}");
+    let (code, _, err) = told(&["status"], &wrong[..1]);
+    assert!(code == 1 && err.contains("requires a token"), "{code} {err}");
     // With its configuration file the command uses the token for everything.
     let paused = daemon.cli(&["pause", "shop"]);
     assert_eq!(paused.code, 0, "{paused:?}");

@@ -85,8 +85,11 @@ fn the_first_fault_ends_it_and_is_told_with_its_line() {
     for (fault, says) in [
         ("{\"payload\":3,\"delay_ms\":\"soon\"}", "line 3: "),
         ("{\"payload\":3,\"customr\":\"ann\"}", "customr"),
-        ("not json", "line 3: "),
-        ("[{\"payload\":3}]", "line 3: "),
+        ("{\"payload\":3", "line 3: "),
+        ("not json", "line 3: it must be one JSON object"),
+        ("[{\"payload\":3}]", "line 3: it must be one JSON object"),
+        ("[3,4]", "line 3: it must be one JSON object"),
+        ("\"payload\"", "line 3: it must be one JSON object"),
     ] {
         let told = push(&daemon, &["shop", "--ndjson"], &format!("{good}{fault}\n{good}"));
         assert_eq!(told.code, 1, "{told:?}");

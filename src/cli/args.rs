@@ -97,7 +97,8 @@ pub(super) enum CliCommand {
     /// The command binds a temporary queue to the output exchange, beside the queues of the application. If
     /// the application has no other queue, its batches go to the temporary queue alone and are lost with it.
     /// So the command asks the daemon first, and refuses an application with parked items unless --drain is
-    /// given.
+    /// given. If printing is more than 64 MiB behind, the temporary queue drops its oldest batches; with
+    /// --drain it refuses new ones, which stay in tidegate.
     Tail(TailArgs),
     /// Cancel an item that has not left, or all items that match
     ///
@@ -335,10 +336,12 @@ pub(super) struct TailArgs {
     /// Application whose batches are printed
     #[arg(value_parser = name)]
     pub application: String,
-    /// Stop after this many batches
+    /// Stop after this many batches; with --drain, after those that are in the temporary queue by then
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// Listen even if this delivers parked items, or if the daemon does not answer whether there are any
+    /// Listen even if this delivers parked items, or if the daemon does not answer whether there are any; at
+    /// the end print all that the temporary queue has taken. Use it only if the application has no other
+    /// queue. What is not printed yet is lost if the command is interrupted or its output is closed
     #[arg(long)]
     pub drain: bool,
     /// Stop after this time, such as 10s or 5m; exit code 3 if nothing arrived

@@ -32,6 +32,8 @@ pub(super) struct Client {
     /// The daemon's address, as an operator writes it.
     place: String,
     authorization: Option<String>,
+    /// What `authorization` consists of, for the sentence about a refusal.
+    token_from: &'static str,
 }
 
 impl Client {
@@ -83,7 +85,8 @@ impl Client {
 
     fn to_host(base: String, token: Option<&SecretString>) -> Self {
         let agent = ureq::Agent::new_with_config(bounds());
-        Client { agent, place: base.clone(), base, authorization: token.map(bearer) }
+        let authorization = token.map(bearer);
+        Client { agent, place: base.clone(), base, authorization, token_from: "this token" }
     }
 
     fn to_socket(path: &Path, token: Option<&SecretString>) -> Self {
@@ -95,7 +98,13 @@ impl Client {
             base: format!("http://{}", Ipv4Addr::LOCALHOST),
             place: Listen::Unix(path.to_path_buf()).to_string(),
             authorization: token.map(bearer),
+            token_from: "this token",
         }
+    }
+
+    /// The same client, whose failures name its token in these words.
+    pub(super) fn token_from(self, token_from: &'static str) -> Self {
+        Client { token_from, ..self }
     }
 
     /// Status and document of one exchange, with any status.
@@ -159,9 +168,13 @@ impl Client {
     }
 
     fn answer(&self, method: Method, path: &str, within: Duration) -> Result<Response<Body>, Failure> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
+        let mut request = Request::builder().method(&method).uri(format!("{}{path}", self.base));
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
+        }
+        if method == Method::POST {
+            // Without a length, the end of the empty body would be a second write.
+            request = request.header("content-length", "0");
         }
         let request = request.body(()).map_err(Failure::failed)?;
         let request = self.agent.configure_request(request).timeout_global(Some(within)).build();
@@ -182,6 +195,12 @@ impl Client {
 
     /// The failure for a refusal by the daemon.
     pub(super) fn said(&self, status: u16, answer: &Value) -> Failure {
+        if status == 401 && self.authorization.is_some() {
+            return Failure::Failed(format!(
+                "the daemon does not accept {}. It accepts the tokens that its files held when it started",
+                self.token_from
+            ));
+        }
         if status == 401 {
             return Failure::failed(
                 "the daemon requires a token: name its file with --token-file or with admin.token_file of \
@@ -323,6 +342,42 @@ pub(super) mod tests {
         daemon.stop();
         let failure = client.exchange(Method::GET, "/readyz").unwrap_err();
         assert!(failure.text().contains(&listen), "{failure:?}");
+    }
+
+    #[test]
+    fn a_token_that_is_not_accepted_is_not_called_missing() {
+        let (daemon, config) = running(Some("a-token"), Arc::new(drop));
+        let url = format!("http://{}", config.admin.listen);
+        let said = |token: Option<&SecretString>| {
+            let client = Client::at(&url, token).unwrap().token_from("the token in TIDEGATE_TOKEN");
+            client.ask(Method::GET, "/api/v1/state").unwrap_err().text().to_owned()
+        };
+        let missing = said(None);
+        assert!(missing.contains("requires a token"), "{missing}");
+        let wrong = said(Some(&"another-token".to_owned().into()));
+        assert!(wrong.contains("does not accept the token in TIDEGATE_TOKEN"), "{wrong}");
+        daemon.stop();
+    }
+
+    /// A refusal may close the connection as soon as the head is read.
+    #[test]
+    fn a_request_ends_with_its_head() {
+        for method in [Method::GET, Method::DELETE, Method::POST] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let client = Client::at(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+            let server = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+                let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+                stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").unwrap();
+                head.join("\n").to_ascii_lowercase()
+            });
+            let answer = client.send(method.clone(), "/x", Duration::from_secs(20)).unwrap();
+            assert_eq!(answer, (200, "{}".to_owned()));
+            let head = server.join().unwrap();
+            assert!(!head.contains("transfer-encoding"), "{head}");
+            assert_eq!(head.contains("content-length: 0"), method == Method::POST, "{head}");
+        }
     }
 
     /// The server keeps each connection open, and answers once on it.

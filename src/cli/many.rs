@@ -33,6 +33,10 @@ const ENVELOPE: &str = "application/vnd.tidegate+json";
 const UNCONFIRMED: usize = 1_000;
 const UNCONFIRMED_BYTES: usize = 16 << 20;
 
+/// The parser of the keys would take an array for their values, and name their Rust type for anything else.
+const NO_OBJECT: &str =
+    "it must be one JSON object with the keys of the envelope: id, customer, delay_ms, payload and so on";
+
 /// Number of lines read ahead.
 const AHEAD: usize = 64;
 
@@ -150,6 +154,9 @@ fn entry(
     exchange: &str,
     limits: &RequestLimits,
 ) -> Result<(PushLine, bool), String> {
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(NO_OBJECT.to_owned());
+    }
     let known: LineKeys<'_> = serde_json::from_slice(&body).map_err(|e| e.to_string())?;
     let text = |name, value, most| {
         let text = tidegate_wire::envelope_text(name, value, most);

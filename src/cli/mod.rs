@@ -171,6 +171,11 @@ fn client_of(
     token: Option<String>,
     config: Option<&Path>,
 ) -> Result<Client, Failure> {
+    let token_from = match (&arguments.token_file, &token) {
+        (Some(_), _) => "the token of --token-file",
+        (None, Some(_)) => "the token in TIDEGATE_TOKEN",
+        (None, None) => "the token of [admin] of this configuration",
+    };
     let token = match &arguments.token_file {
         Some(path) => Some(
             tidegate_config::read_secret(path).map_err(|e| Failure::Usage(format!("--token-file: {e}")))?,
@@ -178,11 +183,12 @@ fn client_of(
         None => token.map(SecretString::from),
     };
     if let Some(url) = arguments.url.clone().or(url) {
-        return Client::at(&url, token.as_ref());
+        return Ok(Client::at(&url, token.as_ref())?.token_from(token_from));
     }
     let admin = Config::load_admin(config, environment(), token.is_none());
     let admin = admin.map_err(|faults| Failure::Config(faults.to_string()))?;
-    Client::new(&tidegate_config::Admin { token: token.or(admin.token), ..admin })
+    let admin = tidegate_config::Admin { token: token.or(admin.token), ..admin };
+    Ok(Client::new(&admin)?.token_from(token_from))
 }
 
 /// Argument, environment, the usual file, none. An empty variable counts as absent.

@@ -141,12 +141,12 @@ fn summary(d: &Document) -> Vec<Vec<String>> {
 
 /// What is unknown or does not apply is left out.
 fn shard(line: &ShardLine) -> String {
-    let ShardLine { shard: _, state, owner, epoch, lease_ms, life, queue, waiting } = line;
+    let ShardLine { shard: _, state, owner, epoch, lease_ms, reason, life, queue, waiting } = line;
     let owner = owner.as_ref().map(|owner| format!("owner {owner}"));
     let epoch = epoch.map(|epoch| format!("epoch {epoch}"));
     let lease = lease_ms.map(|lease| format!("lease {lease} ms"));
     let rest = format!("queue {queue}  life {life}  {waiting} waiting");
-    let parts = [Some(state.clone()), owner, epoch, lease, Some(rest)];
+    let parts = [Some(state.clone()), owner, epoch, lease, Some(rest), reason.clone()];
     parts.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
@@ -298,6 +298,8 @@ mod tests {
         let memory =
             ShardLine { state: "running".into(), queue: "q".into(), life: 1, ..ShardLine::default() };
         assert_eq!(super::shard(&memory), "running  queue q  life 1  0 waiting");
+        let free = ShardLine { state: "waiting".into(), reason: Some("no such table".into()), ..memory };
+        assert_eq!(super::shard(&free), "waiting  queue q  life 1  0 waiting  no such table");
         assert_eq!(row("lateness"), Some("p50 0.4 ms, p99 0.9 ms, p99.9 0.9 ms, max 1.0 ms of 5 items"));
     }
 

@@ -13,8 +13,10 @@ use lapin::options::{
     BasicAckOptions, BasicConsumeOptions, BasicQosOptions, QueueBindOptions, QueueDeclareOptions,
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
+use lapin::Consumer;
 use serde::Deserialize as _;
 use serde_json::value::RawValue;
+use std::time::Duration;
 use tidegate_common::clock;
 use tidegate_config::Config;
 use tidegate_wire::is_embeddable;
@@ -23,14 +25,19 @@ use ureq::http::Method;
 
 /// Most batches sent to this process ahead; with slow printing, the others stay at the broker.
 const PREFETCH: u16 = 20;
-/// Limit of the temporary queue, bytes. Beyond it the broker drops the oldest batch, from this queue only.
+/// Limit of the temporary queue, bytes.
 const QUEUE_BYTES: i64 = 64 << 20;
+/// Without a delivery for this long, the unbound queue is asked how much it contains. Longer than the broker
+/// takes from the choice of a queue for a batch to its arrival there.
+const QUIET: Duration = Duration::from_millis(250);
+/// Number of such times after which batches that the broker does not deliver are given up.
+const QUIET_AT_MOST: u32 = 120;
 
 /// Runs the command.
 ///
 /// # Errors
 /// Connection, a missing exchange, the loss of the queue; usage if it would take parked items; partial if it
-/// ended before `--count` batches arrived, or before any did.
+/// ended before `--count` batches arrived, or before any did, or if nobody read what `--drain` took.
 pub(super) fn run(
     config: &Config,
     daemon: impl FnOnce() -> Result<Client, Failure>,
@@ -81,41 +88,24 @@ async fn follow(
     args: &TailArgs,
     output: Output,
 ) -> Result<(), Failure> {
-    let channel = &session.channel;
-    let queue = bound_queue(session, exchange, &args.application).await?;
-    session.ask("basic.qos", channel.basic_qos(PREFETCH, BasicQosOptions::default())).await?;
-    let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
-    let consume = channel.basic_consume(queue.clone(), "".into(), options, FieldTable::default());
-    let mut batches = session.ask("consuming", consume).await?;
+    let mut queue = TailQueue::bind(session, exchange, args, output).await?;
     note(format_args!("listening on {} for {}", plain(exchange), plain(&args.application)));
-
     let ends = args.for_time.and_then(|d| Instant::now().checked_add(d));
-    let mut out = Out::lock();
-    let mut seen = 0;
-    while args.count.is_none_or(|most| seen < most) {
+    while args.count.is_none_or(|most| queue.seen < most) {
         let next = match ends {
-            Some(at) => tokio::time::timeout_at(at, batches.next()).await,
-            None => Ok(batches.next().await),
+            Some(at) => tokio::time::timeout_at(at, queue.batches.next()).await,
+            None => Ok(queue.batches.next().await),
         };
         let Ok(next) = next else { break };
-        let delivery = match next {
-            Some(Ok(delivery)) => delivery,
-            Some(Err(error)) => return Err(Failure::Failed(format!("the connection was lost: {error}"))),
-            None => return Err(Failure::failed("the broker has ended the temporary queue")),
-        };
-        let batch = TailedBatch::read(&delivery, clock::wall_ms());
-        match output {
-            Output::Json => out.line(batch.json()?)?,
-            Output::Table => batch.text().iter().try_for_each(|line| out.line(line))?,
+        if !queue.print(next).await? {
+            return closed(args, queue.seen);
         }
-        if out.is_closed() {
-            return closed(args.count, seen);
-        }
-        seen += 1;
-        session
-            .ask("basic.ack", channel.basic_ack(delivery.delivery_tag, BasicAckOptions::default()))
-            .await?;
     }
+    // The queue may be the only one: what it has taken has left tidegate.
+    if args.drain && !queue.drain(exchange, &args.application).await? {
+        return closed(args, queue.seen);
+    }
+    let seen = queue.seen;
     match args.count {
         Some(wanted) if seen < wanted => {
             Err(Failure::Partial(format!("{seen} of {wanted} batches arrived within the time limit")))
@@ -128,36 +118,135 @@ async fn follow(
 }
 
 /// The end because the reader has closed the output after `seen` batches.
-fn closed(wanted: Option<u64>, seen: u64) -> Result<(), Failure> {
-    wanted.map_or(Ok(()), |wanted| {
+fn closed(args: &TailArgs, seen: u64) -> Result<(), Failure> {
+    if args.drain {
+        return Err(Failure::Partial(format!(
+            "the reader closed standard output after {seen} batches: what else the temporary queue has taken \
+             is lost"
+        )));
+    }
+    args.count.map_or(Ok(()), |wanted| {
         let text = format!("{seen} of {wanted} batches were printed: the reader closed standard output");
         Err(Failure::Partial(text))
     })
 }
 
-async fn bound_queue(
-    session: &CliSession,
-    exchange: &str,
-    application: &str,
-) -> Result<ShortString, Failure> {
-    let short = |text: &str| ShortString::try_new(text).map_err(|e| Failure::Usage(e.to_string()));
+/// The temporary queue, and what has been printed of it.
+struct TailQueue<'s> {
+    session: &'s CliSession,
+    name: ShortString,
+    batches: Consumer,
+    out: Out,
+    output: Output,
+    /// Number of batches printed.
+    seen: u64,
+}
+
+impl<'s> TailQueue<'s> {
+    /// Declares the queue, consumes from it, and binds it.
+    async fn bind(
+        session: &'s CliSession,
+        exchange: &str,
+        args: &TailArgs,
+        output: Output,
+    ) -> Result<Self, Failure> {
+        let channel = &session.channel;
+        let options =
+            QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
+        let declare = channel.queue_declare("".into(), options, limits(args.drain));
+        let name = session.ask("declaring a temporary queue", declare).await?.name().clone();
+        session.ask("basic.qos", channel.basic_qos(PREFETCH, BasicQosOptions::default())).await?;
+        let options = BasicConsumeOptions { exclusive: true, ..BasicConsumeOptions::default() };
+        let consume = channel.basic_consume(name.clone(), "".into(), options, FieldTable::default());
+        let batches = session.ask("consuming", consume).await?;
+        let bind = channel.queue_bind(
+            name.clone(),
+            short(exchange)?,
+            short(&args.application)?,
+            QueueBindOptions::default(),
+            FieldTable::default(),
+        );
+        session.ask(&format!("binding to exchange {}", plain(exchange)), bind).await?;
+        Ok(TailQueue { session, name, batches, out: Out::lock(), output, seen: 0 })
+    }
+
+    /// Prints the next batch, and acks it. `false`: the reader has closed the output.
+    async fn print(&mut self, next: Option<lapin::Result<Delivery>>) -> Result<bool, Failure> {
+        let delivery = match next {
+            Some(Ok(delivery)) => delivery,
+            Some(Err(error)) => return Err(Failure::Failed(format!("the connection was lost: {error}"))),
+            None => return Err(Failure::failed("the broker has ended the temporary queue")),
+        };
+        let batch = TailedBatch::read(&delivery, clock::wall_ms());
+        match self.output {
+            Output::Json => self.out.line(batch.json()?)?,
+            Output::Table => batch.text().iter().try_for_each(|line| self.out.line(line))?,
+        }
+        if self.out.is_closed() {
+            return Ok(false);
+        }
+        self.seen += 1;
+        let ack = self.session.channel.basic_ack(delivery.delivery_tag, BasicAckOptions::default());
+        self.session.ask("basic.ack", ack).await?;
+        Ok(true)
+    }
+
+    /// Unbinds the queue, and prints what it has taken. `false`: the reader has closed the output.
+    async fn drain(&mut self, exchange: &str, application: &str) -> Result<bool, Failure> {
+        let channel = &self.session.channel;
+        let unbind = channel.queue_unbind(
+            self.name.clone(),
+            short(exchange)?,
+            short(application)?,
+            FieldTable::default(),
+        );
+        self.session.ask("unbinding the temporary queue", unbind).await?;
+        let (mut is_empty, mut quiet) = (false, 0);
+        loop {
+            let next = tokio::time::timeout(QUIET, self.batches.next()).await;
+            if let Ok(next) = next {
+                (is_empty, quiet) = (false, 0);
+                if !self.print(next).await? {
+                    return Ok(false);
+                }
+                continue;
+            }
+            // The broker's answer may overtake its last deliveries, so it counts after a quiet time only.
+            if is_empty {
+                return Ok(true);
+            }
+            let left = self.left().await?;
+            is_empty = left == 0;
+            quiet += 1;
+            if quiet > QUIET_AT_MOST {
+                return Err(Failure::Failed(format!(
+                    "the broker does not deliver {left} more batches of the temporary queue: they are lost"
+                )));
+            }
+        }
+    }
+
+    /// Number of batches in the queue that the broker has not delivered.
+    async fn left(&self) -> Result<u32, Failure> {
+        let options = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
+        let declare = self.session.channel.queue_declare(self.name.clone(), options, FieldTable::default());
+        Ok(self.session.ask("asking what is in the temporary queue", declare).await?.message_count())
+    }
+}
+
+/// The limits of the queue. Beside other queues it loses the oldest batch if the reader is slow, and fails no
+/// publish. As the only one it refuses the newest: the broker nacks the publish, and tidegate keeps the items
+/// and tries again.
+fn limits(is_only_one: bool) -> FieldTable {
+    let overflow = if is_only_one { "reject-publish" } else { "drop-head" };
     let mut arguments = FieldTable::default();
     arguments.insert("x-max-length-bytes".into(), AMQPValue::LongLongInt(QUEUE_BYTES));
-    // Not reject-publish, because a slow reader here must not fail the daemon's publishes.
-    arguments.insert("x-overflow".into(), AMQPValue::LongString("drop-head".into()));
-    let options =
-        QueueDeclareOptions { exclusive: true, auto_delete: true, ..QueueDeclareOptions::default() };
-    let declare = session.channel.queue_declare("".into(), options, arguments);
-    let queue = session.ask("declaring a temporary queue", declare).await?.name().clone();
-    let bind = session.channel.queue_bind(
-        queue.clone(),
-        short(exchange)?,
-        short(application)?,
-        QueueBindOptions::default(),
-        FieldTable::default(),
-    );
-    session.ask(&format!("binding to exchange {}", plain(exchange)), bind).await?;
-    Ok(queue)
+    arguments.insert("x-overflow".into(), AMQPValue::LongString(overflow.into()));
+    arguments
+}
+
+fn short(text: &str) -> Result<ShortString, Failure> {
+    ShortString::try_new(text).map_err(|e| Failure::Usage(e.to_string()))
 }
 
 /// One message of the output exchange, in any format.
@@ -356,6 +445,13 @@ mod tests {
         let silent = takes_nothing(Err(Failure::failed("no daemon answers")), "sms").unwrap_err();
         assert_eq!(silent.exit_code(), 1);
         assert!(silent.text().contains("no daemon answers (--drain"), "{silent:?}");
+    }
+
+    #[test]
+    fn the_only_queue_refuses_what_another_one_would_drop() {
+        let overflow = |is_only_one: bool| limits(is_only_one).inner().get("x-overflow").and_then(as_text);
+        assert_eq!(overflow(true).as_deref(), Some("reject-publish"));
+        assert_eq!(overflow(false).as_deref(), Some("drop-head"));
     }
 
     #[test]

@@ -68,8 +68,14 @@ impl Transport for SocketTransport {
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), Error> {
         let timeout = timeout.for_write();
         self.stream.set_write_timeout(left(timeout))?;
-        let sent = self.stream.write_all(&self.buffers.output()[..amount]);
-        sent.map_err(|error| explained(error, timeout))
+        match self.stream.write_all(&self.buffers.output()[..amount]) {
+            // A daemon that refuses a request answers and closes without reading all of it. What is received
+            // by then is its answer, and without one the read reports the end.
+            Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                Ok(())
+            }
+            sent => sent.map_err(|error| explained(error, timeout)),
+        }
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, Error> {
@@ -114,13 +120,54 @@ fn explained(error: io::Error, timeout: NextTimeout) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
 
-    fn agent(path: &Path) -> ureq::Agent {
-        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_millis(200))).build();
+    fn agent(path: &Path, within: Duration) -> ureq::Agent {
+        let config = ureq::Agent::config_builder().timeout_global(Some(within)).build();
         let resolver = ureq::unversioned::resolver::DefaultResolver::default();
-        let connector = SocketConnector::new(path, Duration::from_millis(100));
+        let connector = SocketConnector::new(path, within / 2);
         ureq::Agent::with_parts(config, connector, resolver)
+    }
+
+    /// A body whose end is sent only once the listener has closed the connection.
+    struct LateBody(mpsc::Receiver<()>);
+
+    impl Read for LateBody {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            // It fails once the sender is gone, which is what is waited for.
+            let _ = self.0.recv_timeout(Duration::from_secs(20));
+            Ok(0)
+        }
+    }
+
+    /// Posts to a listener that reads the head, writes `answer`, and closes before the end of the body.
+    fn posted(answer: &'static str) -> Error {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("refusing.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (open, closed) = mpsc::channel();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+            assert!(lines.take_while(|line| !line.is_empty()).count() > 0);
+            stream.write_all(answer.as_bytes()).unwrap();
+            drop(stream);
+            drop(open);
+        });
+        let mut body = LateBody(closed);
+        let agent = agent(&path, Duration::from_secs(20));
+        let refused = agent.post("http://127.0.0.1/x").send(ureq::SendBody::from_reader(&mut body));
+        server.join().unwrap();
+        refused.unwrap_err()
+    }
+
+    #[test]
+    fn an_answer_before_the_end_of_the_request_is_read() {
+        let error = posted("HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n");
+        assert!(matches!(error, Error::StatusCode(403)), "{error}");
+        let error = posted("");
+        assert!(matches!(error, Error::Io(_)) && !error.to_string().contains("Broken pipe"), "{error}");
     }
 
     #[test]
@@ -128,14 +175,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("silent.sock");
         let _listener = UnixListener::bind(&path).unwrap();
-        let error = agent(&path).get("http://127.0.0.1/livez").call().unwrap_err();
+        let error =
+            agent(&path, Duration::from_millis(200)).get("http://127.0.0.1/livez").call().unwrap_err();
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
 
     #[test]
     fn what_is_not_there_is_said() {
         let dir = tempfile::tempdir().unwrap();
-        let error = agent(&dir.path().join("none.sock")).get("http://127.0.0.1/livez").call().unwrap_err();
+        let agent = agent(&dir.path().join("none.sock"), Duration::from_millis(200));
+        let error = agent.get("http://127.0.0.1/livez").call().unwrap_err();
         assert!(error.to_string().contains("No such file"), "{error}");
     }
 }

@@ -141,7 +141,7 @@ pub fn import(
     let identity = first.identity().map_err(|error| lines.fault(error))?;
     let layout = match target.shards {
         Some(count) => ShardLayout::claim(target.path, count)?,
-        None => ShardLayout::find(target.path)?,
+        None => layout::present_layout(target.path)?,
     };
     let paths = layout.map_or_else(|| vec![target.path.to_owned()], |layout| layout.paths(target.path));
     let memory_limit = target.memory_limit / paths.len() as u64;

@@ -215,13 +215,27 @@ pub(crate) fn places_of_stores(path: &Path) -> impl Iterator<Item = PathBuf> + '
     std::iter::once(path.to_owned()).chain((0..MOST).map(move |number| shard_path(path, number)))
 }
 
+/// The layout in `path`; `None`: a single store may be there. As at a start, stores of shards whose file is
+/// missing are refused.
+///
+/// # Errors
+///
+/// As [`ShardLayout::find`]; [`OpenError::BadLayout`] for such stores.
+pub(crate) fn present_layout(path: &Path) -> Result<Option<ShardLayout>, OpenError> {
+    let layout = ShardLayout::find(path)?;
+    if layout.is_none() {
+        refuse_other_stores(&directory::plain_path(path), 1)?;
+    }
+    Ok(layout)
+}
+
 /// The directories of all stores in `path`: those of its shards, or `path` itself.
 ///
 /// # Errors
 ///
-/// As [`ShardLayout::find`].
+/// As [`ShardLayout::find`], also for stores of shards whose file is missing.
 pub fn store_paths(path: &Path) -> Result<Vec<PathBuf>, OpenError> {
-    let layout = ShardLayout::find(path)?;
+    let layout = present_layout(path)?;
     Ok(layout.map_or_else(|| vec![path.to_owned()], |layout| layout.paths(path)))
 }
 
@@ -392,6 +406,7 @@ mod tests {
         fs::write(store.join("COMMITTED"), "").unwrap();
         let error = refused(dir.path(), 8).to_string();
         assert!(error.contains("SHARDS: missing, although ") && error.contains("shard-7 holds"), "{error}");
+        assert_eq!(store_paths(dir.path()).unwrap_err().to_string(), error);
     }
 
     #[test]

@@ -365,6 +365,24 @@ fn an_import_into_shards_that_was_cut_is_refused_as_a_whole() {
     is_refused(four.path(), &text);
 }
 
+#[test]
+fn no_command_takes_shards_without_their_file_for_a_single_store() {
+    let (_from, text) = source();
+    let (two, _) = moved(&text, 2);
+    fs::remove_file(two.path().join("SHARDS")).unwrap();
+    let refusals = [
+        ShardLayout::claim(two.path(), 2).err().map(|error| error.to_string()),
+        store_paths(two.path()).err().map(|error| error.to_string()),
+        imported(two.path(), None, &text).err().map(|error| error.to_string()),
+    ];
+    for refusal in &refusals {
+        assert_eq!(refusal, &refusals[0]);
+        let named = refusal.as_deref().unwrap_or_default();
+        assert!(named.contains("SHARDS: missing, although ") && named.contains("shard-0 holds"), "{named}");
+    }
+    assert_eq!(fs::read_dir(two.path()).unwrap().count(), 2, "nothing is made");
+}
+
 fn is_refused(path: &Path, text: &str) {
     let refusals = [
         ShardLayout::claim(path, 4).err().map(|error| error.to_string()),
