@@ -84,6 +84,8 @@ fn dashboard_and_alerts_ask_for_what_there_is() {
     told.extend(["tidegate_store_lease_remaining_seconds", "tidegate_store_free_bytes"]);
     // Exported only with several shards; a unit test of the metrics has them.
     told.extend(["tidegate_forwarded_requests_total", "tidegate_map_bindings_total"]);
+    // Exported only where several nodes share the shards; `nodes::` tests it.
+    told.extend(["tidegate_shards_unowned"]);
     let dashboard = std::fs::read_to_string(file("grafana/tidegate.json")).expect("the dashboard");
     let parsed: serde_json::Value = serde_json::from_str(&dashboard).expect("JSON");
     assert!(parsed["panels"].as_array().is_some_and(|panels| panels.len() >= 10));
@@ -113,7 +115,8 @@ fn dashboard_and_alerts_ask_for_what_there_is() {
 
 /// Scrapes every 15 s: of a process that ends soon after each of its starts, so that one scrape in 24 meets it;
 /// of one that is met by one in eight; of one that is down for four minutes; of one that ends for good; of one
-/// that is started anew twice. Then dead letters that stay, and some that leave.
+/// that is started anew twice. Then dead letters that stay, and some that leave; a shard that no node has, shards
+/// that move, and a node that is cut off from the database.
 const SCRAPED: &str = r#"
 rule_files: [ALERTS_FILE]
 evaluation_interval: 15s
@@ -152,6 +155,18 @@ tests:
         values: 50x119
       - series: tidegate_dead_letters_confirmed_total{instance="flowing"}
         values: 0+3000x119
+      - series: tidegate_shards_unowned{job="none",instance="one"}
+        values: 0x9 1x110
+      - series: tidegate_shards_unowned{job="none",instance="two"}
+        values: 0x9 1x110
+      - series: tidegate_shards_unowned{job="move",instance="one"}
+        values: 0x9 2x2 0x108
+      - series: tidegate_shards_unowned{job="move",instance="two"}
+        values: 0x9 2x2 0x108
+      - series: tidegate_shards_unowned{job="cut",instance="one"}
+        values: 0x9 4x110
+      - series: tidegate_shards_unowned{job="cut",instance="two"}
+        values: 0x120
       - series: up{job="tidegate",instance="flapping"}
         values: 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1x103
       - series: process_start_time_seconds{job="tidegate",instance="flapping"}
@@ -170,6 +185,9 @@ tests:
           count by (instance) (count_over_time(ALERTS{alertname="TidegateDeadLettersWait",alertstate="firing"}[23m]))
         eval_time: 23m
         exp_samples: [{labels: '{instance="full"}', value: 1}]
+      - expr: count by (job) (count_over_time(ALERTS{alertname="TidegateShardUnowned",alertstate="firing"}[23m]))
+        eval_time: 23m
+        exp_samples: [{labels: '{job="none"}', value: 1}]
 "#;
 
 #[test]

@@ -284,6 +284,16 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
         assert_eq!(status, 503, "{path}: {said}");
         assert!(said["error"].to_string().contains("another one serves queue"), "{path}: {said}");
     }
+    // Nor does it say that there is nothing.
+    for path in ["/api/v1/applications", "/api/v1/parked"] {
+        let (status, said) = spare.ask("GET", path);
+        assert_eq!(status, 503, "{path}: {said}");
+        assert!(said["error"].to_string().contains("another tidegate serves queue"), "{path}: {said}");
+    }
+    for arguments in [["parked", "list"], ["list", "--count"]] {
+        let told = spare.cli(&arguments);
+        assert!(told.code == 1 && told.err.contains("what waits is not known here"), "{told:?}");
+    }
     let told = spare.cli(&["cancel", "shop", "later"]);
     assert!(told.code != 0 && told.err.contains("stands by"), "{told:?}");
     assert_eq!(cluster.serving.ask("GET", "/api/v1/items/shop/later").0, 200);
@@ -293,6 +303,7 @@ fn a_spare_says_that_it_is_one_and_answers_for_nobody_else() {
     let spare = &cluster.spares[0];
     wait_until("its turn", LIMIT, || state_of(spare) == "running");
     wait_until("the item is its own", LIMIT, || spare.items("waiting") == 1);
+    assert_eq!(spare.cli(&["parked", "list"]).code, 0);
     let (status, said) = spare.ask("DELETE", "/api/v1/items/shop/later");
     assert_eq!((status, &said["result"]), (200, &"cancelled".into()), "{said}");
     inbox.quiet(Duration::from_millis(300));

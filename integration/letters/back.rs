@@ -83,6 +83,43 @@ fn an_envelope_takes_no_new_time() {
     lie_there(&site, 1);
 }
 
+/// Excluded: dead letters that become other ones, whose reasons say nothing of the former fault; a limit of a
+/// former configuration.
+#[test]
+fn a_time_that_no_request_may_have_leaves_them_as_they_are() {
+    let site = Site::new("letters-beyond");
+    let config = site.config().text("limits.max_delay", "60m");
+    let daemon = site.start(&config);
+    died(&site, ["s0", "s1"].map(|id| invalid(&site, "shop", id)), 2);
+    for (terms, named) in [
+        (["--delay", "61m"], "limits.max_delay"),
+        (["--at", "2199-12-31T23:59:59Z"], "limits.max_delay"),
+        (["--deliver-before", "2020-01-01T00:00:00Z"], "x-deliver-before"),
+    ] {
+        let told = daemon.cli(&["dead", "retry", "--all", "--yes", terms[0], terms[1]]);
+        let says = told.err.contains("not done: ") && told.err.contains(named);
+        assert!(told.code == 3 && says, "{terms:?}: {told:?}");
+    }
+    let beyond = "/api/v1/dead/retry?all=true&delay=9223372036854775807";
+    let (status, answer) = daemon.ask("POST", beyond);
+    assert_eq!((status, &answer["result"]), (409, &json!("rejected")), "{answer}");
+    let letters = listed(&daemon, "");
+    assert_eq!(letters.len(), 2, "{letters:?}");
+    let is_as_it_was = |letter: &serde_json::Value| {
+        letter["reason"] == "invalid" && letter["error"].to_string().contains("x-delay is not a number")
+    };
+    assert!(letters.iter().all(is_as_it_was), "{letters:?}");
+    daemon.rewrite(&config.text("limits.max_delay", "120m"));
+    daemon.hup();
+    wait_until("the other limit", Duration::from_secs(10), || {
+        daemon.log().contains("configuration reloaded")
+    });
+    let told = carried_out(&daemon, &["dead", "retry", "--all", "--delay", "61m", "--yes"]);
+    assert_eq!((told.code, told.out.trim()), (0, "sent back: 2 letters; left in the queue: 0"), "{told:?}");
+    wait_until("they wait", Duration::from_secs(10), || daemon.items("waiting") == 2);
+    lie_there(&site, 0);
+}
+
 /// More acks at once than RabbitMQ passes on to a quorum queue.
 #[test]
 fn many_are_sent_back_once_and_gone() {

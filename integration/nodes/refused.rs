@@ -1,5 +1,5 @@
 //! A node that cannot have a part of the shards: it is configured for another number of them, its broker is out of
-//! reach, or a row of a shard is damaged. And one that can, though another program consumes the ingest queue.
+//! reach, its tables are replaced, or a row of a shard is damaged. And one that can, though another program consumes the ingest queue.
 
 use super::{started, Nodes};
 use crate::shards::{applications, end, home, stored, COUNT, LIMIT};
@@ -67,10 +67,26 @@ fn a_node_serves_its_shards_while_another_program_consumes_the_ingest_queue() {
     end(&mut nodes.able[0]);
 }
 
+/// Excluded: nodes with different keys, each of which discards what the other one sends it.
+#[test]
+fn a_node_whose_tables_are_replaced_ends_and_starts_with_the_new_ones() {
+    let Some(mut nodes) = Nodes::start("nodes-replaced", 1) else { return };
+    let schema = nodes.site.schema().to_owned();
+    nodes.server.sql(&format!("UPDATE {schema}.cluster SET key = sha256('another')"));
+    let node = &mut nodes.able[0];
+    assert_eq!(node.exit(LIMIT).code(), Some(1), "{}", node.log_tail());
+    let is_named = |line: &str| line.contains("ERROR") && line.contains(&schema);
+    assert!(node.log().lines().any(is_named), "{}", node.log_tail());
+    node.start_again();
+    nodes.even();
+    end(&mut nodes.able[0]);
+}
+
 /// Longer than a process has for its end after its store has failed.
 const LAST_RESORT: Duration = Duration::from_secs(16);
 
-/// Excluded: a node that ends some seconds after one of its shards has failed, and the next one after it.
+/// Excluded: a node that ends some seconds after one of its shards has failed, and the next one after it; and one
+/// that is ready each second although nobody has the shard.
 #[test]
 fn a_damaged_row_ends_the_service_of_its_shard_and_no_node() {
     let Some(mut nodes) = Nodes::start("nodes-damaged", 1) else { return };
@@ -89,13 +105,25 @@ fn a_damaged_row_ends_the_service_of_its_shard_and_no_node() {
     let node = &mut nodes.able[0];
     node.start_again();
     wait_until("the shard has failed", LIMIT, || node.log().contains("the store has failed"));
+    wait_until("it is not ready", LIMIT, || node.ask("GET", "/readyz").0 == 503);
     let failed = Instant::now();
     let mut sent = 0;
     while failed.elapsed() < LAST_RESORT {
         client.publish(&nodes.site.push(sound, "{}").id(&sent.to_string()).delay(500));
         assert_eq!(inbox.batch().ids(), [sent.to_string()]);
         assert!(node.running(), "{}", node.log_tail());
+        let (status, told) = node.ask("GET", "/readyz");
+        assert_ne!(status, 200, "as long as nobody has the shard: {told} {}", node.state()["shards"]);
         sent += 1;
     }
+    let state = node.state();
+    let lines = state["shards"].as_array().expect("a line for each");
+    let reason = lines[usize::from(damaged)]["reason"].as_str();
+    assert!(reason.is_some_and(|reason| reason.contains("the store is damaged")), "{state}");
+    assert_eq!(lines.iter().filter(|line| line["state"] == "running").count(), lines.len() - 1, "{state}");
+    let told = node.cli(&["status"]);
+    assert!(told.code == 3 && told.out.contains("the store is damaged"), "{told:?}");
+    let page = node.ask_whole("GET", "/metrics").expect("an answer").body;
+    assert!(page.contains("\ntidegate_shards_unowned 1.0\n"), "{page}");
     end(node);
 }

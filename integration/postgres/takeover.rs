@@ -46,6 +46,11 @@ fn whoever_cannot_publish_leaves_the_store_to_another_one() {
     serves(&far);
     let told = stands_by(&near);
     assert!(told.contains("the store belongs to "), "{told}");
+    for path in ["/api/v1/applications", "/api/v1/parked"] {
+        let (status, said) = near.ask("GET", path);
+        let says = said["error"].to_string();
+        assert!(status == 503 && says.contains("what waits is not known here"), "{path}: {said}");
+    }
     let (mine, other) = (near.state(), far.state());
     assert_eq!(mine["store"]["lives_ended"]["given_away"], 1, "{}", near.log_tail());
     assert_eq!(

@@ -16,7 +16,8 @@ use serde_json::{json, Value};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
-use tidegate_wire::dead_letters::{LetterReport, LetterTask, LetterTrouble};
+use tidegate_common::clock;
+use tidegate_wire::dead_letters::{LetterJob, LetterReport, LetterTask, LetterTrouble};
 use tokio::sync::{oneshot, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
@@ -118,13 +119,9 @@ impl ApiState {
             },
         };
         let audit = deed.map(|(action, filter)| Audit::of_letters(caller, action, filter));
-        let (reply, answer) = oneshot::channel();
-        (self.ask)(Query::Letters(task.clone(), reply));
-        let unavailable = |text: &str| Err(LetterTrouble::Unavailable(text.to_owned()));
-        let done = match timeout(COMMAND_WITHIN, answer).await {
-            Ok(Ok(done)) => done,
-            Ok(Err(_)) => unavailable("the daemon is stopping"),
-            Err(_) => unavailable("the broker did not answer in time; it may still be done"),
+        let done = match self.letter_refusal(&task.job) {
+            Some(text) => Err(LetterTrouble::Refused(text)),
+            None => self.letters_done(task.clone()).await,
         };
         let (status, document) = match &done {
             Ok(report) => (Status::Known, json!({ "result": "done", "count": report.count })),
@@ -146,6 +143,25 @@ impl ApiState {
             answer.extensions_mut().insert(Audited);
         }
         answer
+    }
+
+    /// Why this action would only turn dead letters into other ones.
+    fn letter_refusal(&self, job: &LetterJob) -> Option<String> {
+        match job {
+            LetterJob::Retry { terms, .. } => self.health.refusal(terms, clock::wall_ms()),
+            LetterJob::Count | LetterJob::List { .. } | LetterJob::Drop { .. } => None,
+        }
+    }
+
+    async fn letters_done(&self, task: LetterTask) -> Result<LetterReport, LetterTrouble> {
+        let (reply, answer) = oneshot::channel();
+        (self.ask)(Query::Letters(task, reply));
+        let unavailable = |text: &str| Err(LetterTrouble::Unavailable(text.to_owned()));
+        match timeout(COMMAND_WITHIN, answer).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(_)) => unavailable("the daemon is stopping"),
+            Err(_) => unavailable("the broker did not answer in time; it may still be done"),
+        }
     }
 
     async fn carried_out(&self, request: CommandRequest) -> CommandResponse {

@@ -1,8 +1,8 @@
 //! Applications: their state, pause and resume, their rate, and their parked items.
 //!
 //! The state comes from the state document, with the same names and the same bound on the number of
-//! applications. A daemon that does not have what waits never says that an application is unknown: `tail`
-//! would take what is parked at the daemon that has it.
+//! applications. A daemon that does not have what waits never says that an application is unknown, nor that
+//! there is none: `tail` would take what is parked at the daemon that has it, and a script would see nothing.
 
 use super::answer::{failure, unavailable, ApiState};
 use super::audit::Caller;
@@ -18,6 +18,7 @@ use axum::{Extension, Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tidegate_config::StoreKind;
+use tidegate_types::snapshot::Snapshot;
 
 /// All or some applications of the state document.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -84,9 +85,41 @@ async fn report(shared: &ApiState, uri: &Uri, choose: fn(Document) -> Applicatio
         return failure(StatusCode::BAD_REQUEST, &fault.to_string());
     }
     match shared.state().await {
-        Ok(document) => Json(choose(document)).into_response(),
+        Ok(document) => several(document, choose),
         Err(answer) => answer,
     }
+}
+
+fn several(document: Document, choose: fn(Document) -> Applications) -> Response {
+    match all_untold(&document) {
+        Some(reason) => unavailable(&format!("what waits is not known here: {reason}")),
+        None => Json(choose(document)).into_response(),
+    }
+}
+
+/// Why this daemon, which lists nothing, knows of no shard what is there; `None`: it lists something, or
+/// knows.
+fn all_untold(document: &Document) -> Option<String> {
+    let Snapshot { applications, dead_letters, .. } = &document.snapshot;
+    let lists = !applications.is_empty() || dead_letters.is_some();
+    if lists && !is_of_the_past(document) {
+        return None;
+    }
+    let mut first = None;
+    for home in 0..shard_count(document) {
+        let reason = untold(document, home)?;
+        first.get_or_insert(reason);
+    }
+    first
+}
+
+fn shard_count(document: &Document) -> u16 {
+    u16::try_from(document.shards.len()).unwrap_or(u16::MAX).max(1)
+}
+
+/// Whether what a daemon lists that does not know what waits is from the time when it served the queue.
+fn is_of_the_past(document: &Document) -> bool {
+    document.store.kind == StoreKind::Memory.as_str()
 }
 
 async fn one(State(shared): State<ApiState>, uri: Uri) -> Response {
@@ -102,15 +135,14 @@ async fn one(State(shared): State<ApiState>, uri: Uri) -> Response {
 
 fn single(document: Document, application: &str) -> Response {
     let truncated = document.applications_truncated;
-    let count = u16::try_from(document.shards.len()).unwrap_or(u16::MAX);
-    let home = tidegate_wire::home(application, count.max(1));
-    let untold = untold(&document, home);
-    // With the memory store, what is listed then is from the time when this daemon served the queue.
-    let is_void = untold.is_some() && document.store.kind == StoreKind::Memory.as_str();
+    let untold = untold(&document, tidegate_wire::home(application, shard_count(&document)));
+    let is_void = untold.is_some() && is_of_the_past(&document);
     let found = document.snapshot.applications.into_iter().find(|a| *a.name == *application);
     match (found.filter(|_| !is_void), untold) {
         (Some(found), _) => Json(found).into_response(),
-        (None, Some(reason)) => unavailable(&reason),
+        (None, Some(reason)) => {
+            unavailable(&format!("what waits for this application is not known here: {reason}"))
+        }
         // The application may exist beyond the list, so `unknown` would be false.
         (None, None) if truncated => failure(
             StatusCode::NOT_FOUND,
@@ -123,7 +155,7 @@ fn single(document: Document, application: &str) -> Response {
 /// Why this daemon does not know which applications with this home have items; `None`: it knows.
 fn untold(document: &Document, home: u16) -> Option<String> {
     if document.missing_shards.contains(&home) {
-        return Some(format!("nobody tells of shard {home}, the home of this application, at present"));
+        return Some(format!("nobody tells of shard {home} at present"));
     }
     let (kind, has_one) = (document.store.kind.as_str(), document.shards.len() <= 1);
     // A node that tells of one of several shards in a database has its store.
@@ -142,9 +174,7 @@ fn untold(document: &Document, home: u16) -> Option<String> {
     };
     let advice = if state == standby { "; ask the daemon whose state is not 'standby'" } else { "" };
     let colon = if detail.is_empty() { "" } else { ": " };
-    (!is_known).then(|| {
-        format!("what waits for this application is not known here: ingest is {state}{colon}{detail}{advice}")
-    })
+    (!is_known).then(|| format!("ingest is {state}{colon}{detail}{advice}"))
 }
 
 async fn pause(State(shared): State<ApiState>, Extension(caller): Extension<Caller>, uri: Uri) -> Response {
@@ -234,10 +264,44 @@ mod tests {
         }
         let mut document = document("memory", "standby");
         document.links[0].detail = "another tidegate serves queue 'q'".to_owned();
-        let reason =
-            "what waits for this application is not known here: ingest is standby: another tidegate \
-                      serves queue 'q'; ask the daemon whose state is not 'standby'";
+        let reason = "ingest is standby: another tidegate serves queue 'q'; ask the daemon whose state is \
+                      not 'standby'";
         assert_eq!(untold(&document, 0).as_deref(), Some(reason));
+        assert_eq!(all_untold(&document).as_deref(), Some(reason));
+    }
+
+    /// Excluded: an empty list of a daemon that does not have what waits, taken for the whole of it; a
+    /// refusal where something is known.
+    #[test]
+    fn nothing_is_listed_only_by_a_daemon_that_has_what_waits() {
+        for choose in [Applications::all, Applications::parked] {
+            let told = |document| several(document, choose).status().as_u16();
+            for state in LinkState::STATES {
+                let serves = ["connected", "paused"].contains(&state);
+                let has_store = !["standby", "waiting"].contains(&state);
+                for (kind, knows) in [("disk", has_store), ("postgres", has_store), ("memory", serves)] {
+                    let lists = kind != "memory" || serves;
+                    let full = document(kind, state);
+                    assert_eq!(told(full), if lists { 200 } else { 503 }, "{kind} {state}");
+                    let mut empty = document(kind, state);
+                    empty.snapshot = Snapshot::default();
+                    assert_eq!(told(empty), if knows { 200 } else { 503 }, "{kind} {state}");
+                }
+            }
+        }
+    }
+
+    /// Excluded: a list of some shards that is refused for the others, which it names.
+    #[test]
+    fn one_shard_that_is_told_of_makes_a_list() {
+        let mut document = document("postgres", "connected");
+        document.shards.push(document.shards[0].clone());
+        document.snapshot = Snapshot::default();
+        assert_eq!(all_untold(&document), None);
+        document.missing_shards = vec![1];
+        assert_eq!(all_untold(&document), None);
+        document.missing_shards = vec![0, 1];
+        assert_eq!(all_untold(&document).as_deref(), Some("nobody tells of shard 0 at present"));
     }
 
     /// In a database, a shard that this node does not have has no connection here, and is told by another.

@@ -1,17 +1,22 @@
 //! Readiness and progress of the whole daemon: every shard must be ready, and no part of any may stand still.
+//! The limits on new times stand beside them, since no loop is asked for those either.
 
+use super::horizon::TimeHorizon;
 use super::readiness::{Latch, Readiness};
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate_common::progress::{DaemonPart, ProgressMarks, ProgressVerdict};
+use tidegate_wire::dead_letters::RetryTerms;
 
-/// The latches and marks of one shard.
+/// The latches and marks of one shard, and its limits on new times.
 #[derive(Clone, Debug, Default)]
 pub struct ShardHealth {
     /// Its own latches.
     pub readiness: Arc<Readiness>,
     /// The marks of its parts.
     pub progress: Arc<ProgressMarks>,
+    /// How far ahead the time of a request may be.
+    pub horizon: Arc<TimeHorizon>,
 }
 
 /// The health of all shards. Takes no lock, and asks no part.
@@ -59,6 +64,12 @@ impl NodeHealth {
     pub fn stillest(&self) -> Vec<&'static str> {
         let still: Vec<&str> = self.0.iter().flat_map(|shard| shard.progress.stillest()).collect();
         DaemonPart::ALL.into_iter().map(DaemonPart::as_str).filter(|part| still.contains(part)).collect()
+    }
+
+    /// Why dead letters that are sent back on these terms at `now`, UTC ms, would be dead again. All shards
+    /// have the same limits, except within a reload; then those of each count.
+    pub fn refusal(&self, terms: &RetryTerms, now: u64) -> Option<String> {
+        self.0.iter().find_map(|shard| shard.horizon.refusal(terms, now))
     }
 
     /// Items that had not ended at the last reports of the loops.

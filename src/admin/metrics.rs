@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use tidegate_common::distribution::Distribution;
 use tidegate_common::progress::DaemonPart;
+use tidegate_config::StoreKind;
 
 /// The media type of OpenMetrics 1.0.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -224,7 +225,18 @@ impl DaemonFigures {
             let help = "Time until this daemon's lease of the store ends, unless renewed.";
             to.gauge("store_lease_remaining", help, Some(Unit::Seconds), seconds(left_ms))?;
         }
-        Ok(())
+        self.shards(to)
+    }
+
+    /// Of shards that several nodes may share.
+    fn shards(&self, to: &mut Writer<'_>) -> fmt::Result {
+        let Document { shards, store, .. } = &self.document;
+        if shards.len() < 2 || store.kind != StoreKind::Postgres.as_str() {
+            return Ok(());
+        }
+        let unowned = shards.iter().filter(|line| line.owner.is_none() && line.epoch.is_none()).count();
+        let help = "Shards that no node has, as far as this node knows.";
+        to.gauge("shards_unowned", help, None, unowned as f64)
     }
 }
 
@@ -343,6 +355,7 @@ impl Collector for ProcessFigures {
 mod tests {
     use super::super::health::NodeHealth;
     use super::super::state::tests::{example, with_map};
+    use super::super::state::ShardLine;
     use super::*;
 
     fn example_page() -> String {
@@ -427,6 +440,26 @@ mod tests {
         assert_eq!(of_map(&page(with_map())), told);
         let alone = page(example());
         assert!(!alone.contains("forwarded_requests") && !alone.contains("map_bindings"), "{alone}");
+    }
+
+    /// Excluded: a shard that counts as one of no node while this one waits for its queue's lock.
+    #[test]
+    fn shards_that_no_node_has_are_counted_where_nodes_share_them() {
+        let told = |kind: &str, shards| {
+            let mut input = example();
+            (input.shards, input.store.kind) = (shards, kind.to_owned());
+            let document = Document::new(&input, &NodeHealth::ready_but(&[]));
+            let page = page(document, Traffic::default(), 0).unwrap();
+            let line = page.lines().find_map(|line| line.strip_prefix("tidegate_shards_unowned "));
+            line.map(str::to_owned)
+        };
+        let free = ShardLine::default();
+        let here = ShardLine { epoch: Some(3), ..ShardLine::default() };
+        let there = ShardLine { owner: Some("there".to_owned()), ..ShardLine::default() };
+        let all = vec![here.clone(), free.clone(), there.clone(), free.clone()];
+        assert_eq!(told("postgres", all.clone()).as_deref(), Some("2.0"));
+        assert_eq!(told("postgres", vec![here, there]).as_deref(), Some("0.0"));
+        assert_eq!((told("postgres", vec![free]), told("disk", all)), (None, None));
     }
 
     /// An alert that asks for a gauge which is told only at times would end too soon.

@@ -53,6 +53,10 @@ pub struct ShardLine {
     /// take the store, or the owner is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease_ms: Option<u64>,
+    /// Where several nodes share the shards: why this node does not have the store, which nobody has as far
+    /// as it knows; absent otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Number of times this process has opened the store.
     pub life: u64,
     /// Its ingest queue.
@@ -464,6 +468,7 @@ pub(crate) mod tests {
                 owner: Some("machine/name".into()),
                 epoch: Some(3),
                 lease_ms: Some(8_000),
+                reason: None,
                 life: 2,
                 queue: "tidegate.ingest".into(),
                 waiting: 40,

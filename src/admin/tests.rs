@@ -17,6 +17,7 @@ const READ_TOKEN: &str = "canary-read-token";
 struct Running {
     readiness: Arc<Readiness>,
     progress: Arc<ProgressMarks>,
+    horizon: Arc<TimeHorizon>,
     server: Option<Server>,
     runtime: tokio::runtime::Runtime,
 }
@@ -28,14 +29,14 @@ fn start(token: Option<&str>, ask: Ask) -> Running {
 fn start_with(token: Option<&str>, progress: ProgressMarks, ask: Ask) -> Running {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let shard = ShardHealth { progress: Arc::new(progress), ..ShardHealth::default() };
-    let ShardHealth { readiness, progress } = shard.clone();
+    let ShardHealth { readiness, progress, horizon } = shard.clone();
     let health = Arc::new(NodeHealth::of(vec![shard]));
     let options = AdminOptions {
         listen: at("127.0.0.1:0"),
         tokens: Tokens { full: secret(token), read: secret(token.map(|_| READ_TOKEN)), state: None },
     };
     let server = runtime.block_on(serve(options, health, ask)).unwrap();
-    Running { readiness, progress, server: Some(server), runtime }
+    Running { readiness, progress, horizon, server: Some(server), runtime }
 }
 
 fn at(listen: &str) -> Listen {

@@ -88,6 +88,8 @@ impl Lasting {
         started: Now,
     ) -> Result<Self, RunError> {
         let progress = Arc::new(ProgressMarks::new(config.timeouts.stuck_after));
+        let health = ShardHealth { progress, ..ShardHealth::default() };
+        health.horizon.configure(&config);
         let span = shard_span(number, config.shards.count);
         Ok(Lasting {
             number,
@@ -98,7 +100,7 @@ impl Lasting {
             span,
             waits: own_waits()?,
             config,
-            health: ShardHealth { progress, ..ShardHealth::default() },
+            health,
             inlet: Arc::default(),
             reports,
             spans,
@@ -111,6 +113,7 @@ impl Lasting {
     /// Puts a configuration into force, for this life and the next ones.
     pub(super) fn configure(&mut self, config: Arc<Config>) {
         self.health.progress.configure(config.timeouts.stuck_after);
+        self.health.horizon.configure(&config);
         self.config = config;
         self.reports.send(ShardReport::Configured);
     }

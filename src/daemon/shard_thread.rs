@@ -106,7 +106,7 @@ fn live(lasting: &mut Lasting, accept_loss: bool) -> Result<(), RunError> {
             board.iter().for_each(|board| board.gave_away());
         }
         tracing::info!("opening the lost store again");
-        let pause = waits.lost(begun.elapsed(), loss, failure.to_string());
+        let pause = waits.lost(begun.elapsed(), loss, standby::failure_in_state(&failure));
         board.iter().for_each(|board| board.waits(lasting.number, pause));
     };
     if let Some(starts) = &mut starts {
@@ -144,9 +144,7 @@ fn open_life(
             }
             Err(error) => error,
         };
-        let is_taken = matches!(error, OpenError::Claimed { .. });
-        lasting.health.readiness.reset(is_taken);
-        if !is_taken {
+        if !matches!(error, OpenError::Claimed { .. }) {
             // Other nodes can. Where the database is out of reach for all, no attempt is ordered.
             lasting.board.iter().for_each(|board| match error.is_passing() {
                 true => board.stumbled(lasting.number),
@@ -154,6 +152,7 @@ fn open_life(
             });
         }
         waits.refused(error, &lasting.config);
+        lasting.health.readiness.reset(waits.is_spare());
     }
 }
 

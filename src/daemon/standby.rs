@@ -10,7 +10,7 @@ use crate::admin::{ExportRefusal, LinkState, ShardLine, ShardState};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tidegate_config::Config;
-use tidegate_store::{Loss, OpenError};
+use tidegate_store::{Loss, OpenError, ReadError, StoreFailure};
 use tokio::sync::oneshot::Sender;
 
 /// Longest time between two attempts to open the store, and so the gap after a stop of its owner.
@@ -22,11 +22,24 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Pause after this daemon left the store to another one, which needs time to take it.
 const HEIR_FIRST: Duration = Duration::from_secs(3);
-/// A life of this length says nothing about the next one.
+/// A life of this length, here or at another node, says nothing about the next one.
 const LONG_LIFE: Duration = Duration::from_secs(10);
 
 /// The reason before the first attempt has ended, and in a turn.
 const OPENING: &str = "the store is being opened";
+
+/// A failure of the store in words for the state, which names no customer.
+pub(super) fn failure_in_state(failure: &StoreFailure) -> String {
+    if let StoreFailure::Read(ReadError::Damaged { error, .. }) = failure {
+        return damage_in_state(error);
+    }
+    failure.to_string()
+}
+
+/// Damage without its row, whose key may contain a customer.
+fn damage_in_state(error: &str) -> String {
+    format!("the store is damaged: {error}; the log names the place")
+}
 
 /// Why and until when the shard waits.
 #[derive(Debug, Default)]
@@ -44,8 +57,12 @@ pub(super) struct StandbyWaits {
     turn: Option<bool>,
     /// With turns: the database is out of reach, or was not asked yet.
     is_unknown: bool,
-    /// With turns: why the shard could not begin or go on here.
+    /// With turns: why the shard could not begin or go on here, until it can or lives at another node.
     failure: Option<String>,
+    /// With turns: since when somebody has it.
+    taken_at: Option<Instant>,
+    /// With turns: whoever has it lives, as the claim of one that does not is never renewed.
+    is_renewed: bool,
 }
 
 impl StandbyWaits {
@@ -61,8 +78,28 @@ impl StandbyWaits {
         (self.owner, self.reason) = (None, "given up for another node".to_owned());
     }
 
+    /// Whether nothing is wrong here: another daemon has the store, or may have it. What a shard could not do
+    /// here counts until it is open, or has lived at another node for a while: one that nobody can open is
+    /// claimed again and again, for a moment each time.
+    pub(super) fn is_spare(&self) -> bool {
+        match self.turn {
+            Some(_) => !self.is_unknown && self.failure.is_none(),
+            None => self.owner.is_some(),
+        }
+    }
+
     /// Hears whose turn it is.
     fn hear(&mut self, turn: ShardTurn) {
+        if let ShardTurn::Taken { owner, left_ms } = &turn {
+            self.taken_at.get_or_insert_with(Instant::now);
+            self.is_renewed |=
+                self.owner.as_ref().is_some_and(|(name, left)| name == owner && left_ms > left);
+        } else {
+            (self.taken_at, self.is_renewed) = (None, false);
+        }
+        if self.is_renewed && self.taken_at.is_some_and(|at| at.elapsed() >= LONG_LIFE) {
+            self.failure = None;
+        }
         let waits = self.until.is_some_and(|until| Instant::now() < until);
         self.turn = Some(false);
         self.is_unknown = matches!(turn, ShardTurn::Unknown(_));
@@ -108,14 +145,16 @@ impl StandbyWaits {
 
     /// The store could not be opened.
     pub(super) fn refused(&mut self, error: OpenError, config: &Config) {
-        self.reason = error.to_string();
+        let text = error.to_string();
+        self.reason =
+            if let OpenError::Damaged { error, .. } = &error { damage_in_state(error) } else { text.clone() };
         // The remaining time of the other daemon's lease, and the difference of clocks, vary with each try.
         let told = if let OpenError::Claimed { .. } = error {
             String::new()
         } else if let OpenError::ClockApart { place, .. } = &error {
             format!("clock: {place}")
         } else {
-            self.reason.clone()
+            text.clone()
         };
         self.owner = None;
         if let OpenError::Claimed { owner, left_ms } = error {
@@ -125,9 +164,9 @@ impl StandbyWaits {
         }
         if self.told.replace(told.clone()) != Some(told) {
             if self.owner.is_some() {
-                tracing::info!("standing by: {}", self.reason);
+                tracing::info!("standing by: {text}");
             } else {
-                tracing::warn!("waiting for the store: {}", self.reason);
+                tracing::warn!("waiting for the store: {text}");
             }
         }
         let lease = config.store.database.as_ref().map_or(LONGEST_TRY, |database| database.lease);
@@ -137,7 +176,8 @@ impl StandbyWaits {
 
     /// The store is open.
     pub(super) fn over(&mut self) {
-        (self.until, self.told, self.failure) = (None, None, None);
+        (self.until, self.told, self.failure, self.taken_at) = (None, None, None, None);
+        self.is_renewed = false;
         self.turn = self.turn.map(|_| false);
     }
 }
@@ -178,8 +218,8 @@ fn handle(lasting: &mut Lasting, waits: &mut StandbyWaits, event: LoopEvent) -> 
             lasting.forwarding = Some(*forwarding);
         }
         LoopEvent::Control(ControlEvent::Order(ShardOrder::Turn(turn))) => {
-            lasting.health.readiness.reset(!matches!(turn, ShardTurn::Unknown(_)));
             waits.hear(turn);
+            lasting.health.readiness.reset(waits.is_spare());
         }
         LoopEvent::Control(ControlEvent::State(reply)) => answer(reply, || state(lasting, waits)),
         LoopEvent::Control(ControlEvent::Export(reply)) => {
@@ -220,9 +260,10 @@ pub(super) fn state(lasting: &Lasting, waits: &StandbyWaits) -> ShardState {
     };
     let base = lasting.state();
     let (owner, lease_ms) = waits.owner.clone().unzip();
-    let line = ShardLine { owner, lease_ms, ..base.line };
     // A shard that is another node's has no connections here.
     let is_elsewhere = waits.turn.is_some() && !waits.is_unknown;
+    let reason = (is_elsewhere && owner.is_none()).then(|| waits.reason.clone());
+    let line = ShardLine { owner, lease_ms, reason, ..base.line };
     let links = if is_elsewhere { Vec::new() } else { vec![link("ingest"), link("egress")] };
     let mut state = lasting.judged(ShardState { line, links, ..base });
     if is_elsewhere {
@@ -302,5 +343,58 @@ mod tests {
         assert!(claimed(&mut waits));
         waits.refused(OpenError::Claimed { owner: "there/2".to_owned(), left_ms: 700 }, &Config::default());
         assert!(!waits.is_due(), "another node was faster");
+    }
+
+    /// The state has readers who may not see customers.
+    #[test]
+    fn the_reason_names_no_damaged_row() {
+        let mut waits = StandbyWaits::new(true);
+        let (row, error) = ("`ann`".to_owned(), "no record".to_owned());
+        waits.refused(OpenError::Damaged { place: row.clone(), error: error.clone() }, &Config::default());
+        let failure = ReadError::Damaged { keyspace: "customers", key: row, error };
+        let want = "the store is damaged: no record; the log names the place";
+        assert_eq!((waits.reason.as_str(), &*failure_in_state(&failure.into())), (want, want));
+        assert_eq!(failure_in_state(&StoreFailure::Panicked), StoreFailure::Panicked.to_string());
+    }
+
+    /// Excluded: a node that is ready every second although a shard that it could not open has no owner.
+    #[test]
+    fn a_shard_that_failed_here_is_not_ready_and_tells_why_until_it_lives_somewhere() {
+        let (sender, _events) = channel();
+        let config = Arc::new(Config::default());
+        let reports = Reports::new(2, sender);
+        let mut lasting = Lasting::new((2, None), Arc::clone(&config), reports, None, clock::now()).unwrap();
+        let mut waits = StandbyWaits::new(true);
+        let mut seen = |waits: &mut StandbyWaits, turn| {
+            let order = ShardOrder::Turn(turn);
+            assert!(handle(&mut lasting, waits, LoopEvent::Control(ControlEvent::Order(order))));
+            let line = state(&lasting, waits).line;
+            (lasting.health.readiness.missing().is_empty(), line.reason)
+        };
+        let taken = |left_ms| ShardTurn::Taken { owner: "there/2".to_owned(), left_ms };
+        let (is_ready, reason) = seen(&mut waits, ShardTurn::Free);
+        assert!(is_ready && reason.is_some_and(|reason| reason.starts_with("nobody has the store")));
+        assert_eq!(seen(&mut waits, taken(700)), (true, None));
+        waits.hear(ShardTurn::Claim);
+        let error = "too many connections".to_owned();
+        waits.refused(OpenError::Database { place: "db".to_owned(), error }, &config);
+        for _ in 0..2 {
+            let (is_ready, reason) = seen(&mut waits, ShardTurn::Free);
+            assert!(!is_ready && reason.is_some_and(|reason| reason.contains("too many connections")));
+            let (is_ready, reason) = seen(&mut waits, taken(900));
+            assert_eq!((is_ready, reason), (false, None), "another node has just claimed it");
+        }
+        waits.taken_at = Instant::now().checked_sub(LONG_LIFE);
+        assert_eq!(seen(&mut waits, taken(100)), (false, None), "it has failed there too");
+        assert_eq!(seen(&mut waits, taken(900)), (true, None), "it lives there");
+        assert!(seen(&mut waits, ShardTurn::Free).0, "and when that node ends, nothing is wrong here");
+        waits.lost(Duration::ZERO, Loss::Database, "no such table".to_owned());
+        assert!(!seen(&mut waits, ShardTurn::Free).0);
+        waits.over();
+        assert!(waits.is_spare(), "it could be opened");
+        let mut alone = StandbyWaits::new(false);
+        assert!(!alone.is_spare());
+        alone.refused(OpenError::Claimed { owner: "there/2".to_owned(), left_ms: 700 }, &config);
+        assert!(alone.is_spare(), "another daemon has the only store");
     }
 }

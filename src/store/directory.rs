@@ -15,10 +15,16 @@
 
 use super::OpenError;
 use rustix::fs::OFlags;
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Directories that other users can read, as logged. A shard that waits, and the membership of a node, look
+/// at theirs again and again.
+static OPEN_TO_OTHERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// A directory that only this process uses while this value exists.
 #[derive(Debug)]
@@ -244,11 +250,22 @@ pub(crate) fn inspect(path: &Path) -> Result<Option<fs::Metadata>, OpenError> {
     if !found.is_dir() {
         return Err(OpenError::NotADirectory { path });
     }
-    if found.permissions().mode() & 0o077 != 0 {
+    if is_newly_open(&path, found.permissions().mode()) {
         let message = "other users can read the store's directory; set its mode to 0700";
         tracing::warn!(path = %path.display(), "{message}");
     }
     Ok(Some(found))
+}
+
+/// Whether other users can read a directory of this mode, and could not when it was last looked at.
+fn is_newly_open(path: &Path, mode: u32) -> bool {
+    let mut open = OPEN_TO_OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if mode & 0o077 != 0 {
+        open.insert(path.to_owned())
+    } else {
+        open.remove(path);
+        false
+    }
 }
 
 /// systemd's `DynamicUser=` links `/var/lib/NAME` to `private/NAME`, as root. No other link is followed: a
@@ -406,6 +423,22 @@ mod tests {
         }
         drop(first);
         Directory::open(&path).unwrap();
+    }
+
+    /// Excluded: a line each second, from a node that looks at its directory in each round.
+    #[test]
+    fn that_others_can_read_a_directory_is_told_when_it_begins() {
+        let dir = tempfile::tempdir().unwrap();
+        let is_open = || OPEN_TO_OTHERS.lock().unwrap().contains(dir.path());
+        let set = |mode| {
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+            make(dir.path()).unwrap();
+        };
+        set(0o750);
+        assert!(is_open() && !is_newly_open(dir.path(), 0o750), "it is told once");
+        set(0o700);
+        assert!(!is_open());
+        assert!(is_newly_open(dir.path(), 0o750), "it was closed meanwhile");
     }
 
     #[test]

@@ -314,6 +314,45 @@ fn a_loop_that_has_ended_answers_no_command() {
     }
 }
 
+/// Excluded: a dead letter that is sent back on terms that the intake refuses, and so becomes another one.
+#[test]
+fn letters_are_not_sent_back_to_die_again() {
+    let (asked, heard) = channel();
+    let asked = Mutex::new(asked);
+    let ask: Ask = Arc::new(move |query| match query {
+        Query::Letters(task, reply) => {
+            asked.lock().unwrap().send(task).unwrap();
+            drop(reply.send(Ok(LetterReport::default())));
+        }
+        Query::State(..) | Query::Command(..) | Query::Export(_) => panic!("only letters were expected"),
+    });
+    let it = start(None, ask);
+    let mut config = tidegate_config::Config::default();
+    config.limits.max_delay = Duration::from_millis(600_000);
+    it.horizon.configure(&config);
+    let now = tidegate_common::clock::wall_ms();
+    let answer = |terms: &str| it.request("POST", &format!("/api/v1/dead/retry?all=true{terms}"), &[], b"");
+    for (terms, named) in [
+        ("&delay=600001".to_owned(), "limits.max_delay"),
+        ("&delay=9223372036854775807".to_owned(), "limits.max_delay"),
+        ("&at=9999-12-31T23:59:59Z".to_owned(), "limits.max_delay"),
+        ("&delay=600001&walk=true".to_owned(), "limits.max_delay"),
+        (format!("&deliver_before={}", now - 1), "x-deliver-before"),
+        (format!("&at={}&deliver_before={}", now - 2_000, now - 1_000), "x-deliver-before"),
+        (format!("&delay=300000&deliver_before={}", now + 100_000), "x-deliver-before"),
+    ] {
+        let refused = answer(&terms);
+        assert_eq!((refused.status, &refused.json()["result"]), (409, &json!("rejected")), "{terms}");
+        assert!(refused.json()["error"].as_str().unwrap().contains(named), "{terms}: {}", refused.text);
+    }
+    assert!(heard.try_recv().is_err(), "nothing was asked of the broker");
+    let in_time = format!("&deliver_before={}", now + 300_000);
+    for terms in ["", "&delay=600000", in_time.as_str()] {
+        assert_eq!(answer(terms).status, 200, "{terms}");
+        assert!(heard.try_recv().is_ok(), "{terms}");
+    }
+}
+
 #[test]
 fn the_state_is_told_while_commands_wait() {
     let (kept, waiting) = channel();

@@ -21,6 +21,8 @@ pub struct Membership {
     linked: Option<(DatabaseLink, Statement)>,
     /// The name under which this node was last reported as living.
     reported: Option<String>,
+    /// The key of the first round, by which this node and the others trust each other.
+    key: Option<[u8; 32]>,
     /// Why this node may claim nothing: its clock was wrong at the last round.
     apart: Option<String>,
 }
@@ -70,7 +72,7 @@ impl Membership {
     /// Prepares the part of a node in sharing `count` shards, 2 or more. `store`: that of the node (its path,
     /// not a shard's). Locks nothing, connects nowhere.
     pub fn new(store: &StoreConfig, count: u16) -> Membership {
-        Membership { store: store.clone(), count, linked: None, reported: None, apart: None }
+        Membership { store: store.clone(), count, linked: None, reported: None, key: None, apart: None }
     }
 
     /// Does one round: reports this node, and reads what the database says. `is_able`: this node can serve
@@ -81,8 +83,9 @@ impl Membership {
     /// # Errors
     ///
     /// [`OpenError::Database`]; [`OpenError::ClockApart`], while which this node is not reported from the
-    /// second round on; [`OpenError::OtherShards`], [`OpenError::ForeignSchema`]; [`OpenError::HoldsDisk`],
-    /// [`OpenError::Io`], [`OpenError::Random`] and others of the directory.
+    /// second round on; [`OpenError::Damaged`] if the tables are no longer those of the first round;
+    /// [`OpenError::OtherShards`], [`OpenError::ForeignSchema`]; [`OpenError::HoldsDisk`], [`OpenError::Io`],
+    /// [`OpenError::Random`] and others of the directory.
     pub fn round(&mut self, is_able: bool) -> Result<MemberView, OpenError> {
         directory::make(&self.store.path)?;
         let own = node::name_in(&self.store.path)?;
@@ -94,6 +97,7 @@ impl Membership {
         let rows = link.query(&statement, &[&own, &is_living, &former]).map_err(|e| link.failed(&e))?;
         self.reported = is_living.then(|| own.clone());
         let (at, view) = self.view(own, &rows).map_err(|e| link.failed(&e))?;
+        self.refuse_others(view.key)?;
         self.apart = clocks::refusal_at(at, before);
         let place = link.place().to_owned();
         self.linked = Some((link, statement));
@@ -119,6 +123,17 @@ impl Membership {
         schema::ensure(&link, &config.schema, self.count)?;
         let statement = link.prepare_round(&config.schema)?;
         Ok((link, statement))
+    }
+
+    /// Refuses tables that were made anew or replaced while this node ran. Their key is another one, and
+    /// nodes with different keys take nothing from each other.
+    fn refuse_others(&mut self, key: [u8; 32]) -> Result<(), OpenError> {
+        if *self.key.get_or_insert(key) == key {
+            return Ok(());
+        }
+        let place = format!("schema `{}`", database_of(&self.store)?.schema);
+        let error = "its tables were made anew or replaced while this node ran, so it must be started again";
+        Err(OpenError::Damaged { place, error: error.to_owned() })
     }
 
     /// Reads the rows of a round. Returns the database's clock as well, UTC ms.

@@ -266,6 +266,21 @@ fn a_role_needs_to_read_the_key_where_there_are_several_shards() {
     assert!(error.is_passing() && error.to_string().contains("42501"), "{error}");
 }
 
+/// Excluded: nodes that go on with the key of the former tables, and discard what the others send them.
+#[test]
+fn a_node_does_not_go_on_with_tables_that_were_made_anew() {
+    let ground = ground();
+    let mut node = membership(&ground);
+    let former = node.round(true).unwrap().key;
+    ground.sql("DROP SCHEMA $ CASCADE");
+    let error = node.round(true).map(drop).unwrap_err();
+    assert!(error.is_passing(), "another node may be about to restore them: {error}");
+    let error = node.round(true).map(drop).unwrap_err();
+    let is_named = error.to_string().contains(&ground.named("schema `$`"));
+    assert!(!error.is_passing() && is_named, "{error}");
+    assert_ne!(membership(&ground).round(true).unwrap().key, former, "a new start has the new one");
+}
+
 #[test]
 fn nodes_see_each_other_and_who_has_which_shard() {
     let (ground, free) = (ground(), SeenShard { number: 0, owner: None, left_ms: 0 });
