@@ -159,6 +159,8 @@ tests:
         values: 0x9 1x110
       - series: tidegate_shards_unowned{job="none",instance="two"}
         values: 0x9 1x110
+      - series: tidegate_shards_unowned{job="round",instance="one"}
+        values: 1 1 1 0 1 1 1 0 1 1 1 0 1 1 1 0 1 1 1 0 1 1 1 0 1x95
       - series: tidegate_shards_unowned{job="move",instance="one"}
         values: 0x9 2x2 0x108
       - series: tidegate_shards_unowned{job="move",instance="two"}
@@ -187,7 +189,7 @@ tests:
         exp_samples: [{labels: '{instance="full"}', value: 1}]
       - expr: count by (job) (count_over_time(ALERTS{alertname="TidegateShardUnowned",alertstate="firing"}[23m]))
         eval_time: 23m
-        exp_samples: [{labels: '{job="none"}', value: 1}]
+        exp_samples: [{labels: '{job="none"}', value: 1}, {labels: '{job="round"}', value: 1}]
 "#;
 
 #[test]

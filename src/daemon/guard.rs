@@ -17,6 +17,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time after `timeouts.drain` until an incomplete stop is aborted. With the default of 20 s the sum is below
 /// the 30 s that Kubernetes allows.
 pub(super) const GRACE: Duration = Duration::from_secs(8);
+/// Time limit for the last line of the log, whose reader may have stopped reading.
+const LAST_LINE_WITHIN: Duration = Duration::from_secs(2);
 /// These threads do little.
 const STACK: usize = 512 << 10;
 
@@ -117,7 +119,7 @@ impl LastResort {
                     Err(RecvTimeoutError::Timeout) => break,
                 }
             }
-            last_line(&health, limit);
+            last_line(health, limit);
             low_level::exit(EXIT_FORCED.into());
         })?;
         Ok(LastResort(sender))
@@ -131,15 +133,24 @@ impl LastResort {
     }
 }
 
-fn last_line(health: &NodeHealth, limit: Duration) {
-    tracing::error!(
-        after_ms = limit.as_millis() as u64,
-        stuck = ?health.stillest(),
-        waiting = health.waiting(),
-        "the stop did not complete in time and is aborted; waiting items stay in the store, and items in \
-         flight are sent again after the next start"
-    );
-    logging::finish();
+/// Runs on another thread, so that a blocked log does not delay the end.
+fn last_line(health: Arc<NodeHealth>, limit: Duration) {
+    let (said, heard) = channel::<()>();
+    let speak = move || {
+        let _said = said;
+        tracing::error!(
+            after_ms = limit.as_millis() as u64,
+            stuck = ?health.stillest(),
+            waiting = health.waiting(),
+            "the stop did not complete in time and is aborted; waiting items stay in the store, and items in \
+             flight are sent again after the next start"
+        );
+        logging::finish();
+    };
+    if small_thread("tidegate-last", speak).is_ok() {
+        // Nothing is ever sent: the wait ends when the line is written.
+        let _ = heard.recv_timeout(LAST_LINE_WITHIN);
+    }
 }
 
 fn small_thread(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {

@@ -311,7 +311,8 @@ impl Seats {
             if self.board.holds(*number) {
                 continue;
             }
-            let turn = match owner.clone().filter(|_| *left_ms > 0) {
+            // What is left of this node's own claim, after it has lost the shard, serves nobody.
+            let turn = match owner.clone().filter(|owner| *left_ms > 0 && *owner != view.own) {
                 _ if round.claims.contains(number) => ShardTurn::Claim,
                 Some(owner) => ShardTurn::Taken { owner, left_ms: *left_ms },
                 None => ShardTurn::Free,

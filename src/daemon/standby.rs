@@ -61,7 +61,7 @@ pub(super) struct StandbyWaits {
     failure: Option<String>,
     /// With turns: since when somebody has it.
     taken_at: Option<Instant>,
-    /// With turns: whoever has it lives, as the claim of one that does not is never renewed.
+    /// With turns: the claim has been renewed since. That of one that has failed at once is not.
     is_renewed: bool,
 }
 

@@ -122,6 +122,21 @@ impl Limits {
         verdict
     }
 
+    /// Whether this request would have to wait. If so, room is made where the policy says so; otherwise
+    /// nothing changes.
+    pub(crate) fn lacks_room(
+        &mut self,
+        live: &LiveItems,
+        settings: &Settings,
+        applicant: Applicant<'_>,
+        now: Now,
+    ) -> bool {
+        let waits = |verdict| matches!(verdict, LimitVerdict::Wait);
+        let number = !applicant.replaces && waits(self.one_more(live, applicant.queue));
+        (number || waits(judge_windows(live, settings, applicant)))
+            && waits(self.judge(live, settings, applicant, now))
+    }
+
     /// A request was decided about: none waits before it.
     pub(crate) fn goes_on(&mut self) {
         (self.shortage, self.lapses) = (None, 0);

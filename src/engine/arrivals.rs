@@ -119,6 +119,8 @@ pub(crate) struct Arrivals {
     /// Arrivals that came after a cancel of their customer, by the number of that scan; they wait until the
     /// scan has finished.
     behind_scans: BTreeMap<u64, Vec<Placed>>,
+    /// Place of the entry for which there was no room when its message was looked at last.
+    lacking: Option<u64>,
     /// The ids of these requests: the scan that the last request of an id waits for, and how many wait.
     ids_behind_scans: NumberMap<Identity, (u64, usize)>,
 }
@@ -246,32 +248,27 @@ impl Arrivals {
         true
     }
 
-    /// Whether the next request has come with others, and `lacks` holds for one of them whose id is not
-    /// known.
+    /// Whether the next request has come with others, and `lacks` holds for one of them; what the store has
+    /// told of its id is passed to it.
     pub(crate) fn needs_room(
-        &self,
-        core: &mut Core,
-        mut lacks: impl FnMut(&mut Core, &NewItem, Origin) -> bool,
+        &mut self,
+        mut lacks: impl FnMut(&NewItem, Origin, Option<&Found>) -> bool,
     ) -> bool {
         let head = self.peek(LineName::Requests).and_then(Arrival::delivery);
-        let own = self.requests.entries.iter().take_while(|entry| entry.placed.arrival.delivery() == head);
-        for entry in own {
+        let mut lacks = |entry: &LineEntry| {
             let Arrival::Item(item, origin) = &entry.placed.arrival else { return false };
-            if !origin.several {
-                return false;
-            }
-            let is_found = match &entry.knowledge {
-                Knowledge::Known(_, found) => {
-                    found.iter().any(|found| found.item.is_some() || found.ended.is_some())
-                }
-                Knowledge::Unasked | Knowledge::Asked(_) => false,
-            };
-            let resident = item.identity.and_then(|identity| core.live.items().by_identity(identity));
-            if !is_found && resident.is_none() && lacks(core, item, *origin) {
-                return true;
-            }
+            let found = if let Knowledge::Known(_, found) = &entry.knowledge { found.first() } else { None };
+            let own = origin.several && Some(origin.delivery) == head;
+            own && lacks(item, *origin, found)
+        };
+        // The one that lacked room at the last look comes first: each turn looks again.
+        if self.lacking.and_then(|place| self.requests.at(place)).is_some_and(|entry| lacks(entry)) {
+            return true;
         }
-        false
+        let own = |entry: &&LineEntry| entry.placed.arrival.delivery() == head;
+        let found = self.requests.entries.iter().take_while(own).find(|entry| lacks(entry));
+        self.lacking = found.map(|entry| entry.placed.place);
+        self.lacking.is_some()
     }
 
     /// Asks the store for identities of arrivals in the lines, in order. `held`: requests wait for room, and

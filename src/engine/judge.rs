@@ -119,23 +119,37 @@ pub(crate) fn own_due(settings: &AppSettings, at: u64, expiry: Option<u64>, now:
     }
 }
 
-/// Whether there is no room at present for this request if it came alone.
+/// Whether there is no room at present for this request if it came alone. `found`: what the store has told of
+/// its id. One that would be dropped or rejected needs none.
 pub(crate) fn lacks_room(
     core: &mut Core,
     limits: &mut Limits,
     settings: &Settings,
-    item: &NewItem,
-    origin: Origin,
+    (item, origin, found): (&NewItem, Origin, Option<&Found>),
     now: Now,
 ) -> bool {
     if item.over.is_some() {
         return false;
     }
+    let is_resident = item.identity.and_then(|identity| core.live.items().by_identity(identity)).is_some();
+    let replaces = is_resident || found.is_some_and(|found| found.item.is_some());
+    if replaces && matches!(item.on_duplicate, DuplicateRule::Keep | DuplicateRule::Reject) {
+        return false;
+    }
+    if let Some(ended) = found.and_then(|found| found.ended.as_ref()).filter(|_| !replaces) {
+        let prints = Fingerprints { new: item.fingerprint, old: 0 };
+        let known = Known::Ended(ended);
+        let verdict =
+            duplicates::judge(item.on_duplicate, known, origin.redelivered, prints, item.tried.batch);
+        if !matches!(verdict, Verdict::Anew) {
+            return false;
+        }
+    }
     let queue = core.live.queues.id(&item.application);
     let timing = timing(core.live.queues.settings_of(queue), item, now);
     let received = origin.received;
-    let applicant = Applicant { item, queue, timing, received, replaces: false, let_in: false };
-    matches!(limits.judge(&core.live, settings, applicant, now), LimitVerdict::Wait)
+    let applicant = Applicant { item, queue, timing, received, replaces, let_in: false };
+    limits.lacks_room(&core.live, settings, applicant, now)
 }
 
 impl<'a> Decider<'a> {

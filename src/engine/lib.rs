@@ -592,8 +592,8 @@ impl Engine {
         let (core, limits, settings) = (&mut self.core, &mut self.limits, &self.settings);
         // What has waited for an outcome was let in with its message.
         name != LineName::Requests
-            || !self.arrivals.needs_room(core, |core, item, origin| {
-                judge::lacks_room(core, limits, settings, item, origin, now)
+            || !self.arrivals.needs_room(|item, origin, found| {
+                judge::lacks_room(core, limits, settings, (item, origin, found), now)
             })
     }
 

@@ -5,8 +5,11 @@
 //! that cannot block; otherwise it waits for a thread that does nothing else.
 
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::fs::{fstat, FileType};
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
@@ -15,8 +18,15 @@ use std::time::Duration;
 const MOST_BYTES: usize = 1 << 20;
 /// `PIPE_BUF` of Linux: a pipe that polls as writable takes so many bytes without blocking.
 const AT_ONCE: usize = 4096;
+/// How long a line waits for one that is being written at once, before it waits for the thread.
+const BRIEFLY: Duration = Duration::from_millis(100);
 /// The thread only writes.
 const STACK: usize = 512 << 10;
+
+thread_local! {
+    /// This is the thread that writes, which tells what is lost.
+    static WRITES: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The stream, shared by all threads that log.
 #[derive(Clone, Debug)]
@@ -25,6 +35,9 @@ pub(super) struct LogStream(Arc<StreamState>);
 #[derive(Debug)]
 struct StreamState {
     to: File,
+    /// Short lines may be written without the thread. A terminal may take a part of a line, and let the rest
+    /// wait.
+    at_once: bool,
     lines: Mutex<WaitingLines>,
     changed: Condvar,
 }
@@ -32,49 +45,91 @@ struct StreamState {
 /// Lines that could not be written at once.
 #[derive(Debug, Default)]
 struct WaitingLines {
-    bytes: Vec<u8>,
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
     /// Number of lines for which there was no room.
     lost: u64,
-    /// The thread has taken lines that it has not written yet.
-    writing: bool,
+    writing: Writing,
+}
+
+/// Who writes at present, without the lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Writing {
+    #[default]
+    Nobody,
+    /// A thread that logs, for a moment.
+    Logger,
+    /// The thread for it; or a thread that logs, which the stream holds up all the same.
+    Long,
 }
 
 impl LogStream {
     /// # Errors
     /// If the system cannot start a thread.
     pub(super) fn start(to: File) -> io::Result<LogStream> {
-        let shared = StreamState { to, lines: Mutex::default(), changed: Condvar::new() };
-        let stream = LogStream(Arc::new(shared));
+        let is_short = |kind| matches!(kind, FileType::Fifo | FileType::Socket | FileType::RegularFile);
+        let at_once = fstat(&to).is_ok_and(|stat| is_short(FileType::from_raw_mode(stat.st_mode)));
+        let state = StreamState { to, at_once, lines: Mutex::default(), changed: Condvar::new() };
+        let stream = LogStream(Arc::new(state));
         let writer = stream.clone();
-        Builder::new().name("tidegate-log".to_owned()).stack_size(STACK).spawn(move || loop {
-            writer.write_waiting();
+        Builder::new().name("tidegate-log".to_owned()).stack_size(STACK).spawn(move || {
+            WRITES.set(true);
+            loop {
+                writer.write_waiting();
+            }
         })?;
         Ok(stream)
     }
 
     /// Waits until all lines are written, at most for `limit`.
     pub(super) fn finish(&self, limit: Duration) {
-        let unwritten = |lines: &mut WaitingLines| lines.writing || !lines.bytes.is_empty();
+        let unwritten = |lines: &mut WaitingLines| !lines.is_clear();
         let _written = self.0.changed.wait_timeout_while(self.lines(), limit, unwritten);
     }
 
     fn write_waiting(&self) {
-        let waited = self.0.changed.wait_while(self.lines(), |lines| lines.bytes.is_empty());
+        let idle = |lines: &mut WaitingLines| lines.lines.is_empty() || lines.writing != Writing::Nobody;
+        let waited = self.0.changed.wait_while(self.lines(), idle);
         let mut lines = waited.unwrap_or_else(PoisonError::into_inner);
-        let bytes = std::mem::take(&mut lines.bytes);
-        let lost = std::mem::take(&mut lines.lost);
-        lines.writing = true;
+        let taken = std::mem::take(&mut lines.lines);
+        lines.bytes = 0;
+        lines.writing = Writing::Long;
         drop(lines);
-        // One by one: only a line that cannot be written is lost.
-        for line in bytes.split_inclusive(|byte| *byte == b'\n') {
-            let _ = (&self.0.to).write_all(line);
+        for line in taken {
+            // Only a line that cannot be written is lost.
+            let _ = write_whole(&self.0.to, &line);
         }
+        let mut lines = self.lines();
+        lines.writing = Writing::Nobody;
+        let lost = std::mem::take(&mut lines.lost);
+        drop(lines);
+        self.0.changed.notify_all();
         if lost > 0 {
-            // Waits like any other line.
             tracing::warn!(lost, "log lines are lost: nobody read standard error");
         }
-        self.lines().writing = false;
+    }
+
+    /// Writes the line without the thread, if that does not block. False: it has to wait.
+    fn write_at_once(&self, line: &[u8]) -> bool {
+        if !self.0.at_once || line.len() > AT_ONCE {
+            return false;
+        }
+        let another = |lines: &mut WaitingLines| lines.writing == Writing::Logger;
+        let waited = self.0.changed.wait_timeout_while(self.lines(), BRIEFLY, another);
+        let (mut lines, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() && lines.writing == Writing::Logger {
+            // Another process has filled the stream between its look and its write.
+            lines.writing = Writing::Long;
+        }
+        if !lines.is_clear() || !takes_now(&self.0.to) {
+            return false;
+        }
+        lines.writing = Writing::Logger;
+        drop(lines);
+        let _ = write_whole(&self.0.to, line);
+        self.lines().writing = Writing::Nobody;
         self.0.changed.notify_all();
+        true
     }
 
     fn lines(&self) -> MutexGuard<'_, WaitingLines> {
@@ -82,15 +137,23 @@ impl LogStream {
     }
 }
 
+impl WaitingLines {
+    fn is_clear(&self) -> bool {
+        self.lines.is_empty() && self.writing == Writing::Nobody
+    }
+}
+
 impl Write for LogStream {
     /// Takes a whole line; never fails.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.write_at_once(line) {
+            return Ok(line.len());
+        }
         let mut lines = self.lines();
-        let is_first = lines.bytes.is_empty() && !lines.writing;
-        if is_first && line.len() <= AT_ONCE && takes_now(&self.0.to) {
-            let _ = (&self.0.to).write_all(line);
-        } else if lines.bytes.is_empty() || lines.bytes.len() + line.len() <= MOST_BYTES {
-            lines.bytes.extend_from_slice(line);
+        // The number of those that are lost must not be lost itself.
+        if lines.lines.is_empty() || lines.bytes + line.len() <= MOST_BYTES || WRITES.get() {
+            lines.lines.push_back(line.to_vec());
+            lines.bytes += line.len();
             self.0.changed.notify_all();
         } else {
             lines.lost += 1;
@@ -108,6 +171,22 @@ impl Write for LogStream {
 fn takes_now(to: &File) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(to, PollFlags::OUT)], Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Writes all of it, also to a stream that some other process has set to non-blocking.
+fn write_whole(mut to: &File, mut line: &[u8]) -> io::Result<()> {
+    while !line.is_empty() {
+        match to.write(line) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(count) => line = &line[count..],
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                poll(&mut [PollFd::new(to, PollFlags::OUT)], None)?;
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -133,7 +212,7 @@ mod tests {
         let (mut reader, mut stream) = piped();
         for n in 0..100 {
             stream.write_all(format!("{n}\n").as_bytes()).unwrap();
-            assert!(!stream.lines().writing && stream.lines().bytes.is_empty());
+            assert!(stream.lines().is_clear());
             let mut line = String::new();
             reader.read_line(&mut line).unwrap();
             assert_eq!(number(&line), n);
@@ -145,9 +224,9 @@ mod tests {
         let (reader, mut stream) = piped();
         const COUNT: usize = 10_000;
         for n in 0..COUNT {
-            stream.write_all(format!("{n:-<60}\n").replace('-', "").as_bytes()).unwrap();
+            stream.write_all(format!("{n:->60}\n").as_bytes()).unwrap();
         }
-        assert_eq!(stream.lines().lost, 0);
+        assert!(stream.lines().lost == 0 && !stream.lines().is_clear(), "the pipe takes a tenth");
         let reading = std::thread::spawn(move || {
             reader.lines().take(COUNT).map(|line| number(&line.unwrap())).collect::<Vec<_>>()
         });
@@ -159,17 +238,25 @@ mod tests {
     fn what_waits_is_bounded_and_what_is_lost_is_counted() {
         let (reader, mut stream) = piped();
         let line = format!("{}\n", "x".repeat(999));
-        let count = 4 * MOST_BYTES / line.len();
-        for _ in 0..count {
+        // Longer than what the pipe takes: it holds the thread up.
+        stream.write_all(format!("{}\n", "x".repeat(MOST_BYTES)).as_bytes()).unwrap();
+        while !(stream.lines().writing == Writing::Long && stream.lines().lines.is_empty()) {
+            std::thread::yield_now();
+        }
+        let most = MOST_BYTES / line.len();
+        for _ in 0..most + 70 {
             stream.write_all(line.as_bytes()).unwrap();
         }
-        let lost = stream.lines().lost as usize;
-        assert!(stream.lines().bytes.len() <= MOST_BYTES && lost > count / 3, "{lost} of {count}");
+        let count = |lines: MutexGuard<'_, WaitingLines>| (lines.lost, lines.lines.len());
+        assert_eq!(count(stream.lines()), (70, most));
         stream.finish(Duration::from_millis(10));
-        let reading = std::thread::spawn(move || reader.lines().take(count - lost).count());
-        assert_eq!(reading.join().unwrap(), count - lost);
+        let reading = std::thread::spawn(move || reader.lines().take(1 + most).count());
+        assert_eq!(reading.join().unwrap(), 1 + most);
         stream.finish(LIMIT);
-        assert_eq!(stream.lines().lost, 0);
+        assert!(stream.lines().is_clear());
+        while stream.lines().lost > 0 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]
@@ -189,6 +276,6 @@ mod tests {
         stream.write_all(b"a\n").unwrap();
         stream.write_all(&[b'x'; 2 * AT_ONCE]).unwrap();
         stream.finish(LIMIT);
-        assert!(!stream.lines().writing && stream.lines().bytes.is_empty());
+        assert!(stream.lines().is_clear());
     }
 }

@@ -669,3 +669,19 @@ fn an_array_is_let_in_as_a_whole_once_there_is_room_for_each_of_its_entries() {
     sent.dedup();
     assert_eq!(sent, names(&["1", "2", "3", "4", "5", "b", "first"]));
 }
+
+/// Excluded: an array of ids that are known, which would pass every limit.
+#[test]
+fn an_array_of_ids_that_have_ended_needs_room_unless_they_are_dropped() {
+    for (rule, waits) in [(DuplicateRule::Replace, true), (DuplicateRule::Keep, false)] {
+        let named = |id: &str| with_id(id, rule, item("a", "", id));
+        let mut w = limited(OnFull::Pause);
+        w.send(vec![named("x"), named("y")]);
+        w.run(1_000);
+        assert_eq!(w.store.items.len(), 0, "both are sent");
+        w.send((1..=3).map(|n| at(T0 + 60_000, item("a", "", &n.to_string()))).collect());
+        w.send_together(vec![named("x"), named("y")]);
+        w.drain_jobs();
+        assert_eq!((w.intake_open, w.store.items.len()), (!waits, 3), "{rule:?}");
+    }
+}
